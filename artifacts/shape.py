@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 
 from artifacts.errors import BadInput
 
-MOST_LAYERS, MOST_KEYS = 4096, 1 << 20  # of a model
+# of a model
+MOST_LAYERS = 4096
+MOST_KEYS = 1 << 20
 MOST_EXPERTS = 1 << 16  # of a layer: ids have 16 bits
 FULL_BITS = (
     16  # stands for full precision: the checkpoint's own format, whatever it is, or a base replica

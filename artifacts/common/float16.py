@@ -8,10 +8,9 @@ from artifacts.common.llvm_vectors import FEATURES
 HAS_HALVES = "f16c" in FEATURES
 """Whether the processor converts float16; if not, integers do."""
 
-_HIDDEN_BITS, _REBIASED = (
-    13,
-    112,
-)  # what float32's mantissa has more, and by how much its exponent's bias is larger
+# what float32's mantissa has more, and by how much its exponent's bias is larger
+_HIDDEN_BITS = 13
+_REBIASED = 112
 _HALF_EXPONENTS = 2.0**_REBIASED
 
 

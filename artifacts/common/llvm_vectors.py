@@ -37,13 +37,11 @@ FEATURES = features_of(cpu_target.target_context.codegen().magic_tuple()[2])
 this one, or `NUMBA_CPU_FEATURES`. They are part of the key of what numba keeps, so that code with
 instructions that a processor has not is never loaded there."""
 
-I8, I16, I32, I64, F32 = (
-    ir.IntType(8),
-    ir.IntType(16),
-    ir.IntType(32),
-    ir.IntType(64),
-    ir.FloatType(),
-)
+I8 = ir.IntType(8)
+I16 = ir.IntType(16)
+I32 = ir.IntType(32)
+I64 = ir.IntType(64)
+F32 = ir.FloatType()
 
 
 def vector(element: ir.Type, count: int = 32) -> ir.VectorType:

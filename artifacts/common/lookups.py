@@ -72,7 +72,8 @@ def look_up_bytes(context, codes, table, out, count):
 def _half_bytes(step: int):
     @intrinsic
     def look_up(context, codes, values, zero, scale, out, count):
-        words, numbers = vector(I32, step), vector(I16, 2 * step)
+        words = vector(I32, step)
+        numbers = vector(I16, 2 * step)
         name = f"llvm.x86.avx512.permvar.hi.{32 * step}"
 
         def table(builder, values, zero, scale):
@@ -103,6 +104,7 @@ def _half_bytes(step: int):
     return look_up
 
 
-look_up_half_bytes, look_up_few_half_bytes = _half_bytes(16), _half_bytes(8)
-"""Write to the address `out` the bfloat16 of (values[code] - zero) * scale for the codes in `count`
-bytes, the low half of each first; values float32 [16]. The bytes are a multiple of 16, or of 8."""
+# Write to the address `out` the bfloat16 of (values[code] - zero) * scale for the codes in `count`
+# bytes, the low half of each first; values float32 [16]. The bytes are a multiple of 16, or of 8.
+look_up_half_bytes = _half_bytes(16)
+look_up_few_half_bytes = _half_bytes(8)

@@ -19,7 +19,8 @@ def callable_by_name(result: CompileResult, module: str, name: str, signature: s
     """Make code known by a name, which is returned, to the linker and to numba. Other code that
     calls it loads the kernel `name` of `module` first, also where that other code was kept by an
     earlier process."""
-    symbol, context = f"{module}.{name} {signature}", cpu_target.target_context
+    symbol = f"{module}.{name} {signature}"
+    context = cpu_target.target_context
     binding.add_symbol(symbol, result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
     described = copy(result.fndesc)
     described.mangled_name = symbol

@@ -46,7 +46,9 @@ class Kernel:
     is_compiling = False  # as numba asks of whatever another kernel calls
 
     def __init__(self, function: Callable, signatures: Sequence[str], **options: object) -> None:
-        self._function, self._signatures, self._options = function, signatures, options
+        self._function = function
+        self._signatures = signatures
+        self._options = options
         self._compiled: dict[str, Dispatcher] = {}
         self._entries: dict[str, str] = {}
         self._found: dict[tuple, Dispatcher] = {}  # by the dtypes of arguments
@@ -96,7 +98,8 @@ class Kernel:
         """By what numba finds the code for calls from other kernels: a name where a process that
         finds their code kept can load this kernel, otherwise the code itself, which becomes part of
         theirs."""
-        (result,), function = self.compiled(signature).overloads.values(), self._function
+        (result,) = self.compiled(signature).overloads.values()
+        function = self._function
         if getattr(sys.modules[function.__module__], function.__name__, None) is not self:
             return result.entry_point
         if signature not in self._entries:
@@ -156,10 +159,8 @@ def kernel(
     to recompute. Where no cache can be written or read, the function is compiled anew in every
     process, with one warning for all functions.
     """
-    signatures, fastmath = (
-        [signature] if isinstance(signature, str) else signature,
-        False if exact else set(_FASTMATH),
-    )
+    signatures = [signature] if isinstance(signature, str) else signature
+    fastmath = False if exact else set(_FASTMATH)
 
     def compiled(function: Callable) -> Callable:
         if config.DISABLE_JIT:

@@ -15,7 +15,9 @@ _OURS = ("artifacts", "runtime")
 def digest(name: str) -> bytes:
     """sha256 of the source files of a loaded module and of the modules that these import at their
     top level, of its own package and of ours."""
-    packages, paths, waiting = {name.partition(".")[0], *_OURS}, {}, [name]
+    packages = {name.partition(".")[0], *_OURS}
+    paths = {}
+    waiting = [name]
     while waiting:
         module = waiting.pop()
         path = getattr(sys.modules.get(module), "__file__", None)

@@ -55,7 +55,8 @@ def _of_rows(element: ir.Type) -> Callable[..., None]:
     return transpose
 
 
-_transpose_halves, _transpose_words = _of_rows(I16), _of_rows(I32)
+_transpose_halves = _of_rows(I16)
+_transpose_words = _of_rows(I32)
 
 
 @exact_part
@@ -63,11 +64,16 @@ def transpose(source, out):
     """Write out[c, r] = source[r, c]. Only what fits no block of 8 x 8 numbers of 16 or 32 bits is
     moved one by one."""
     num_rows, num_columns = source.shape
-    fast_rows, fast_columns = 0, 0
+    fast_rows = 0
+    fast_columns = 0
     if source.itemsize in (2, 4):
-        fast_rows, fast_columns = num_rows // _SIDE * _SIDE, num_columns // _SIDE * _SIDE
-    begin, source_stride = source.ctypes.data, source.strides[0]
-    target, out_stride, nbytes = out.ctypes.data, out.strides[0], source.itemsize
+        fast_rows = num_rows // _SIDE * _SIDE
+        fast_columns = num_columns // _SIDE * _SIDE
+    begin = source.ctypes.data
+    source_stride = source.strides[0]
+    target = out.ctypes.data
+    out_stride = out.strides[0]
+    nbytes = source.itemsize
     for c in range(0, fast_columns, _SIDE):
         own = (
             begin + nbytes * c,

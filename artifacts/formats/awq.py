@@ -53,7 +53,8 @@ class Awq:
             len(words.shape) == len(scales.shape) == 2 and 0 not in words.shape,
             "tensors that are no matrices",
         )
-        (num_inputs, num_words), (num_groups, num_outputs) = words.shape, scales.shape
+        num_inputs, num_words = words.shape
+        num_groups, num_outputs = scales.shape
         require(
             num_outputs == num_words * _PER_WORD,
             f"{num_outputs} scales of {num_words * _PER_WORD} outputs",
@@ -70,7 +71,8 @@ class Awq:
         return num_outputs, num_inputs
 
     def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        codes, points = _codes(tensors["qweight"]), _codes(tensors["qzeros"])
+        codes = _codes(tensors["qweight"])
+        points = _codes(tensors["qzeros"])
         group_size = len(codes) // len(points)
         scales = tensors["scales"].float()
         spread = (tensor.repeat_interleave(group_size, 0) for tensor in (points, scales))

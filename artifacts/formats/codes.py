@@ -18,7 +18,8 @@ def unpack(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     """The first `count` codes of each row of `words` int32 [n, w], a little-endian stream: int32
     [n, count]."""
     starts = torch.arange(count, device=words.device) * bits
-    index, shift = starts // 32, starts % 32
+    index = starts // 32
+    shift = starts % 32
     wide = words.long() & 0xFFFFFFFF
     codes = wide[:, index] >> shift
     following = wide[:, (index + 1).clamp(max=words.shape[1] - 1)] << (32 - shift)

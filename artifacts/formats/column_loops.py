@@ -13,12 +13,12 @@ from artifacts.common.numba_loops import exact_part, kernel
 from artifacts.common.transposition import transpose
 
 u32 = np.uint32
-_I32, _F32 = "int32[:, ::1]", "float32[:, ::1]"
+_I32 = "int32[:, ::1]"
+_F32 = "float32[:, ::1]"
 _PANELS = ("float32[:, ::1]", "uint16[:, ::1]")
-_INPUTS, _OUTPUTS = (
-    128,
-    256,
-)  # of a block, which stays in a core's cache; 32 codes are a whole number of words
+# of a block, which stays in a core's cache; 32 codes are a whole number of words
+_INPUTS = 128
+_OUTPUTS = 256
 # numbers between rows of a block: at a distance of a power of two they drive each other out of the
 # cache
 _APART = 32
@@ -27,12 +27,15 @@ _APART = 32
 @exact_part
 def read_codes(words, bits, k, outputs, codes):
     """Write the codes [n] of input k, for a slice of the outputs, of a stream of words [w, out]."""
-    place, shift, mask = k * bits // 32, np.uint32(k * bits % 32), np.uint32((1 << bits) - 1)
+    place = k * bits // 32
+    shift = np.uint32(k * bits % 32)
+    mask = np.uint32((1 << bits) - 1)
     low = words[place, outputs]
     for i in range(len(low)):
         codes[i] = u32(u32(low[i]) >> shift) & mask
     if shift + bits > 32:
-        high, rest = words[place + 1, outputs], u32(32 - shift)
+        high = words[place + 1, outputs]
+        rest = u32(32 - shift)
         for i in range(len(high)):
             codes[i] |= u32(u32(high[i]) << rest) & mask
 
@@ -55,7 +58,8 @@ def from_stream(words, bits, zeros, scales, groups, places, first, panel):
     """Integers in a stream of words down the inputs [w, out]: (code - zero) times the scale, both
     [groups, out], where input k lies at places[k], whose group is groups[places[k]]."""
     num_rows, num_columns = panel.shape
-    codes, block = np.empty(_OUTPUTS, np.int32), np.empty((_INPUTS, _OUTPUTS + _APART), panel.dtype)
+    codes = np.empty(_OUTPUTS, np.int32)
+    block = np.empty((_INPUTS, _OUTPUTS + _APART), panel.dtype)
     for r in range(0, num_rows, _OUTPUTS):
         count = min(_OUTPUTS, num_rows - r)
         outputs = slice(first + r, first + r + count)
@@ -90,7 +94,8 @@ def from_words_of_outputs(words, places, zeros, scales, first, panel):
     begins with the first output of a word."""
     num_rows, num_columns = panel.shape
     width = num_columns // len(scales)
-    codes, block = np.empty(_OUTPUTS, np.int32), np.empty((_INPUTS, _OUTPUTS + _APART), panel.dtype)
+    codes = np.empty(_OUTPUTS, np.int32)
+    block = np.empty((_INPUTS, _OUTPUTS + _APART), panel.dtype)
     for w in range(first // 8, (first + num_rows) // 8, _OUTPUTS):
         own = slice(w, min(w + _OUTPUTS, (first + num_rows) // 8))
         rows = panel[8 * w - first : 8 * own.stop - first]
@@ -99,7 +104,8 @@ def from_words_of_outputs(words, places, zeros, scales, first, panel):
                 last = min(c + _INPUTS, num_columns)
                 for k in range(c, last):
                     _nibbles(words[k, own], places[i], codes)
-                    zero, scale = zeros[k // width, i, own], scales[k // width, i, own]
+                    zero = zeros[k // width, i, own]
+                    scale = scales[k // width, i, own]
                     _scaled(codes[: len(zero)], zero, scale, block[k - c])
                 transpose(block[: last - c, : own.stop - w], rows[i::8, c:last])
 

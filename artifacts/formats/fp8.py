@@ -40,7 +40,8 @@ class Scaled:
     block: tuple[int, int] = (BLOCK, BLOCK)
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
-        weight, scale = stored["weight"], stored["scale"]
+        weight = stored["weight"]
+        scale = stored["scale"]
         require(
             weight.dtype in _EIGHT_BITS,
             f"weights of {weight.dtype} with one scale: of 8 bits are float8 and int8",
@@ -66,7 +67,8 @@ class Scaled:
         return weight * self._spread(tensors["scale"].float(), weight.shape)
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
-        weight, scale = tensors["weight"], tensors["scale"].float()
+        weight = tensors["weight"]
+        scale = tensors["scale"].float()
         grid = scale.reshape(_grid(tuple(scale.shape))).numpy()
         values = torch.arange(256, dtype=torch.uint8).view(weight.dtype).float().numpy()
         block = self.scaled_block(weight.shape, scale.shape)
@@ -81,7 +83,8 @@ class Scaled:
         )
 
     def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        weight, scale = tensors["weight"], tensors["scale"].float()
+        weight = tensors["weight"]
+        scale = tensors["scale"].float()
         if not are_sound([weight]):
             return NOT_FINITE
         largest = (

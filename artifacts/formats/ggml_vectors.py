@@ -91,11 +91,9 @@ def _writer(integers: Callable[[ir.IRBuilder, ir.Value], ir.Value], num_lower: i
     return write
 
 
-write_integers, write_floats, write_from_table = (
-    _writer(_whole),
-    _writer(_doubled_e2m1),
-    _writer(_of_iq4),
-)
+write_integers = _writer(_whole)
+write_floats = _writer(_doubled_e2m1)
+write_from_table = _writer(_of_iq4)
 write_upon_two_bits = _writer(_whole, 2)
 """Write to the address `out` 16 numbers of the type of the array `like`, float32, or uint16 for
 bfloat16: `code * scale

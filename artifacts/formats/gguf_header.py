@@ -88,7 +88,8 @@ _NUMBERS = {
     11: "q",
     12: "d",
 }
-_STRING, _ARRAY = 8, 9
+_STRING = 8
+_ARRAY = 9
 _ALIGNMENT = 32  # bytes: where tensors begin, unless `general.alignment` says otherwise
 # elements: of a longer array of numbers, which is one of a vocabulary, the header has the length
 _COUNTED = 4096
@@ -104,10 +105,9 @@ _MOST_STRINGS = 1 << 21
 _LONGEST_STRING = 4 << 20
 _LONGEST_NAME = 1 << 16  # as the format has it for keys
 _MOST_DIMENSIONS = 4
-_LEAST_ENTRY, _LEAST_TENSOR = (
-    8 + 1 + 4 + 1,
-    8 + 4 + 4 + 8,
-)  # bytes: a key and a value, a tensor without dimensions
+# bytes: a key and a value, a tensor without dimensions
+_LEAST_ENTRY = 8 + 1 + 4 + 1
+_LEAST_TENSOR = 8 + 4 + 4 + 8
 
 
 class GgufTensor(NamedTuple):
@@ -349,7 +349,8 @@ class _Reader:
         return count
 
     def _skip_strings(self, count: int) -> None:
-        length_at, position = struct.Struct("<Q").unpack_from, self.position
+        length_at = struct.Struct("<Q").unpack_from
+        position = self.position
         for _ in range(count):
             position += 8 + length_at(self._mapped, position)[0]
         self._advance(position - self.position)

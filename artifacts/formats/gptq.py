@@ -89,8 +89,10 @@ class Gptq:
         return every.to_bytes(4 * -(-num_outputs * self.bits // 32), "little")
 
     def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        words, scales = tensors["qweight"], tensors["scales"].float()
-        points, num_inputs = self._points(tensors), words.shape[0] * 32 // self.bits
+        words = tensors["qweight"]
+        scales = tensors["scales"].float()
+        points = self._points(tensors)
+        num_inputs = words.shape[0] * 32 // self.bits
         group, place, _, is_moved = placed(tensors, num_inputs, len(scales), self.lacking)
         matrix = (unpack(words.T, self.bits, num_inputs) - points.T[:, group]).float() * scales.T[
             :, group
@@ -98,14 +100,17 @@ class Gptq:
         return matrix[:, place] if is_moved else matrix
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
-        words, scales = tensors["qweight"], tensors["scales"].float()
-        points, num_inputs = self._points(tensors), words.shape[0] * 32 // self.bits
+        words = tensors["qweight"]
+        scales = tensors["scales"].float()
+        points = self._points(tensors)
+        num_inputs = words.shape[0] * 32 // self.bits
         groups, places, *_ = placed(tensors, num_inputs, len(scales), self.lacking)
         arrays = (points.contiguous().numpy(), scales.numpy(), groups.numpy(), places.numpy())
         return partial(loops("column_loops").from_stream, words.numpy(), self.bits, *arrays)
 
     def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        scales, middle = tensors["scales"], 1 << self.bits - 1
+        scales = tensors["scales"]
+        middle = 1 << self.bits - 1
         num_inputs = len(tensors["qweight"]) * 32 // self.bits
         fault = fault_of_index(tensors, num_inputs, len(scales), self.group_size, self.lacking)
         fault = fault or fault_of_scales(scales, 2**self.bits - 1)

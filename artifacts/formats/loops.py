@@ -18,7 +18,9 @@ from artifacts.common.lookups import (
 )
 from artifacts.common.numba_loops import exact_part, kernel
 
-_U8, _I32, _F32 = "uint8[:, ::1]", "int32[:, ::1]", "float32[:, ::1]"
+_U8 = "uint8[:, ::1]"
+_I32 = "int32[:, ::1]"
+_F32 = "float32[:, ::1]"
 _PANELS = ("float32[:, ::1]", "uint16[:, ::1]")
 
 
@@ -70,15 +72,15 @@ def from_half_bytes(codes, values, zeros, scales, first, panel):
     """Numbers of 4 bits, the even ones in the low half of a byte: values[code] [16] less the
     zero-point of their group, times its scale, both [out, groups]; `zeros` is empty where there are
     none."""
-    num_bytes, table = codes.shape[1] // scales.shape[1], np.empty(16, panel.dtype)
+    num_bytes = codes.shape[1] // scales.shape[1]
+    table = np.empty(16, panel.dtype)
     is_fast = HAS_LOOKUPS and panel.itemsize == 2 and num_bytes % 8 == 0
     for r in range(len(panel)):
-        row, out = codes[first + r], panel[r]
+        row = codes[first + r]
+        out = panel[r]
         for group in range(scales.shape[1]):
-            zero, scale = (
-                zeros[first + r, group] if len(zeros) else np.float32(0),
-                scales[first + r, group],
-            )
+            zero = zeros[first + r, group] if len(zeros) else np.float32(0)
+            scale = scales[first + r, group]
             begin = group * num_bytes
             if is_fast:
                 addresses = row.ctypes.data + begin, out.ctypes.data + 4 * begin
@@ -87,7 +89,8 @@ def from_half_bytes(codes, values, zeros, scales, first, panel):
             for code in range(16):
                 table[code] = stored_as((values[code] - zero) * scale, panel)
             for i in range(begin, begin + num_bytes):
-                out[2 * i], out[2 * i + 1] = table[row[i] & 15], table[row[i] >> 4]
+                out[2 * i] = table[row[i] & 15]
+                out[2 * i + 1] = table[row[i] >> 4]
 
 
 @exact_part
@@ -106,7 +109,8 @@ def from_integers(codes, zeros, scales, first, panel):
     for r in range(len(panel)):
         for group in range(scales.shape[1]):
             own = slice(group * width, (group + 1) * width)
-            zero, scale = zeros[first + r, group], scales[first + r, group]
+            zero = zeros[first + r, group]
+            scale = scales[first + r, group]
             _from_integers(codes[first + r, own], zero, scale, panel[r, own])
 
 
@@ -118,9 +122,12 @@ def from_integers(codes, zeros, scales, first, panel):
 def from_ordered_integers(words, bits, zeros, scales, groups, first, panel):
     """Integers of 4 or 8 bits in words along the inputs [out, w]: (code - zero) times the scale,
     both [out, groups], where input k is of group groups[k]."""
-    per_word, mask = 32 // bits, (1 << bits) - 1
+    per_word = 32 // bits
+    mask = (1 << bits) - 1
     for r in range(len(panel)):
-        row, zero, scale = words[first + r], zeros[first + r], scales[first + r]
+        row = words[first + r]
+        zero = zeros[first + r]
+        scale = scales[first + r]
         for k in range(panel.shape[1]):
             code = (row[k // per_word] >> (k % per_word * bits)) & mask
             panel[r, k] = stored_as((np.float32(code) - zero[groups[k]]) * scale[groups[k]], panel)

@@ -9,7 +9,8 @@ import regex
 
 from artifacts.errors import BadInput
 
-REGEX, CLASS = "re:", "Linear"
+REGEX = "re:"
+CLASS = "Linear"
 _MATCH_S = 0.5  # how long a pattern may take for one name
 
 

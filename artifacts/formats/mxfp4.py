@@ -17,7 +17,9 @@ from artifacts.formats.base import Loop, Stored, fault_of_scales, loops, require
 from artifacts.formats.codes import E2M1, NO_ZEROS, floats
 
 GROUP = 32
-_BIAS, _NAN = 127, 255  # of a scale, which is an exponent (e8m0)
+# of a scale, which is an exponent (e8m0)
+_BIAS = 127
+_NAN = 255
 _BYTES = (torch.uint8, torch.float8_e8m0fnu)
 
 
@@ -30,7 +32,8 @@ class MxFp4:
     name: str = "mxfp4"
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
-        blocks, scales = stored["blocks"], stored["scales"]
+        blocks = stored["blocks"]
+        scales = stored["scales"]
         require(
             blocks.dtype is torch.uint8 and scales.dtype in _BYTES,
             f"{blocks.dtype} with {scales.dtype}",

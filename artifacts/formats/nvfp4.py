@@ -38,7 +38,9 @@ class NvFp4:
     is_inverse: bool = False
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
-        packed, scale, matrix = stored["packed"], stored["scale"], stored["global"]
+        packed = stored["packed"]
+        scale = stored["scale"]
+        matrix = stored["global"]
         types = packed.dtype, scale.dtype, matrix.dtype
         require(types == (torch.uint8, torch.float8_e4m3fn, torch.float32), f"tensors of {types}")
         require(prod(matrix.shape) == 1, f"{prod(matrix.shape)} scales of the matrix")
@@ -60,10 +62,8 @@ class NvFp4:
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
         stored = tensors["scale"].view(torch.uint8).numpy()
         codes = torch.arange(256, dtype=torch.uint8).view(tensors["scale"].dtype)
-        of_codes, scales = (
-            self._scales(tensors | {"scale": codes}),
-            np.empty(stored.shape, np.float32),
-        )
+        of_codes = self._scales(tensors | {"scale": codes})
+        scales = np.empty(stored.shape, np.float32)
         loops().from_bytes(
             stored, of_codes.numpy(), np.ones((1, 1), np.float32), *stored.shape, 0, scales
         )
@@ -71,7 +71,8 @@ class NvFp4:
         return partial(loops().from_half_bytes, tensors["packed"].numpy(), values, NO_ZEROS, scales)
 
     def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        matrix, scale = tensors["global"], tensors["scale"]
+        matrix = tensors["global"]
+        scale = tensors["scale"]
         if not are_sound((matrix, scale)):
             return NOT_FINITE
         if float(matrix) <= 0:
@@ -84,5 +85,6 @@ class NvFp4:
 
     def _scales(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The scale of each group, float32 [out, in / 16], or of each of some codes of scales."""
-        matrix, scale = tensors["global"].reshape(()), tensors["scale"].float()
+        matrix = tensors["global"].reshape(())
+        scale = tensors["scale"].float()
         return scale / matrix if self.is_inverse else scale * matrix

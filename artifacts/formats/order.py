@@ -13,13 +13,15 @@ import torch
 
 from artifacts.formats.base import BEYOND, DAMAGED, Stored, loops, require
 
-INDEX, ORDER = "g_idx", "order"
+INDEX = "g_idx"
+ORDER = "order"
 ARRANGED = (ORDER, "qweight", "scales", "packed", "scale")
 """The roles of the tensors that `arrange` takes."""
 NO_NUMBER = -(1 << 40)
 """What no index holds."""
 INPUT_BITS = 20
-_MOST_INPUTS, _MOST_GROUPS = 1 << INPUT_BITS, 1 << 31 - INPUT_BITS
+_MOST_INPUTS = 1 << INPUT_BITS
+_MOST_GROUPS = 1 << 31 - INPUT_BITS
 
 
 class Placed(NamedTuple):
@@ -57,18 +59,19 @@ def placed(
     """Where inputs lie in a matrix with these tensors by role; an index of which every number is
     `lacking` says nothing."""
     own = torch.arange(num_inputs, device=next(iter(tensors.values())).device)
-    groups, places = own // -(-num_inputs // num_groups), own
-    are_even, are_moved = num_inputs % num_groups == 0, False
+    groups = own // -(-num_inputs // num_groups)
+    places = own
+    are_even = num_inputs % num_groups == 0
+    are_moved = False
     if ORDER in tensors:
         order = tensors[ORDER].long()
         places = torch.empty_like(own).index_copy_(0, order & _MOST_INPUTS - 1, own)
-        are_even, are_moved = (
-            are_even and torch.equal(order >> INPUT_BITS, groups),
-            not torch.equal(places, own),
-        )
+        are_even = are_even and torch.equal(order >> INPUT_BITS, groups)
+        are_moved = not torch.equal(places, own)
         groups = order >> INPUT_BITS
     elif has_index(tensors, lacking):
-        groups, are_even = tensors[INDEX].long(), False
+        groups = tensors[INDEX].long()
+        are_even = False
     return Placed(groups, places, are_even, are_moved)
 
 
@@ -108,19 +111,16 @@ def arrange(tensors: Mapping[str, torch.Tensor], lacking: int) -> bool:
     """Put the codes of a matrix on a CPU into the order of their groups, in place; `order`, int32,
     is `g_idx` as it was stored, and says nothing where every number is `lacking`. Return False
     where it leads beyond the groups."""
-    order, own = tensors[ORDER].numpy(), loops("order_loops")
+    order = tensors[ORDER].numpy()
+    own = loops("order_loops")
     if "qweight" in tensors:
-        words, num_groups, move = (
-            tensors["qweight"].numpy(),
-            len(tensors["scales"]),
-            own.move_columns,
-        )
+        words = tensors["qweight"].numpy()
+        num_groups = len(tensors["scales"])
+        move = own.move_columns
     else:
-        words, num_groups, move = (
-            tensors["packed"].numpy(),
-            tensors["scale"].shape[1],
-            own.move_rows,
-        )
+        words = tensors["packed"].numpy()
+        num_groups = tensors["scale"].shape[1]
+        move = own.move_rows
     found = own.sort(order, num_groups, lacking)
     if found == own.IN_ANOTHER_ORDER:
         move(words, order)

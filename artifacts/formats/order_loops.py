@@ -46,7 +46,10 @@ def sort(index, num_groups, lacking):
         for k in range(len(index)):
             index[k] = np.int32(k // width << INPUT_BITS | k)
         return IN_ORDER
-    starts, groups, last, is_moved = np.zeros(num_groups + 1, np.int64), index.copy(), 0, False
+    starts = np.zeros(num_groups + 1, np.int64)
+    groups = index.copy()
+    last = 0
+    is_moved = False
     for group in groups:
         if not 0 <= group < num_groups:
             return BEYOND
@@ -108,11 +111,13 @@ _gather_2, _gather_4, _gather_8 = (_gathering(bits) for bits in (2, 4, 8))
 @exact_part
 def _gather_one_by_one(words, bits, order, out):
     """Codes of any width, also of those that lie in two words."""
-    codes, outputs = np.empty(words.shape[1], np.int32), slice(0, words.shape[1])
+    codes = np.empty(words.shape[1], np.int32)
+    outputs = slice(0, words.shape[1])
     out[:] = 0
     for place in range(len(order)):
         read_codes(words, bits, order[place] & _INPUT, outputs, codes)
-        row, shift = place * bits // 32, np.uint32(place * bits % 32)
+        row = place * bits // 32
+        shift = np.uint32(place * bits % 32)
         for i in range(len(codes)):
             out[row, i] |= np.int32(np.uint32(codes[i]) << shift)
         if shift + bits > 32:
@@ -124,11 +129,9 @@ def _gather_one_by_one(words, bits, order, out):
 def _sources(bits, order):
     """Of the code at each place: the byte at which its row of a panel begins, and how far that is
     turned."""
-    rows, turns, per_word = (
-        np.empty(len(order), np.int32),
-        np.empty(len(order), np.int32),
-        32 // bits,
-    )
+    rows = np.empty(len(order), np.int32)
+    turns = np.empty(len(order), np.int32)
+    per_word = 32 // bits
     for place in range(len(order)):
         k = order[place] & _INPUT
         rows[place] = k // per_word * (4 * _PANEL)
@@ -155,12 +158,15 @@ def _gather(words, bits, order, rows, turns, out):
 @kernel("void(int32[:, ::1], int32[::1])", nogil=True, exact=True)
 def move_columns(words, order):
     """Put codes in a stream of words down the inputs [w, out] into their order."""
-    bits, before = 32 * len(words) // len(order), np.empty((len(words), _PANEL), np.int32)
+    bits = 32 * len(words) // len(order)
+    before = np.empty((len(words), _PANEL), np.int32)
     rows, turns = _sources(bits, order)
     for first in range(0, words.shape[1], _PANEL):
-        panel, stop = words[:, first : first + _PANEL], min(first + _PANEL, words.shape[1])
+        panel = words[:, first : first + _PANEL]
+        stop = min(first + _PANEL, words.shape[1])
         for row in range(len(words)):
-            own, copy = words[row, first:stop], before[row]
+            own = words[row, first:stop]
+            copy = before[row]
             for i in range(len(own)):
                 copy[i] = own[i]
         _gather(before, bits, order, rows, turns, panel)
@@ -170,7 +176,8 @@ def move_columns(words, order):
 def move_rows(words, order):
     """Put codes in words along the inputs [out, w] into their order."""
     num_words = words.shape[1]
-    before, after = np.empty((num_words, _PANEL), np.int32), np.empty((num_words, _PANEL), np.int32)
+    before = np.empty((num_words, _PANEL), np.int32)
+    after = np.empty((num_words, _PANEL), np.int32)
     bits = 32 * num_words // len(order)
     rows, turns = _sources(bits, order)
     for first in range(0, len(words), _PANEL):

@@ -51,21 +51,24 @@ class PackedIntegers:
     """What every input has in an index that says nothing."""
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
-        packed, scale = stored["packed"], stored["scale"]
+        packed = stored["packed"]
+        scale = stored["scale"]
         require(packed.dtype is torch.int32, f"codes of {packed.dtype}")
         require(is_number(scale.dtype), f"scales of {scale.dtype}")
         require(
             len(packed.shape) == len(scale.shape) == 2 and 0 not in packed.shape,
             "tensors that are no matrices",
         )
-        num_outputs, num_inputs = packed.shape[0], packed.shape[1] * 32 // self.bits
+        num_outputs = packed.shape[0]
+        num_inputs = packed.shape[1] * 32 // self.bits
         require(scale.shape[0] == num_outputs, f"{scale.shape[0]} scales of {num_outputs} outputs")
         num_groups = scale.shape[1]
         require(
             bool(num_groups) and num_inputs % num_groups == 0,
             f"{num_groups} groups of {num_inputs} inputs",
         )
-        points, words = stored.get("zero_point"), -(-num_outputs * self.bits // 32)
+        points = stored.get("zero_point")
+        words = -(-num_outputs * self.bits // 32)
         require(
             points is None or points.shape == (words, num_groups), "zero-points of other groups"
         )
@@ -85,7 +88,8 @@ class PackedIntegers:
         return num_outputs, num_inputs
 
     def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        packed, scale = tensors["packed"], tensors["scale"].float()
+        packed = tensors["packed"]
+        scale = tensors["scale"].float()
         num_inputs = packed.shape[1] * 32 // self.bits
         group, place, _, is_moved = placed(tensors, num_inputs, scale.shape[1], self.lacking)
         zeros = self._zeros(tensors).expand(scale.shape)
@@ -93,7 +97,8 @@ class PackedIntegers:
         return matrix[:, place] if is_moved else matrix
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
-        packed, scales = tensors["packed"], tensors["scale"].float().numpy()
+        packed = tensors["packed"]
+        scales = tensors["scale"].float().numpy()
         if self.bits == 4 and not {"zero_point", ORDER, INDEX} & tensors.keys():
             return partial(
                 loops().from_half_bytes,
@@ -118,7 +123,9 @@ class PackedIntegers:
         return partial(_in_places, fill, places.numpy().astype(np.uint32)) if are_moved else fill
 
     def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        packed, scale, size = tensors["packed"], tensors["scale"], tensors.get("size")
+        packed = tensors["packed"]
+        scale = tensors["scale"]
+        size = tensors.get("size")
         stored = [len(packed), packed.shape[1] * 32 // self.bits]
         if size is not None and size.tolist() != stored:
             return f"a matrix {stored} whose weight_shape says {size.tolist()}, {DAMAGED}"

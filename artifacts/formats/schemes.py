@@ -115,7 +115,8 @@ def _gptq(config: Mapping) -> Said:
     dynamic = config.get("dynamic") or {}
     if not isinstance(dynamic, Mapping):
         raise BadInput("GPTQ with `dynamic` that is no object: what differs there is not said")
-    groups, left = [], [] if config.get("lm_head") else [*_HEAD]
+    groups = []
+    left = [] if config.get("lm_head") else [*_HEAD]
     for pattern, entries in dynamic.items():
         if pattern.startswith("-:"):
             left.append(REGEX + pattern.removeprefix("-:"))

@@ -89,7 +89,8 @@ class Costs:
         def known(seconds: float | None, estimated: Work) -> Work:
             return estimated if seconds is None else replace(estimated, memory_s=seconds)
 
-        nbytes, is_timed = model.shape.expert_nbytes, machine.load_s is not None
+        nbytes = model.shape.expert_nbytes
+        is_timed = machine.load_s is not None
         near_operations = 2 * nbytes / model.weight_nbytes
         return cls(
             expert=work(nbytes, model.weight_nbytes),

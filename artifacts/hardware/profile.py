@@ -21,7 +21,9 @@ COMMAND = "profile-hardware"
 REMEDY = "run `moectl profile --hardware`"
 DISK = "disk"
 COLD = "disk, cold"  # the checkpoint's files, dropped from the page cache first
-RAM, PINNED, PAGEABLE = "ram", "pinned", "pageable"
+RAM = "ram"
+PINNED = "pinned"
+PAGEABLE = "pageable"
 NAMED_LINKS = (DISK, COLD, RAM, PINNED, PAGEABLE)  # any other name is a rate of an emulated link
 EACH_LOAD = "each load"
 _IDENTITY = ("device", "device_name", "processor", "cores")
@@ -171,7 +173,9 @@ def to_rows(profile: HardwareProfile) -> "pa.Table":
 
 def from_rows(rows: "pa.Table", conditions: Mapping[str, object]) -> HardwareProfile:
     """Rebuild the profile from the rows that `to_rows` wrote. Raises BadInput."""
-    compute, loads, near = [], [], []
+    compute = []
+    loads = []
+    near = []
     for row in rows.to_pylist():
         if row["link"] is not None:
             optional = {
@@ -203,7 +207,8 @@ def _columns(**measured: Spread | None) -> dict[str, float | int]:
 
 
 def _spread(row: Mapping[str, object], name: str) -> Spread:
-    median, iqr = row[f"{name}_s"], row[f"{name}_iqr_s"]
+    median = row[f"{name}_s"]
+    iqr = row[f"{name}_iqr_s"]
     if any(seconds is None or not 0 <= seconds < inf for seconds in (median, iqr)):
         raise BadInput(f"the hardware profile has {name} of {median} s: {REMEDY} again")
     return Spread(median, iqr, row["samples"])

@@ -93,11 +93,13 @@ def _sizes(
     layers lack."""
     names = np.unique(layer)
     by_layer = [np.bincount(call[layer == name]) for name in names]
-    shortest, longest = min(map(len, by_layer)), max(map(len, by_layer))
+    shortest = min(map(len, by_layer))
+    longest = max(map(len, by_layer))
     table = np.stack([sizes[:shortest] for sizes in by_layer])
     # A log that was cut off ends within a call of some layer.
     if shortest > 1 and (table[:, -1] != table[0, -1]).any():
-        shortest, table = shortest - 1, table[:, :-1]
+        shortest = shortest - 1
+        table = table[:, :-1]
     differs = (table != table[0]).any(axis=0)
     if differs.any():
         number = int(differs.argmax())

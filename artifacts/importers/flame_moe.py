@@ -23,7 +23,8 @@ _NBYTES = 64  # of an expert of a token in a layer while a log is made into a tr
 def read(path: Path, options: LogOptions) -> RoutingLog:
     """Return the log in a folder of layers, or in one layer's file. Raises BadInput, and
     OutOfResources for more than memory should hold: `tokens` takes the first rows only."""
-    files, limit = files_by_layer(path, "layer_*.parquet"), options.tokens
+    files = files_by_layer(path, "layer_*.parquet")
+    limit = options.tokens
     columns = []
     for _, file in files:
         try:
@@ -61,7 +62,8 @@ def _columns(
         raise OutOfResources(
             f"{file} has {num_rows:,} tokens, too many for the memory: give --tokens, as --tokens 20000"
         )
-    batches, held = [], 0
+    batches = []
+    held = 0
     for batch in opened.iter_batches(columns=list(_COLUMNS)):
         batches.append(batch)
         held += len(batch)

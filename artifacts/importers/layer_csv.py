@@ -24,7 +24,9 @@ _NUMBERS = re.compile(r"\d{1,9}([\s,;]+\d{1,9})*")
 
 def read(path: Path, options: LogOptions) -> RoutingLog:
     """Return the log in a file. Raises BadInput."""
-    lines, layers, experts = [], [], []
+    lines = []
+    layers = []
+    experts = []
     for number, layer, selected in _rows(path):
         if experts and len(selected) != len(experts[0]):
             raise BadInput(
@@ -61,7 +63,8 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
 
 def _calls(layer: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """[R]: the how-manieth of its layer each run of lines is."""
-    call, seen = np.empty(len(starts), np.int64), {}
+    call = np.empty(len(starts), np.int64)
+    seen = {}
     for number, name in enumerate(layer[starts].tolist()):
         call[number] = seen[name] = seen.get(name, -1) + 1
     return call

@@ -84,7 +84,8 @@ class _Rows:
 def read(path: Path, options: LogOptions) -> RoutingLog:
     """Return the log in a file, or in all .jsonl files of a folder, each with layers of its own.
     Raises BadInput."""
-    rows, owners = _Rows(), {}
+    rows = _Rows()
+    owners = {}
     for file in _files(path):
         begin = len(rows.layer)
         for place, line in json_lines(file, _EXPECTED):

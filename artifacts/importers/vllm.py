@@ -78,7 +78,8 @@ def _choices(place: str, response: object) -> Iterator[_Choice]:
     values = [answer.get("routed_experts") for answer in answers]
     if response.get("prompt_routed_experts") is not None:
         prompt = _array(response["prompt_routed_experts"], f"{place}, prompt_routed_experts")
-        start, num_prompt = 0, len(prompt)
+        start = 0
+        num_prompt = len(prompt)
         # An answer of one token has no pass of its own.
         arrays = [
             _array(value, f"{place}, choice {at}") if value else prompt[:0]
@@ -104,7 +105,8 @@ def _split(place: str, response: dict, arrays: list[np.ndarray]) -> tuple[int, i
     """The position of the first row, and how many rows are of the prompt."""
     usage = response.get("usage")
     usage = usage if isinstance(usage, dict) else {}
-    prompt, answer = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    prompt = usage.get("prompt_tokens")
+    answer = usage.get("completion_tokens")
     if not (is_whole(prompt) and is_whole(answer)):
         raise BadInput(
             f"{place} has no usage.prompt_tokens and usage.completion_tokens, which say where answers begin"
@@ -180,7 +182,8 @@ def _joined(choices: list[_Choice]) -> RoutingLog:
 def _computed(experts: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Which tokens [T] and which layers were routed at all: vLLM fills others with -1 or 0; and
     notes on them."""
-    notes, is_cached = [], (experts == -1).all(axis=(1, 2))
+    notes = []
+    is_cached = (experts == -1).all(axis=(1, 2))
     if is_cached.any():
         notes.append(
             f"{is_cached.sum():,} tokens came from the prefix cache, not computed, and are left out; {_UNCACHED}"

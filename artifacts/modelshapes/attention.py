@@ -44,7 +44,8 @@ class Attention:
 
     def matrices(self, hidden: int) -> Iterator[tuple[str, int, int]]:
         """Yield the name, rows and columns of each matrix."""
-        latent, heads = self.latent, self.heads
+        latent = self.latent
+        heads = self.heads
         if latent is None:
             for name, count in (
                 ("q_proj", heads),

@@ -152,20 +152,20 @@ def unsized(num_layers: int, num_experts: int, top_k: int) -> ModelShape:
 def from_config(path: Path) -> ModelShape:
     """Read a shape from a transformers config.json; experts have three projections. Raises
     BadInput."""
-    config, quantisation = read_config(path), read_quantisation(path)
+    config = read_config(path)
+    quantisation = read_quantisation(path)
     hidden = _number(config, path, "hidden_size")
     intermediate = _number(config, path, "moe_intermediate_size", "intermediate_size")
-    layers, dtype_nbytes = moe_layers(config, path), dtype_size(config)
+    layers = moe_layers(config, path)
+    dtype_nbytes = dtype_size(config)
     expert_nbytes = round(_PROJECTIONS * hidden * intermediate * dtype_nbytes)
     neurons = {
         "num_neurons": intermediate,
         "neuron_nbytes": round(_PROJECTIONS * hidden * dtype_nbytes),
     }
     if quantisation is not None:  # packed experts have no neurons that could be cut
-        expert_nbytes, neurons = (
-            _stored_nbytes(quantisation, layers, hidden, intermediate, dtype_nbytes),
-            {},
-        )
+        expert_nbytes = _stored_nbytes(quantisation, layers, hidden, intermediate, dtype_nbytes)
+        neurons = {}
     shape = Shape(
         num_layers=len(layers),
         num_experts=_number(config, path, "num_local_experts", "num_experts", "n_routed_experts"),
@@ -256,10 +256,8 @@ def _shared_width(config: Mapping, path: Path, intermediate: int) -> int:
 
 def moe_layers(config: Mapping, path: Path) -> list[int]:
     """The layers that have experts. Raises BadInput."""
-    first, num_layers = (
-        _given(config, path, "first_k_dense_replace"),
-        _number(config, path, "num_hidden_layers"),
-    )
+    first = _given(config, path, "first_k_dense_replace")
+    num_layers = _number(config, path, "num_hidden_layers")
     if num_layers > MOST_LAYERS:
         raise BadInput(f"{path} says {num_layers:,} layers: no model has more than {MOST_LAYERS:,}")
     period = (

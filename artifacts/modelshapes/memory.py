@@ -85,7 +85,8 @@ def backbone_memory(
 ) -> BackboneMemory:
     """Return the bytes that a model needs besides its routed experts, in memory with linear layers
     at `dense` bits if that is given. Raises BadInput when it has fewer layers than MoE layers."""
-    shape, hidden = model.shape, model.hidden
+    shape = model.shape
+    hidden = model.hidden
     if backbone.num_layers < shape.num_layers:
         raise BadInput(
             f"{model.name} has {backbone.num_layers} layers and {shape.num_layers} MoE layers: mend its config"
@@ -110,7 +111,8 @@ def backbone_memory(
 
 def _matrices(model: ModelShape, backbone: Backbone) -> Iterator[Matrix]:
     """Every matrix besides routed experts, their routers and the embeddings."""
-    hidden, num_layers = model.hidden, backbone.num_layers
+    hidden = model.hidden
+    num_layers = backbone.num_layers
     shared = round(model.shared_nbytes / (3 * hidden * model.dtype_nbytes))
     dense_layers = backbone.dense_layers or range(num_layers - model.shape.num_layers)
     for layer in range(num_layers):
@@ -126,7 +128,8 @@ def _matrices(model: ModelShape, backbone: Backbone) -> Iterator[Matrix]:
 def from_config(path: Path) -> Backbone:
     """Read the backbone from a transformers config.json. Raises BadInput."""
     config = read_config(path)
-    num_layers, sparse = needed(config, path, "num_hidden_layers"), moe_layers(config, path)
+    num_layers = needed(config, path, "num_hidden_layers")
+    sparse = moe_layers(config, path)
     return Backbone(
         num_layers=num_layers,
         attention=attention_of(config, path),

@@ -59,7 +59,8 @@ def greedy_columns(
     level = [0] * len(cost)
     for row, start, target, price in _steps(cost, nbytes):
         if level[row] == start and price <= left:
-            level[row], left = target, left - price
+            level[row] = target
+            left = left - price
     return _best_of([np.array(level, int)] + _uniform(nbytes, budget_nbytes), cost)
 
 
@@ -79,7 +80,9 @@ def _finite(loss: np.ndarray) -> np.ndarray:
 def _steps(cost: np.ndarray, nbytes: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
     """Yield (row, from, to, bytes) along the lower hull of every row, in falling order of savings
     per byte."""
-    rows, level, lowest = np.arange(len(cost)), np.zeros(len(cost), int), np.full(len(cost), np.inf)
+    rows = np.arange(len(cost))
+    level = np.zeros(len(cost), int)
+    lowest = np.full(len(cost), np.inf)
     parts = []
     for _ in range(cost.shape[1] - 1):
         added = nbytes - nbytes[rows, level][:, None]

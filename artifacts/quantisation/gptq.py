@@ -64,10 +64,8 @@ class Quantized:
 
     def packed(self) -> Packed:
         """The matrix as streams of words, in main memory."""
-        words, scales = (
-            torch.from_numpy(pack(self.codes.T.cpu().numpy(), self.bits)),
-            self.scales.T.cpu().contiguous(),
-        )
+        words = torch.from_numpy(pack(self.codes.T.cpu().numpy(), self.bits))
+        scales = self.scales.T.cpu().contiguous()
         zeros = self.zeros
         if zeros is not None:
             zeros = torch.from_numpy(pack(zeros.cpu().numpy(), self.bits)).T.contiguous()
@@ -100,7 +98,8 @@ def gram(inputs: torch.Tensor) -> torch.Tensor:
     for start in range(0, size, _GRAM_STRIP):
         end = start + _GRAM_STRIP
         strip = inputs[:, start:end].T @ inputs[:, start:]
-        result[start:end, start:], result[start:, start:end] = strip, strip.T
+        result[start:end, start:] = strip
+        result[start:, start:end] = strip.T
     return result
 
 

@@ -16,12 +16,11 @@ from artifacts.quantisation.widths import listed
 
 WIDTHS = (2, 3, 4, 8)  # no public reader supports 1 bit
 MULTIPLE = 32  # of inputs and outputs: kernels process as many at a time
-V1, V2 = "gptq", "gptq_v2"
-_INDEX, _SINGLE, _CONFIG = (
-    "model.safetensors.index.json",
-    "model.safetensors",
-    "quantize_config.json",
-)
+V1 = "gptq"
+V2 = "gptq_v2"
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_CONFIG = "quantize_config.json"
 
 
 def gptq_tensors(packed: Packed) -> dict[str, torch.Tensor]:
@@ -104,7 +103,8 @@ class GptqCheckpoint:
             raise BadInput(
                 f"{self.folder}: {name} has tensors of {dims} dimensions, some of them empty"
             )
-        bits, num_inputs = int(self.config["bits"]), len(parts["g_idx"])
+        bits = int(self.config["bits"])
+        num_inputs = len(parts["g_idx"])
         num_groups, num_outputs = parts["scales"].shape
         group_size = num_inputs // num_groups or 1
         shapes = {
@@ -149,7 +149,8 @@ def _read_config(folder: Path) -> dict[str, object]:
 
 
 def _check_config(config: Mapping[str, object], folder: Path) -> None:
-    method, layout = config.get("quant_method", "gptq"), _format(config)
+    method = config.get("quant_method", "gptq")
+    layout = _format(config)
     if method != "gptq" or layout not in (V1, V2):
         raise BadInput(
             f"{folder} is {method} in the layout {layout}: moectl reads gptq in {V2}, and {V1} if symmetric"

@@ -76,8 +76,11 @@ class ColumnLoop:
         is_refined: bool,
     ) -> None:
         num_inputs, num_rows = weights.shape
-        self._metric, self._weights, self._bits = metric, weights, tuple(bits)
-        self._group_size, self._is_refined = group_size, is_refined
+        self._metric = metric
+        self._weights = weights
+        self._bits = tuple(bits)
+        self._group_size = group_size
+        self._is_refined = is_refined
         self._levels, self._errors = weights.new_empty(2, num_inputs, len(self._bits), num_rows)
         self._wanted = torch.zeros_like(self._levels)
         self._scales, self._zeros = weights.new_empty(
@@ -98,7 +101,8 @@ class ColumnLoop:
     def _visit(self, first: int, end: int) -> None:
         """Visit the later half of the columns, then the earlier one; groups are split only within
         themselves."""
-        size, group_size = end - first, self._group_size
+        size = end - first
+        group_size = self._group_size
         if size <= min(_LEAF, group_size):
             for column in range(end - 1, first - 1, -1):
                 self._round_column(column, end)
@@ -127,10 +131,8 @@ class ColumnLoop:
         """Choose the grid from the group's weights as they would be moved if none of them were
         rounded."""
         part = slice(group * self._group_size, (group + 1) * self._group_size)
-        root, weights = (
-            self._metric.root[part, part],
-            self._weights[part, None].expand_as(self._wanted[part]),
-        )
+        root = self._metric.root[part, part]
+        weights = self._weights[part, None].expand_as(self._wanted[part])
         self._from_others = self._wanted[part].clone()
         if part.stop < len(self._weights):
             inverse = torch.linalg.solve_triangular(
@@ -150,7 +152,8 @@ class ColumnLoop:
         """Set the scale at which the group's codes, now known, cost least, before its errors pass
         on."""
         part = slice(group * self._group_size, (group + 1) * self._group_size)
-        root, levels = self._metric.root[part, part], self._levels[part]
+        root = self._metric.root[part, part]
+        levels = self._levels[part]
         moved_by = (root.T @ levels.flatten(1)).view_as(levels)
         wanted = (root.T @ self._weights[part])[:, None] + self._from_others
         best = (moved_by * wanted).sum(0) / moved_by.square().sum(0)
@@ -169,11 +172,13 @@ def refit(
     scale would not stay positive keeps all its scales.
     """
     scales = solution.scales
-    num_groups, group_size = len(scales), len(weights) // len(scales)
+    num_groups = len(scales)
+    group_size = len(weights) // len(scales)
     levels = solution.levels.flatten(1)
     normal = levels.new_zeros(num_groups, num_groups, levels.shape[1])
     for group in range(num_groups):
-        start, end = group * group_size, (group + 1) * group_size
+        start = group * group_size
+        end = (group + 1) * group_size
         pairs = (metric.hessian[:end, start:end] @ levels[start:end]).mul_(levels[:end])
         normal[group, : group + 1] = pairs.view(group + 1, group_size, -1).sum(1)
     wanted = (solution.levels * products[:, None]).view(num_groups, group_size, -1).sum(1)

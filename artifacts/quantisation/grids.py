@@ -80,12 +80,14 @@ def _searched(
         for _ in range(2):
             levels = (weights / tried).round_()
             levels = torch.clamp(levels, -tried_zero, tops - tried_zero, out=levels)
-            along, square = (priced * levels).sum(0), torch.tensordot(cost, levels.square_(), 1)
+            along = (priced * levels).sum(0)
+            square = torch.tensordot(cost, levels.square_(), 1)
             tried = torch.where(along > 0, along / square, tried)
         gain = torch.where(along > 0, along * along / square, saved)
         is_best = gain > saved
         saved = torch.where(is_best, gain, saved)
-        scale, zero = torch.where(is_best, tried, scale), torch.where(is_best, tried_zero, zero)
+        scale = torch.where(is_best, tried, scale)
+        zero = torch.where(is_best, tried_zero, zero)
     return scale, zero
 
 
@@ -110,7 +112,8 @@ def _joined(
 
 
 def _range(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    low, high = weights.amin(0).clamp_(max=0), weights.amax(0).clamp_(min=0)
+    low = weights.amin(0).clamp_(max=0)
+    high = weights.amax(0).clamp_(min=0)
     is_empty = low == high
     return low.masked_fill_(is_empty, -1), high.masked_fill_(is_empty, 1)
 

@@ -80,7 +80,8 @@ def unpack(words: np.ndarray, bits: int, count: int) -> np.ndarray:
     """The first `count` codes, uint8 [count, m], of each stream in `words` int32 [w, m]."""
     starts = np.arange(count) * bits
     padded = np.vstack([words.view(np.uint32), np.zeros((1, words.shape[1]), np.uint32)])
-    index, shift = starts // _WORD_BITS, starts % _WORD_BITS
+    index = starts // _WORD_BITS
+    shift = starts % _WORD_BITS
     low = padded[index] >> shift[:, None].astype(np.uint32)
     high = padded[index + 1].astype(np.uint64) << (_WORD_BITS - shift[:, None]).astype(np.uint64)
     return ((low | high.astype(np.uint32)) & np.uint32(2**bits - 1)).astype(np.uint8)

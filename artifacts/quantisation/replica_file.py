@@ -79,7 +79,8 @@ def write_replicas(
         **described(replicas),
     }
     meta[_DIGEST] = _digest(meta, tensors)
-    entries, offset = {}, 0
+    entries = {}
+    offset = 0
     for name, tensor in tensors:
         stop = offset + tensor.nbytes
         entries[name] = {
@@ -117,10 +118,8 @@ def read_replica(
         raise BadInput(
             f"{path} has no {bits}-bit replica, only {', '.join(map(str, widths(header.metadata)))}"
         )
-    start, stop = (
-        min(entry.start for entry in of_width.values()),
-        max(entry.stop for entry in of_width.values()),
-    )
+    start = min(entry.start for entry in of_width.values())
+    stop = max(entry.stop for entry in of_width.values())
     if any((entry.start - start) % entry.dtype.itemsize for entry in of_width.values()):
         raise _foreign(path, "its tensors lie across the borders of their types")
     buffer = torch.from_numpy(_read(path, header.data_start + start, stop - start))
@@ -255,7 +254,8 @@ def _entry(name: str, entry: dict, known_widths: list[Width]) -> _Entry:
     if name.partition(".")[0] not in {label(bits) for bits in known_widths}:
         raise ValueError(f"{name} is of none of the widths")
     start, stop = entry["data_offsets"]
-    dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
+    dtype = _DTYPES[entry["dtype"]]
+    shape = tuple(entry["shape"])
     if not all(type(size) is int and size > 0 for size in (*shape, stop)) or type(start) is not int:
         raise ValueError(f"{shape} is no shape")
     if stop - start != dtype.itemsize * math.prod(shape):

@@ -50,14 +50,10 @@ def described(replicas: Mapping[Width, Parts]) -> dict[str, str]:
             if isinstance(part, Packed):
                 texts[f"{name}.group_size"] = str(part.group_size)
             elif isinstance(part, Trellis):
-                texts[f"{name}.outputs"], texts[f"{name}.inputs"] = (
-                    str(part.num_outputs),
-                    str(part.num_inputs),
-                )
-                texts[f"{bits}.{name}.half_bits"], texts["state_bits"] = (
-                    str(part.half_bits),
-                    str(part.state_bits),
-                )
+                texts[f"{name}.outputs"] = str(part.num_outputs)
+                texts[f"{name}.inputs"] = str(part.num_inputs)
+                texts[f"{bits}.{name}.half_bits"] = str(part.half_bits)
+                texts["state_bits"] = str(part.state_bits)
     return texts
 
 
@@ -82,7 +78,8 @@ def _packed(
     scales = fields.get("scales")
     if scales is None or scales.dim() != 2:
         raise ValueError(f"{name} is not described")
-    group_size, (num_groups, num_outputs) = _number(metadata, f"{name}.group_size"), scales.shape
+    group_size = _number(metadata, f"{name}.group_size")
+    num_groups, num_outputs = scales.shape
     num_inputs = num_groups * group_size
     _check(name, bits, fields, packed_shapes(num_outputs, num_inputs, bits, group_size))
     return Packed(bits, group_size, num_inputs, **{field: fields.get(field) for field in PARTS})

@@ -96,7 +96,8 @@ class Replicas:
         at_full = sorted(
             {bits for bits in self.widths if self.nbytes[bits] >= self.nbytes[FULL_BITS]} | {*more}
         )
-        loss, lost = self.loss.copy(), self.lost.copy()
+        loss = self.loss.copy()
+        lost = self.lost.copy()
         for table in (loss, lost):
             table[..., columns_of(at_full)] = 0.0
         nbytes = {bits: size for bits, size in self.nbytes.items() if bits not in at_full}

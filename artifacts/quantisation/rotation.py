@@ -53,7 +53,8 @@ def rotate_back(x: np.ndarray) -> np.ndarray:
 
 def _transform(x: np.ndarray, odd: np.ndarray) -> np.ndarray:
     rows = x.reshape(-1, x.shape[-1])
-    out, count = np.empty_like(rows), max(1, _CHUNK // rows.shape[1])
+    out = np.empty_like(rows)
+    count = max(1, _CHUNK // rows.shape[1])
     for first in range(0, len(rows), count):
         out[first : first + count] = _transformed(rows[first : first + count].T, odd).T
     return out.reshape(x.shape)
@@ -63,11 +64,13 @@ def _transformed(columns: np.ndarray, odd: np.ndarray) -> np.ndarray:
     """T times each of `columns` [n, c]: every step reads and writes numbers that lie side by
     side."""
     parts = np.array(columns, order="C").reshape(len(odd), -1)
-    power, half = len(columns) // len(odd), columns.shape[1]
+    power = len(columns) // len(odd)
+    half = columns.shape[1]
     mixed = np.zeros_like(parts)
     for index, part in enumerate(parts):
         mixed += odd[:, index, None] * part
-    spare, end = parts, power * half
+    spare = parts
+    end = power * half
     while half < end:
         low, high = (mixed.reshape(-1, 2, half)[:, side] for side in (0, 1))
         np.add(low, high, out=spare.reshape(-1, 2, half)[:, 0])

@@ -157,7 +157,8 @@ class Trellis:
     def blocks(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """For both kinds of columns: half bits, the columns int [n] in order, and their words int16
         [words, n]."""
-        is_high, words = self.is_high(), self.codes.numpy()
+        is_high = self.is_high()
+        words = self.codes.numpy()
         for half_bits, columns in (
             (self.half_bits, np.flatnonzero(~is_high)),
             (self.half_bits + 1, np.flatnonzero(is_high)),

@@ -73,7 +73,8 @@ class Encoder:
             )
         assert not rotates_outputs or len(hessians) == 1, len(hessians)
         groups = np.zeros(len(weight), np.int64) if groups is None else groups
-        self._is_rotated, self._num_outputs = rotates_outputs, len(weight)
+        self._is_rotated = rotates_outputs
+        self._num_outputs = len(weight)
         self._order = np.argsort(groups, kind="stable").astype(np.int32)
         self._ends = np.cumsum(np.bincount(groups, minlength=len(hessians))).astype(np.int32)
         moments = _normal(hessians, damp)
@@ -94,7 +95,8 @@ class Encoder:
             self._num_outputs, len(self._weights), bits, is_rotated=self._is_rotated
         )
         ridges = self._sizes * self._water((half_bits + num_high / len(self._weights)) / 2)
-        ratios, pivots = self._hessians.copy(), np.empty(self._hessians.shape[:2], np.float32)
+        ratios = self._hessians.copy()
+        pivots = np.empty(self._hessians.shape[:2], np.float32)
         factorise(ratios, pivots, ridges)
         aim = self._weights.copy()
         solve(ratios, pivots, self._ends, aim)
@@ -180,7 +182,8 @@ class Encoder:
         ratios, pivots, ridges = metric
         mine = np.empty_like(values)
         weigh(ratios, self._ends, values, mine)
-        sums, damped = np.zeros((2, values.shape[1])), self._by_place(ridges)
+        sums = np.zeros((2, values.shape[1]))
+        damped = self._by_place(ridges)
         for first in range(0, len(values), _FITTED_TOGETHER):
             part = slice(first, first + _FITTED_TOGETHER)
             own = self._by_place(pivots.T[part]).astype(np.float64) * mine[part]
@@ -200,7 +203,8 @@ class Encoder:
     ) -> Trellis:
         """Assemble the matrix; `paths` [in, rows] and `is_high` [in] are in the order of coding."""
         places = np.argsort(self._inputs)
-        paths, is_high = paths[places], is_high[places]
+        paths = paths[places]
+        is_high = is_high[places]
         words = [pack(paths[is_high == more].T, half_bits + more).ravel() for more in (False, True)]
         rows = (
             None if scales.rows is None else torch.from_numpy(scales.rows[np.argsort(self._order)])

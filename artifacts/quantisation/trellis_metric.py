@@ -25,17 +25,21 @@ def factorise(hessians: np.ndarray, pivots: np.ndarray, ridges: np.ndarray) -> N
     `pivots` [G, in]: H = L diag(pivots) L^T, where L[l, j] is left at [g, j, l] and at [g, l, j]. A
     pivot is at least the ridge."""
     size = hessians.shape[1]
-    columns, ratios = np.empty((BLOCK, size), np.float32), np.empty((BLOCK, size), np.float32)
+    columns = np.empty((BLOCK, size), np.float32)
+    ratios = np.empty((BLOCK, size), np.float32)
     for group in range(hessians.shape[0]):
-        matrix, ridge = hessians[group], ridges[group]
+        matrix = hessians[group]
+        ridge = ridges[group]
         for first in range(0, size, BLOCK):
             end = min(first + BLOCK, size)
             for column in range(first, end):
-                mine, ratio = columns[column - first], ratios[column - first]
+                mine = columns[column - first]
+                ratio = ratios[column - first]
                 mine[first:] = matrix[column, first:]
                 before = column - first
                 for other in range(before):
-                    factor, row = ratios[other, column], columns[other]
+                    factor = ratios[other, column]
+                    row = columns[other]
                     for place in range(first, size):
                         mine[place] -= factor * row[place]
                 pivot = max(mine[column] + ridge, ridge)
@@ -92,7 +96,8 @@ def down_within(
     """As `pass_down`, for all l and j in the range `block` with l > j, the last l first; source may
     be the target."""
     first, end = block
-    start, sign = 0, np.float32(-1 if is_less else 1)
+    start = 0
+    sign = np.float32(-1 if is_less else 1)
     for group in range(ends.size):
         own = ratios[group]
         for place in range(start, ends[group]):

@@ -103,7 +103,8 @@ def _adder(is_less: bool) -> Callable[..., None]:
     return add
 
 
-_plus, _minus = _adder(False), _adder(True)
+_plus = _adder(False)
+_minus = _adder(True)
 
 
 @kernel("void(boolean, UniTuple(int64, 8))", exact=True, nogil=True)
@@ -120,7 +121,9 @@ def add_products(target, places, span, source, block, rows, is_less):
     """Add `source[p, i] * rows[i - first]` to `target[p]`, or subtract it, for one i in the range
     `block`, from `first` on, after the other, for each p in the range `places` and at the numbers
     in the range `span`. Source may be the target, where block and span have nothing in common."""
-    (start, stop), (begin, end), (first, last) = places, span, block
+    start, stop = places
+    begin, end = span
+    first, last = block
     done = begin
     if last - first == BLOCK and stop > start:
         num_vectors = (end - begin) // _LANES

@@ -88,12 +88,13 @@ def walk(
     """Write the path of the rows from `first` on, as many as `path` has, round the circle; with
     `end` the state at both ends, or -1. x, prices [rows]; levels [2, 64], that of a state at its
     hash; costs [3, states]; choices [rows, *]."""
-    rows, num_states, now, less = x.size, hashes.size, 0, 0
-    most, largest, own = (
-        _most(half_bits, num_states),
-        levels.max(),
-        np.empty(_NUM_LEVELS, np.uint16),
-    )
+    rows = x.size
+    num_states = hashes.size
+    now = 0
+    less = 0
+    most = _most(half_bits, num_states)
+    largest = levels.max()
+    own = np.empty(_NUM_LEVELS, np.uint16)
     costs[0] = 0 if end < 0 else _FAR
     if end >= 0:
         costs[0, end] = 0
@@ -106,11 +107,9 @@ def walk(
             for state in range(num_states):
                 costs[2, state] = own[hashes[state]]
         bits = _bits(half_bits, place)
-        before, after, choice = (
-            costs[now].ctypes.data,
-            costs[1 - now].ctypes.data,
-            choices[place].ctypes.data,
-        )
+        before = costs[now].ctypes.data
+        after = costs[1 - now].ctypes.data
+        choice = choices[place].ctypes.data
         given = before, after, choice, hashes.ctypes.data, table, less, num_states
         less = _take(bits, given)
         now = 1 - now
@@ -126,7 +125,8 @@ def _trace(
         path[place] = state
         bits = _bits(half_bits, place)
         if bits:
-            part, way = num_states >> bits, 0
+            part = num_states >> bits
+            way = 0
             state >>= bits
             for bit in range(bits):
                 octet = np.int64(choices[place, (bit * part + state) >> 3])
@@ -184,27 +184,24 @@ def code_columns(
     half bits and row parity, that its place in `hashes` [states] names, times `deviations` [places]
     of rows.
     """
-    (columns, rows), num_states, num_places = paths.shape, hashes.size, order.size
-    costs, choices = (
-        np.empty((3, num_states), np.uint16),
-        np.empty((rows, num_states // 16), np.uint8),
-    )
-    path, x, prices = (
-        np.empty(rows, np.int64),
-        np.zeros(rows, np.float32),
-        np.zeros(rows, np.float32),
-    )
-    aims, left, energies[:] = (
-        transposed(moved),
-        np.empty((num_places, columns), np.float32),
-        np.float32(0),
-    )
+    columns, rows = paths.shape
+    num_states = hashes.size
+    num_places = order.size
+    costs = np.empty((3, num_states), np.uint16)
+    choices = np.empty((rows, num_states // 16), np.uint8)
+    path = np.empty(rows, np.int64)
+    x = np.zeros(rows, np.float32)
+    prices = np.zeros(rows, np.float32)
+    aims = transposed(moved)
+    left = np.empty((num_places, columns), np.float32)
+    energies[:] = np.float32(0)
     factors = np.empty((BLOCK, BLOCK, num_places), np.float32)
     for end in range(columns, 0, -BLOCK):
         first = max(end - BLOCK, 0)
         _begin_block(aims, ratios, ends, (first, end), errors, moved, factors)
         for column in range(end - 1, first - 1, -1):
-            own, half = moved[column], half_bits[column]
+            own = moved[column]
+            half = half_bits[column]
             _add_products(
                 own,
                 factors[column - first, column + 1 - first : end - first],

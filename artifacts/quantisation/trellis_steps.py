@@ -49,17 +49,13 @@ def _step(bits: int, *, looks_up: bool) -> Callable[..., int]:
     def step(context, before, after, choices, hashes, costs, less, num_states):
         def generate(target, builder, _, arguments):
             before, after, choices, hashes, costs, less, num_states = arguments
-            part, less = (
-                builder.lshr(num_states, I64(bits)),
-                splat(builder, builder.trunc(less, I16), LANES),
-            )
+            part = builder.lshr(num_states, I64(bits))
+            less = splat(builder, builder.trunc(less, I16), LANES)
             tables = [load(builder, costs, _COSTS, 64 * half) for half in range(2)]
             least = cgutils.alloca_once_value(builder, filled(_COSTS, _FAR))
             with cgutils.for_range(builder, builder.udiv(part, I64(LANES)), intp=I64) as loop:
-                following, stride = (
-                    advanced(builder, before, loop.index, 2 * LANES),
-                    builder.shl(part, I64(1)),
-                )
+                following = advanced(builder, before, loop.index, 2 * LANES)
+                stride = builder.shl(part, I64(1))
                 places = [advanced(builder, following, I64(way), stride) for way in range(ways)]
                 lowest, planes = _least(builder, [load(builder, place, _COSTS) for place in places])
                 for bit, plane in enumerate(planes):

@@ -42,7 +42,8 @@ class Coactivation:
         assert selected.shape == np.shape(weights), (selected.shape, np.shape(weights))
         if not selected.size:
             return
-        lowest, highest = int(selected.min()), int(selected.max())
+        lowest = int(selected.min())
+        highest = int(selected.max())
         assert lowest >= 0 and highest < self.num_experts, (
             f"expert ids {lowest} to {highest} outside the layer"
         )
@@ -65,7 +66,8 @@ class Coactivation:
         first, second = np.triu_indices(selected.shape[1], k=1)
         cell = (selected[:, first] * self.num_experts + selected[:, second]).ravel()
         lesser = np.minimum(share[:, first], share[:, second]).ravel()
-        shape, num_cells = self.pairs.shape, self.pairs.size
+        shape = self.pairs.shape
+        num_cells = self.pairs.size
         count = np.bincount(cell, minlength=num_cells).reshape(shape)
         weight = np.bincount(cell, weights=lesser, minlength=num_cells).reshape(shape)
         np.fill_diagonal(count, 0)  # of a router that names an expert twice

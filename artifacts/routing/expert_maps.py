@@ -15,13 +15,14 @@ from artifacts.common.suggestions import unknown
 from artifacts.errors import BadInput, BadUsage, OutOfResources
 
 DTYPES = ("float32", "float16")
-CAPACITY, DISTANCE = 1000, 3  # the defaults of `moectl build-maps` too
+# the defaults of `moectl build-maps` too
+CAPACITY = 1000
+DISTANCE = 3
 _TINY = np.float32(1e-30)
 _CHUNK = 1024  # maps widened from float16 at a time
-_BLOCK_NBYTES, _MOST_NEWCOMERS = (
-    16 << 20,
-    512,
-)  # similarities between newcomers and maps computed at a time
+# similarities between newcomers and maps computed at a time
+_BLOCK_NBYTES = 16 << 20
+_MOST_NEWCOMERS = 512
 
 
 def select_experts(probabilities: np.ndarray, score: float, k: int) -> list[int]:
@@ -97,7 +98,8 @@ class ExpertMaps:
             raise BadUsage(
                 f"the distance must be 1 to {num_layers}, the model's MoE layers, not {distance}"
             )
-        self.capacity, self.distance = capacity, distance
+        self.capacity = capacity
+        self.distance = distance
         self.num_replaced = self.version = self._size = 0
         self.map_nbytes = map_nbytes(num_layers, num_experts, hidden, dtype)
         try:
@@ -262,7 +264,8 @@ class ExpertMaps:
 
     def _write(self, rows: np.ndarray, embeddings: np.ndarray, probabilities: np.ndarray) -> None:
         by_layer = probabilities.transpose(1, 0, 2)
-        self._embeddings[rows], self._by_layer[:, rows] = embeddings, by_layer
+        self._embeddings[rows] = embeddings
+        self._by_layer[:, rows] = by_layer
         squares = by_layer.astype(np.float32, copy=False)
         self._inverse[:, rows] = _inverse(np.vecdot(squares, squares).cumsum(axis=0))
 
@@ -276,7 +279,8 @@ class Trajectories:
 
     def __init__(self, maps: ExpertMaps, num_requests: int) -> None:
         self.num_layers = 0
-        self._maps, self._version = maps, maps.version
+        self._maps = maps
+        self._version = maps.version
         self._dots = np.zeros((num_requests, len(maps)), np.float32)
         self._squares = np.zeros(num_requests, np.float32)
 

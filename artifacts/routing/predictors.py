@@ -22,7 +22,8 @@ if TYPE_CHECKING:  # pyarrow takes memory that a run without predictors does not
     import pyarrow as pa
 
 
-COMMAND, TABLE = "build-predictor", "predictors"
+COMMAND = "build-predictor"
+TABLE = "predictors"
 TARGETS = ("logits", "selected")
 _SPREAD = 1.5  # standard deviation of the random features' inputs
 

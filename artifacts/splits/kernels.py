@@ -37,7 +37,9 @@ def _cut(budget, size):
 @exact_part
 def _worth(times, covered, overhead_s):
     """Experts covered, less as many as would hide and save the transfers' overhead."""
-    moe_s, load_s, k = times[0], times[2], times[3]
+    moe_s = times[0]
+    load_s = times[2]
+    k = times[3]
     return covered - overhead_s / max(load_s + moe_s / k, _TINY) if overhead_s > 0 else covered
 
 
@@ -60,13 +62,20 @@ def _covered(curves, times, layer, budget, window):
     tier in time, the link's overhead for transfers of the others, the engine's overhead for all
     transfers, and that size. NaN where the budget exceeds all experts, which is therefore never
     best."""
-    hit, prediction, cached = curves[0][layer], curves[1][layer], curves[2][layer]
-    load_s, k, latency_s = times[2], times[3], times[4]
-    most, best = -np.inf, 0
+    hit = curves[0][layer]
+    prediction = curves[1][layer]
+    cached = curves[2][layer]
+    load_s = times[2]
+    k = times[3]
+    latency_s = times[4]
+    most = -np.inf
+    best = 0
     best_covered = best_link_s = best_host_s = np.nan
     for size in _sizes(budget, hit):
         theta, of_absent = _cut(budget, size)
-        covered, spent_s, prefetched = k * hit[size] * theta, 0.0, 0.0
+        covered = k * hit[size] * theta
+        spent_s = 0.0
+        prefetched = 0.0
         transfers = k * (of_absent - hit[size])
         for rank in range(len(prediction)):
             absent = 1 - cached[size, rank] * theta
@@ -81,13 +90,11 @@ def _covered(curves, times, layer, budget, window):
         link_s, host_s = _paid(times, transfers, prefetched)
         worth = _worth(times, covered, link_s + host_s)
         if worth > most:
-            most, best, best_covered, best_link_s, best_host_s = (
-                worth,
-                size,
-                covered,
-                link_s,
-                host_s,
-            )
+            most = worth
+            best = size
+            best_covered = covered
+            best_link_s = link_s
+            best_host_s = host_s
         if most >= k:
             break
     return best_covered, best_link_s, best_host_s, best
@@ -98,7 +105,8 @@ def _after(times, covered, link_s, host_s):
     """Exposed seconds, and the next layer's window, when so many experts of a token are in the fast
     tier in time."""
     moe_s, attention_s, load_s, k = times[:4]
-    hide_s, miss_s = covered * moe_s / k, (k - covered) * load_s + link_s
+    hide_s = covered * moe_s / k
+    miss_s = (k - covered) * load_s + link_s
     return max(0.0, miss_s - hide_s) + host_s, moe_s - min(hide_s, miss_s) + attention_s
 
 
@@ -120,7 +128,8 @@ def _walk(curves, times, budgets, first, last, windows, exposed, sizes):
 def exposed_change(curves, times, budgets, windows, exposed, first, of_first, second, of_second):
     """The change of the summed exposed time when two layers, or one given twice, get other
     budgets."""
-    change, window = 0.0, windows[min(first, second)]
+    change = 0.0
+    window = windows[min(first, second)]
     for layer in range(min(first, second), len(budgets)):
         budget = of_first if layer == first else of_second if layer == second else budgets[layer]
         if window == windows[layer] and budget == budgets[layer]:
@@ -151,12 +160,14 @@ def _exposed_after(curves, times, budgets, step, first_window):
     what becomes of it.
     """
     most = curves[0].shape[1] - 1 + _CLOSE
-    shifted, can_take = budgets.copy(), np.zeros(len(budgets), np.bool_)
+    shifted = budgets.copy()
+    can_take = np.zeros(len(budgets), np.bool_)
     for layer in range(len(budgets)):
         can_take[layer] = _CLOSE < budgets[layer] + step <= most
         if can_take[layer]:
             shifted[layer] += step
-    windows, exposed = np.full(len(budgets) + 1, first_window), np.zeros(len(budgets))
+    windows = np.full(len(budgets) + 1, first_window)
+    exposed = np.zeros(len(budgets))
     _walk(
         curves, times, shifted, 0, len(budgets), windows, exposed, np.zeros(len(budgets), np.int64)
     )
@@ -166,10 +177,12 @@ def _exposed_after(curves, times, budgets, step, first_window):
 @exact_part
 def _most(values, is_allowed):
     """The first layer of the largest value among those allowed, or _NO_LAYER."""
-    best, chosen = -np.inf, _NO_LAYER
+    best = -np.inf
+    chosen = _NO_LAYER
     for layer in range(len(values)):
         if is_allowed[layer] and values[layer] > best:
-            best, chosen = values[layer], layer
+            best = values[layer]
+            chosen = layer
     return chosen
 
 
@@ -192,15 +205,14 @@ def _published_pair(curves, times, budgets, step, first_window, exposed):
 def greedy(curves, times, budgets, step, windows, exposed, sizes):
     """While the sum falls, move a step of so many experts between the published pair of layers."""
     _walk(curves, times, budgets, 0, len(budgets), windows, exposed, sizes)
-    start, moved = budgets.copy(), np.zeros(len(budgets))
+    start = budgets.copy()
+    moved = np.zeros(len(budgets))
     while True:
         receiver, giver = _published_pair(curves, times, budgets, step, windows[0], exposed)
         if receiver == _NO_LAYER or giver == _NO_LAYER:
             return
-        more, less = (
-            start[receiver] + (moved[receiver] + 1) * step,
-            start[giver] + (moved[giver] - 1) * step,
-        )
+        more = start[receiver] + (moved[receiver] + 1) * step
+        less = start[giver] + (moved[giver] - 1) * step
         change = exposed_change(
             curves, times, budgets, windows, exposed, receiver, more, giver, less
         )
@@ -208,7 +220,8 @@ def greedy(curves, times, budgets, step, windows, exposed, sizes):
             return
         moved[receiver] += 1
         moved[giver] -= 1
-        budgets[receiver], budgets[giver] = more, less
+        budgets[receiver] = more
+        budgets[giver] = less
         _walk(
             curves,
             times,
@@ -229,21 +242,27 @@ def refine(curves, times, budgets, step, windows, exposed, sizes):
     """Move gaining step at a time between any two layers, judged by the change of the whole sum,
     while it falls."""
     _walk(curves, times, budgets, 0, len(budgets), windows, exposed, sizes)
-    more, less = np.empty(len(budgets)), np.empty(len(budgets))
+    more = np.empty(len(budgets))
+    less = np.empty(len(budgets))
     while True:
         for layer in range(len(budgets)):
-            up, down = budgets[layer] + step, budgets[layer] - step
+            up = budgets[layer] + step
+            down = budgets[layer] - step
             at = (curves, times, budgets, windows, exposed, layer)
             more[layer] = exposed_change(*at, up, layer, up)
             less[layer] = exposed_change(*at, down, layer, down) if down > _CLOSE else np.inf
-        best, receiver, giver = -_least_change(times), _NO_LAYER, _NO_LAYER
+        best = -_least_change(times)
+        receiver = _NO_LAYER
+        giver = _NO_LAYER
         for gaining in np.argsort(more)[:_CANDIDATES]:
             for losing in np.argsort(less)[:_CANDIDATES]:
                 if gaining != losing and less[losing] < np.inf:
                     pair = (gaining, budgets[gaining] + step, losing, budgets[losing] - step)
                     change = exposed_change(curves, times, budgets, windows, exposed, *pair)
                     if change < best:
-                        best, receiver, giver = change, gaining, losing
+                        best = change
+                        receiver = gaining
+                        giver = losing
         if receiver == _NO_LAYER:
             return
         budgets[receiver] += step
@@ -267,18 +286,27 @@ def _note(times, covered, transfers, prefetched, best):
     covered = min(times[3], covered)
     link_s, host_s = _paid(times, transfers, prefetched)
     if _worth(times, covered, link_s + host_s) > _worth(times, best[0], best[1] + best[2]):
-        best[0], best[1], best[2] = covered, link_s, host_s
+        best[0] = covered
+        best[1] = link_s
+        best[2] = host_s
 
 
 @exact_part
 def _covered_in(curves, times, layer, budget, windows, best):
     """Fill `best` [B, 3] with what `_covered` returns for each of these windows, ascending."""
-    hit, prediction, cached = curves[0][layer], curves[1][layer], curves[2][layer]
-    load_s, k, latency_s = times[2], times[3], times[4]
+    hit = curves[0][layer]
+    prediction = curves[1][layer]
+    cached = curves[2][layer]
+    load_s = times[2]
+    k = times[3]
+    latency_s = times[4]
     best[:] = -np.inf
     for size in _sizes(budget, hit):
         theta, of_absent = _cut(budget, size)
-        covered, spent_s, prefetched, at = k * hit[size] * theta, 0.0, 0.0, 0
+        covered = k * hit[size] * theta
+        spent_s = 0.0
+        prefetched = 0.0
+        at = 0
         transfers = k * (of_absent - hit[size])
         for rank in range(len(prediction)):
             absent = 1 - cached[size, rank] * theta
@@ -317,10 +345,13 @@ def best_cells(times, table, windows, first_window, num_cells):
     """
     num_layers, num_budgets = table.shape[:2]
     chosen = np.zeros((num_layers, num_cells + 1), np.int64)
-    cost, window = np.full(num_cells + 1, np.inf), np.zeros(num_cells + 1)
-    cost[0], window[0] = 0.0, first_window
+    cost = np.full(num_cells + 1, np.inf)
+    window = np.zeros(num_cells + 1)
+    cost[0] = 0.0
+    window[0] = first_window
     for layer in range(num_layers):
-        new_cost, new_window = np.full(num_cells + 1, np.inf), np.zeros(num_cells + 1)
+        new_cost = np.full(num_cells + 1, np.inf)
+        new_window = np.zeros(num_cells + 1)
         for spent in range(num_cells + 1):
             if cost[spent] == np.inf:
                 continue
@@ -329,9 +360,11 @@ def best_cells(times, table, windows, first_window, num_cells):
                 covered, link_s, host_s = table[layer, more, at]
                 exposed, after = _after(times, covered, link_s, host_s)
                 if cost[spent] + exposed < new_cost[spent + more]:
-                    new_cost[spent + more], new_window[spent + more] = cost[spent] + exposed, after
+                    new_cost[spent + more] = cost[spent] + exposed
+                    new_window[spent + more] = after
                     chosen[layer, spent + more] = more
-        cost, window = new_cost, new_window
+        cost = new_cost
+        window = new_window
     cells = np.empty(num_layers, np.int64)
     for layer in range(num_layers - 1, -1, -1):
         cells[layer] = chosen[layer, num_cells]

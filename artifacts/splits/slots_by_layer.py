@@ -27,7 +27,8 @@ def fewest_loads(loads: np.ndarray, num_slots: int) -> np.ndarray:
     """[L] experts that each layer holds, at before one each and `num_slots` in all, such that the
     sum of loads [L, E + 1] is minimal; of equal sums the first found gives lower layers more.
     Raises BadUsage when no such choice exists."""
-    num_layers, most = len(loads), loads.shape[1] - 1
+    num_layers = len(loads)
+    most = loads.shape[1] - 1
     if not num_layers <= num_slots <= num_layers * most:
         raise BadUsage(
             f"{num_slots} slots cannot be from 1 to {most} in each of {num_layers} layers"
@@ -36,7 +37,8 @@ def fewest_loads(loads: np.ndarray, num_slots: int) -> np.ndarray:
     best[0] = 0.0
     chosen = np.zeros((num_layers, num_slots + 1), np.int64)
     for layer, layer_loads in enumerate(loads):
-        before, best = best, np.full(num_slots + 1, np.inf)
+        before = best
+        best = np.full(num_slots + 1, np.inf)
         for size in range(1, min(most, num_slots) + 1):
             total = before[: num_slots + 1 - size] + layer_loads[size]
             is_better = total < best[size:]

@@ -18,7 +18,8 @@ from artifacts.errors import BadUsage
 
 SOLVERS = ("greedy", "dynamic")
 EVEN = "even"  # no solver: all layers alike
-_NUM_CELLS, _NUM_WINDOWS = 2048, 256
+_NUM_CELLS = 2048
+_NUM_WINDOWS = 256
 _CLOSE = 1e-9
 _GRAIN = 0.01  # experts: the least that `dynamic` moves
 
@@ -119,7 +120,8 @@ class SplitProblem:
         """Exposed seconds [L] where each layer caches so many experts [L] instead of the number
         that serves it best."""
         moe_s, attention_s, load_s, k, latency_s, host_s = self.times
-        exposed, window = np.zeros(self.shape[0]), self.first_window
+        exposed = np.zeros(self.shape[0])
+        window = self.first_window
         layers = zip(*self.curves, np.asarray(budgets), np.asarray(cache_size), strict=True)
         for layer, (hit, prediction, cached, budget, size) in enumerate(layers):
             theta = min(1.0, budget / size)
@@ -130,7 +132,8 @@ class SplitProblem:
             covered = min(k, k * hit[size] * theta + (absent * prediction)[ranks].sum())
             foreseen = (coming * prediction)[ranks].sum()
             on_demand = max(0.0, k * (of_absent - hit[size]) - foreseen)
-            hide_s, miss_s = covered * moe_s / k, (k - covered) * load_s + on_demand * latency_s
+            hide_s = covered * moe_s / k
+            miss_s = (k - covered) * load_s + on_demand * latency_s
             exposed[layer] = max(0.0, miss_s - hide_s) + (on_demand + coming[ranks].sum()) * host_s
             window = moe_s - min(hide_s, miss_s) + attention_s
         return exposed

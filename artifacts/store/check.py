@@ -32,7 +32,8 @@ def check_store(store: Store) -> Checked:
     Raises BadInput and Incompatible only for a store whose list of runs cannot be read.
     """
     runs = store.runs()
-    schema, scan = list(_schema(store)), _Scan(store)
+    schema = list(_schema(store))
+    scan = _Scan(store)
     files, replicas = _replicas(store, runs)
     damage = [*schema, *scan.findings, *_counts(runs, scan), *_references(store, runs), *replicas]
     leftovers = [*beside(store.path), *unnamed(replica_root(store.path), files)]
@@ -102,7 +103,8 @@ def _counts(runs: list[StoredRun], scan: _Scan) -> Iterator[StoreFinding]:
 
 
 def _references(store: Store, runs: list[StoredRun]) -> Iterator[StoreFinding]:
-    models, run_ids = {model.model_id for model in store.models()}, {run.run_id for run in runs}
+    models = {model.model_id for model in store.models()}
+    run_ids = {run.run_id for run in runs}
     for run in runs:
         again = f"run moectl {run.info.command} again"
         if run.info.model_id is not None and run.info.model_id not in models:
@@ -124,7 +126,9 @@ def _references(store: Store, runs: list[StoredRun]) -> Iterator[StoreFinding]:
 
 def _replicas(store: Store, runs: list[StoredRun]) -> tuple[set[Path], list[StoreFinding]]:
     """The files that runs name, and a finding for each run and kind of damage."""
-    root, named, findings = replica_root(store.path), set(), []
+    root = replica_root(store.path)
+    named = set()
+    findings = []
     for run in (run for run in runs if "replicas" in run.contents):
         files = _files(store, run)
         named |= {root / file for file in files}

@@ -20,7 +20,8 @@ PATIENCE_S = 10.0  # how long a command waits to write hours of work; others hol
 _READER_RETRIES = 5
 _RETRY_S = 0.2
 LONGEST_S = 600.0  # of one step: to write a trace of gigabytes to a slow disk takes a part of it
-_MOST_NBYTES, _MOST_SPILLED_NBYTES = 8 << 30, 32 << 30
+_MOST_NBYTES = 8 << 30
+_MOST_SPILLED_NBYTES = 32 << 30
 _OPENING = (
     threading.Lock()
 )  # connections of one file share its configuration, which the first of them locks

@@ -9,7 +9,9 @@ from artifacts.shape import Shape
 from artifacts.store.runs import StoredRun, as_written
 from artifacts.store.store import Store
 
-COMMAND, LEARN, TABLE = "build-maps", "learn", "expert_maps"
+COMMAND = "build-maps"
+LEARN = "learn"
+TABLE = "expert_maps"
 
 
 def map_rows(maps: ExpertMaps, origins: np.ndarray) -> pa.Table:
@@ -80,11 +82,9 @@ def _read(store: Store, run: StoredRun) -> ExpertMaps:
     shape = next(model.shape for model in store.models() if model.model_id == run.info.model_id)
     parameters = run.info.parameters
     with as_written(run, store.path):
-        dtype, distance, capacity = (
-            str(parameters["dtype"]),
-            int(parameters["distance"]),
-            int(parameters["capacity"]),
-        )
+        dtype = str(parameters["dtype"])
+        distance = int(parameters["distance"])
+        capacity = int(parameters["capacity"])
     if dtype not in DTYPES:
         raise BadInput(f"{store.path} has expert maps of {dtype[:40]}: run moectl build-maps again")
     # DuckDB's Arrow tables have no float16; values that were rounded to float16 convert back

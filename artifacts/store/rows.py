@@ -21,7 +21,8 @@ def activation_matrices(
     layer, expert = _at(rows, ("layer", "expert"), shape)
     matrices = {}
     for phase in dict.fromkeys(phases.tolist()):
-        counts, weights = np.zeros(shape, np.int64), np.zeros(shape)
+        counts = np.zeros(shape, np.int64)
+        weights = np.zeros(shape)
         at = phases == phase
         counts[layer[at], expert[at]] = _column(rows, "count")[at]
         weights[layer[at], expert[at]] = _column(rows, "weight")[at]
@@ -36,7 +37,8 @@ def coactivation_matrices(
     pairs = np.zeros((num_layers, num_experts, num_experts), np.int64)
     weighted = np.zeros(pairs.shape)
     at = _at(rows, ("layer", "i", "j"), pairs.shape)
-    pairs[at], weighted[at] = _column(rows, "count"), _column(rows, "weight")
+    pairs[at] = _column(rows, "count")
+    weighted[at] = _column(rows, "weight")
     return pairs, weighted
 
 
@@ -60,10 +62,13 @@ def similarity_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> Si
     """The similarity of every layer; diagonals are 1 and 0."""
     cosine = np.tile(np.eye(num_experts), (num_layers, 1, 1))
     loss = np.zeros(cosine.shape)
-    left_out, samples = np.zeros(cosine.shape[:2]), np.zeros(cosine.shape[:2], np.int64)
+    left_out = np.zeros(cosine.shape[:2])
+    samples = np.zeros(cosine.shape[:2], np.int64)
     layer, i, j = _at(rows, ("layer", "i", "j"), cosine.shape)
-    cosine[layer, i, j], loss[layer, i, j] = _column(rows, "cosine"), _column(rows, "loss")
-    left_out[layer, i], samples[layer, i] = _column(rows, "left_out"), _column(rows, "samples")
+    cosine[layer, i, j] = _column(rows, "cosine")
+    loss[layer, i, j] = _column(rows, "loss")
+    left_out[layer, i] = _column(rows, "left_out")
+    samples[layer, i] = _column(rows, "samples")
     return Similarity(cosine, loss, left_out, samples)
 
 
@@ -120,8 +125,10 @@ def buddy_matrices(
     names = ("layer", "pivot", "rank", "buddy")
     layer, pivot, rank, buddy = _at(rows, names, (num_layers, *[num_experts] * 3))
     shape = (num_layers, num_experts, int(rank.max(initial=0)) + 1)
-    buddies, q = np.full(shape, -1, dtype=np.int64), np.zeros(shape)
-    buddies[layer, pivot, rank], q[layer, pivot, rank] = buddy, _column(rows, "q")
+    buddies = np.full(shape, -1, dtype=np.int64)
+    q = np.zeros(shape)
+    buddies[layer, pivot, rank] = buddy
+    q[layer, pivot, rank] = _column(rows, "q")
     return buddies, q
 
 

@@ -13,10 +13,9 @@ from artifacts.store.schema import CONTROL_TABLES, TABLES, WIDENED, literal
 
 _SHOWN = 40  # characters of a name that the file gives
 _UNPACKED = 100  # bytes in memory for each of the file; what moectl writes has at most 20
-_MOST_CONTROL_NBYTES, _MOST_TEXT_NBYTES = (
-    64 << 20,
-    4 << 20,
-)  # of the list of runs, and of one text anywhere
+# of the list of runs, and of one text anywhere
+_MOST_CONTROL_NBYTES = 64 << 20
+_MOST_TEXT_NBYTES = 4 << 20
 _COLUMN = re.compile(r'(?:"(\w+)"|(\w+)) (.+)', re.DOTALL)
 _CHECK = re.compile(r"CHECK \((.+)\)")
 _BARE = str.maketrans("", "", '()"')

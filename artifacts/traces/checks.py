@@ -40,7 +40,8 @@ def _is_complete(ordered: np.ndarray, num_layers: int) -> bool:
     """Whether row numbers that rise and differ are, token by token, those of all layers."""
     if len(ordered) % num_layers:
         return False
-    first, last = ordered[::num_layers], ordered[num_layers - 1 :: num_layers]
+    first = ordered[::num_layers]
+    last = ordered[num_layers - 1 :: num_layers]
     return not (first % num_layers).any() and bool((last - first == num_layers - 1).all())
 
 
@@ -61,7 +62,8 @@ def _row_numbers(columns: Sequence[np.ndarray]) -> np.ndarray:
             numbers, column = (
                 np.unique(each, return_inverse=True)[1] for each in (numbers, column)
             )
-            size, own_size = int(numbers.max()) + 1, int(column.max()) + 1
+            size = int(numbers.max()) + 1
+            own_size = int(column.max()) + 1
         numbers *= own_size
         numbers += column
         size *= own_size

@@ -89,7 +89,8 @@ class Served:
         """Return the mean seconds between the tokens of each answer of which two or more were
         seen."""
         _, request, counts = np.unique(self.answers[:, 0], return_inverse=True, return_counts=True)
-        last_s, first_s = np.zeros(len(counts)), np.full(len(counts), np.inf)
+        last_s = np.zeros(len(counts))
+        first_s = np.full(len(counts), np.inf)
         at_s = ends_s[self.answers[:, 1]]
         np.maximum.at(last_s, request, at_s)
         np.minimum.at(first_s, request, at_s)
@@ -125,7 +126,8 @@ class _Serving:
     """Tokens are numbered by request, in the order in which each computed them."""
 
     def __init__(self, trace: Trace, clients: Clients) -> None:
-        self._trace, self._chunk = trace, clients.chunk
+        self._trace = trace
+        self._chunk = clients.chunk
         self._random = np.random.default_rng(clients.seed)
         self._find_tokens()
         self._most = max(len(self._first), clients.count) + clients.count - 1
@@ -143,7 +145,8 @@ class _Serving:
     def _find_tokens(self) -> None:
         """Find the rows of each token, and the tokens of each request in the order in which
         requests began."""
-        trace, passes = self._trace, self._trace.pass_indices()
+        trace = self._trace
+        passes = self._trace.pass_indices()
         self._rows = rows = np.lexsort((trace.layer, trace.token, passes, trace.request))
         is_new = np.logical_or.reduce(
             [np.diff(column[rows]) != 0 for column in (trace.request, passes, trace.token)]
@@ -155,7 +158,9 @@ class _Serving:
         _, first, counts = np.unique(trace.request[of_token], return_index=True, return_counts=True)
         prompts = np.add.reduceat((trace.phase[of_token] == PREFILL).astype(np.int64), first)
         order = np.argsort(passes[of_token[first]], kind="stable")
-        self._first, self._counts, self._prompts = first[order], counts[order], prompts[order]
+        self._first = first[order]
+        self._counts = counts[order]
+        self._prompts = prompts[order]
 
     def _begin(self, *, is_met: bool = False) -> None:
         """Begin the next request, half-way if its client `is_met`."""
@@ -171,13 +176,15 @@ class _Serving:
 
     def go_on(self) -> bool:
         """Compute one pass; whether there is another."""
-        decoding, self._running = self._running, []
+        decoding = self._running
+        self._running = []
         num_ended = sum([not self._compute(request, 1) for request in decoding])
         room = self._chunk
         while self._waiting and room:
             request = self._waiting[0]
             count = min(room, request.prompt)
-            room, request.prompt = room - count, request.prompt - count
+            room = room - count
+            request.prompt = request.prompt - count
             if request.prompt:
                 self._note(request, count)
             else:
@@ -204,7 +211,8 @@ class _Serving:
 
     def served(self) -> Served:
         passes, requests, first, counts = np.array(self._computed).T
-        passes, requests = np.repeat(passes, counts), np.repeat(requests, counts)
+        passes = np.repeat(passes, counts)
+        requests = np.repeat(requests, counts)
         tokens = _ranges(first, counts)
         num_rows = np.diff(self._starts)[tokens]
         trace = self._trace.take(self._rows[_ranges(self._starts[tokens], num_rows)])

@@ -47,14 +47,16 @@ def _fit_in_waves(resident, held, wanted, order, size):
     is_wanted = np.zeros(len(order), np.bool_)
     is_wanted[wanted] = True
     missing = [expert for expert in wanted if not resident[expert, size]]
-    num_held, done = len(wanted) - len(missing), 0
+    num_held = len(wanted) - len(missing)
+    done = 0
     for expert in range(len(order)):
         resident[expert, size] &= np.uint8(is_wanted[expert])
     while True:
         num_loads = min(size - num_held, len(missing) - done)
         for place in range(done, done + num_loads):
             resident[missing[place], size] = 1
-        num_held, done = num_held + num_loads, done + num_loads
+        num_held = num_held + num_loads
+        done = done + num_loads
         short = len(missing) - done - (size - num_held)
         if done == len(missing):
             held[size] = num_held
@@ -62,7 +64,8 @@ def _fit_in_waves(resident, held, wanted, order, size):
         for expert in order:
             if short > 0 and resident[expert, size]:
                 resident[expert, size] = 0
-                num_held, short = num_held - 1, short - 1
+                num_held = num_held - 1
+                short = short - 1
 
 
 @kernel(

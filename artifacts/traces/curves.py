@@ -119,8 +119,10 @@ class _Priorities:
     policy lcp does."""
 
     def __init__(self, num_experts: int, rho: float, omega: float) -> None:
-        self._rho, self._omega = rho, omega
-        self._uses, self._last = np.zeros(num_experts, np.int64), np.zeros(num_experts, np.int64)
+        self._rho = rho
+        self._omega = omega
+        self._uses = np.zeros(num_experts, np.int64)
+        self._last = np.zeros(num_experts, np.int64)
 
     def order(self, steps: _Steps) -> np.ndarray:
         """[S, E]: at each step, its own uses counted, the experts by rising priority; equals by the
@@ -130,10 +132,12 @@ class _Priorities:
         added, last_token = (
             np.zeros((len(num_tokens), len(self._uses)), np.int64) for _ in range(2)
         )
-        added[at], last_token[at] = steps.uses, num_tokens[at[0], 0] - steps.ages
+        added[at] = steps.uses
+        last_token[at] = num_tokens[at[0], 0] - steps.ages
         uses = self._uses + np.cumsum(added, axis=0)
         last = np.maximum(self._last, np.maximum.accumulate(last_token, axis=0))
-        self._uses, self._last = uses[-1], last[-1]
+        self._uses = uses[-1]
+        self._last = last[-1]
         return np.argsort(
             uses * self._rho ** ((num_tokens - last) / self._omega), axis=1, kind="stable"
         )
@@ -146,7 +150,8 @@ class _Counts:
     def __init__(self, num_experts: int) -> None:
         self._resident = np.zeros((num_experts, num_experts + 1), np.uint8)
         self._held = np.zeros(num_experts + 1, np.int64)
-        self.hits, self.cached = self._held.copy(), np.zeros(self._resident.shape, np.int64)
+        self.hits = self._held.copy()
+        self.cached = np.zeros(self._resident.shape, np.int64)
         self.right = np.zeros(num_experts, np.int64)
         self.requests = self.predictions = 0
 
@@ -195,11 +200,13 @@ def _layers(
 
 def _by_token(steps: _Steps, experts: np.ndarray, rows: list[slice]) -> _Steps:
     """The same steps with each token's use counted."""
-    uses, ages = steps.uses.copy(), steps.ages.copy()
+    uses = steps.uses.copy()
+    ages = steps.ages.copy()
     for step, start, end in zip(rows, steps.starts, steps.starts[1:], strict=False):
         if step.stop - step.start > 1:
             used = (experts[step, :, None] == steps.wanted[start:end]).any(axis=1)  # [T, W]
-            uses[start:end], ages[start:end] = used.sum(axis=0), used[::-1].argmax(axis=0)
+            uses[start:end] = used.sum(axis=0)
+            ages[start:end] = used[::-1].argmax(axis=0)
     return replace(steps, uses=uses, ages=ages)
 
 
@@ -248,7 +255,8 @@ def _sources(trace: Trace, passes: np.ndarray, num_layers: int) -> np.ndarray:
     ends = ends[np.lexsort((trace.token[ends], passes[ends], trace.request[ends]))]
     keys = _pair(trace.request[ends], passes[ends])
     before = np.searchsorted(keys, _pair(trace.request[starts], passes[starts])) - 1
-    starts, before = starts[before >= 0], ends[before[before >= 0]]
+    starts = starts[before >= 0]
+    before = ends[before[before >= 0]]
     has_one = trace.request[before] == trace.request[starts]
     sources[starts[has_one]] = before[has_one]
     return sources

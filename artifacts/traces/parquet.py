@@ -53,7 +53,8 @@ def read_parquet(path: str | Path, *, num_experts: int | None = None) -> Trace:
 def _unpacked(file: pq.ParquetFile, path: Path) -> pa.Table:
     """All rows, read in pieces: repeated values pack a thousandfold, and a small file must not fill
     the memory."""
-    pieces, nbytes = [], 0
+    pieces = []
+    nbytes = 0
     for piece in file.iter_batches(batch_size=_ROWS_AT_A_TIME):
         nbytes += piece.nbytes
         if nbytes > MOST_NBYTES:
@@ -293,7 +294,8 @@ def _is_text(kind: pa.DataType) -> bool:
 def _predicted(table: pa.Table, name: str, num_experts: int | None) -> np.ndarray:
     """The predictions as [N, D, E]. D is in the file's metadata; the store keeps none, but knows E
     from the model."""
-    flat, key = matrix_of(table, name, pa.float32()), _PREDICTED_LAYERS[name]
+    flat = matrix_of(table, name, pa.float32())
+    key = _PREDICTED_LAYERS[name]
     assumed = (
         flat.shape[1] // num_experts if num_experts and flat.shape[1] % num_experts == 0 else 0
     )
@@ -320,7 +322,8 @@ def _first_rows_only(trace: Trace) -> pa.ListArray:
 def _embeddings(table: pa.Table, trace: Trace) -> dict[str, np.ndarray]:
     given = np.flatnonzero(table["embedding"].combine_chunks().is_valid())
     embeddings = matrix_of(table, "embedding", pa.float32(), least=-np.inf, rows=given)
-    rows, given_rows = trace.iteration_numbers(), trace.iteration_numbers()[given]
+    rows = trace.iteration_numbers()
+    given_rows = trace.iteration_numbers()[given]
     numbers, at = np.unique(given_rows, return_index=True)
     iteration = numbers.searchsorted(rows).clip(max=len(numbers) - 1)
     if len(numbers) < len(given_rows) or (numbers[iteration] != rows).any():

@@ -14,8 +14,11 @@ from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from artifacts.traces.trace import DECODE, PREFILL, Trace
 
-MOST_SKEW, MOST_TOKENS = 8.0, 10**8
-_MOST_NOISE, _SAMPLE, _HALVINGS = 64.0, 4096, 20
+MOST_SKEW = 8.0
+MOST_TOKENS = 10**8
+_MOST_NOISE = 64.0
+_SAMPLE = 4096
+_HALVINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,8 @@ def generate(dials: Dials, shape: Shape, *, detailed: bool = True) -> Trace:
             logits = _lifted(logits, previous, kept, streams[2])
         chance = _softmax(logits)
         previous = _strongest(logits, shape.top_k)
-        selected[token], weights[token] = previous, np.take_along_axis(chance, previous, axis=-1)
+        selected[token] = previous
+        weights[token] = np.take_along_axis(chance, previous, axis=-1)
         if detailed:
             probabilities[token] = chance
     predicted = None
@@ -218,7 +222,9 @@ def _noise(
     every = len(selected.reshape(-1, selected.shape[-1])) // _SAMPLE + 1
     ids = selected.reshape(-1, selected.shape[-1])[::every].astype(np.int64)
     logits = _logits(probabilities.reshape(-1, probabilities.shape[-1])[::every])
-    drawn, low, high = rng.standard_normal(logits.shape), 0.0, _MOST_NOISE
+    drawn = rng.standard_normal(logits.shape)
+    low = 0.0
+    high = _MOST_NOISE
     if wanted == 1:
         return low
     for _ in range(_HALVINGS):

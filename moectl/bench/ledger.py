@@ -18,8 +18,11 @@ from profilers.compare.tasks import TaskScore
 from runtime.control.counters import AT_BITS, altered, hit_rate, is_exact
 from runtime.replay.settings import Outcome
 
-COMMAND, BY_LAYER = "bench", "bench_layers"
-LIVE, SIMULATED, PEER = "live", "simulated", "peer"
+COMMAND = "bench"
+BY_LAYER = "bench_layers"
+LIVE = "live"
+SIMULATED = "simulated"
+PEER = "peer"
 _COUNTS = ("late", "misses", "collisions", "demand_bytes", "prefetch_bytes", "wasted_bytes")
 _LAYER_COUNTS = ("requests", "hits", "late", "misses", "collisions", "evictions")
 _ARTEFACTS = (
@@ -113,7 +116,9 @@ _BESIDE = (  # not columns of the table
 def measured_row(setting: BenchSetting, measured: BenchResult, *, scored: int) -> BenchRow:
     """The row of a live setting, with quality on so many `scored` tokens. A peer has times and
     quality but no counters."""
-    ttft, tpot, counters = measured.ttft_ms, measured.tpot_ms, measured.counters
+    ttft = measured.ttft_ms
+    tpot = measured.tpot_ms
+    counters = measured.counters
     return BenchRow(
         **asdict(setting),
         mode=LIVE if counters else PEER,
@@ -182,7 +187,9 @@ class Ledger:
     ) -> None:
         """`model` is written to the store unless it is there already; then, or without a model,
         pass `model_id`."""
-        self.path, self._job, self._model = path, job, model
+        self.path = path
+        self._job = job
+        self._model = model
         self._model_id = model.model_id if model else model_id
 
     def finished(self) -> dict[BenchSetting, BenchRow]:

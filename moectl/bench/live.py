@@ -82,7 +82,8 @@ def live(
         artefacts=artefact_runs(store, info.model_id),
         opened=opened,
     )
-    ledger, kept = Ledger(store, job, model=info), KeptSamples(store, job.digest)
+    ledger = Ledger(store, job, model=info)
+    kept = KeptSamples(store, job.digest)
     if request.again:
         kept.remove()
     samples, known = kept.load()
@@ -151,7 +152,8 @@ class _UnderWay:
             self.samples[turn, setting] for turn in range(rounds) if (turn, setting) in self.samples
         ]
         if len(samples) == rounds:
-            load, measured = LocalMachine.look(torch.device("cpu")).load, summary(samples)
+            load = LocalMachine.look(torch.device("cpu")).load
+            measured = summary(samples)
             row = measured_row(setting, measured, scored=self.bench.num_scored)
             self.rows[setting] = self.ledger.write(
                 replace(row, tasks=self._scores(setting)),
@@ -193,7 +195,8 @@ def _measure(
             if setting in under_way.refused:
                 continue
             if (turn, setting) not in under_way.samples:
-                before, total = number * num_decoded, len(order) * num_decoded
+                before = number * num_decoded
+                total = len(order) * num_decoded
                 under_way.sample(
                     turn,
                     setting,

@@ -40,7 +40,8 @@ def read_results(path: Path) -> Imported:
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read as JSON: {_FORMS}") from error
     results = parsed if isinstance(parsed, list) else [parsed]
-    rows, conditions = [], {}
+    rows = []
+    conditions = {}
     for result in results:
         reader = _reader(result, path)
         try:
@@ -102,7 +103,8 @@ def _reader(result: object, path: Path) -> Callable[[Mapping], tuple[BenchRow, s
 def _llama(result: Mapping) -> tuple[BenchRow, str]:
     """A result of llama-bench, whose samples time a whole test: one prompt (pp) or several
     generated tokens (tg)."""
-    prompt, generated = result["n_prompt"], result["n_gen"]
+    prompt = result["n_prompt"]
+    generated = result["n_gen"]
     depth = f" @ d{result['n_depth']}" if result.get("n_depth") else ""
     layers = f"-ngl {result.get('n_gpu_layers', '?')}, --n-cpu-moe {result.get('n_cpu_moe', '?')}"
     processor = result.get("gpu_info") or result.get("cpu_info")

@@ -22,8 +22,11 @@ from runtime.policies.presets import Preset, preset, presets
 from runtime.session.presets import find_presets
 from runtime.session.settings import EXACT, check_experts
 
-ALL, AUTO, ORACLE = "all", "auto", "oracle"
-FULL, PLAIN = "full", "on-demand"
+ALL = "all"
+AUTO = "auto"
+ORACLE = "oracle"
+FULL = "full"
+PLAIN = "on-demand"
 FIXED = (FULL, "uniform-bits", PLAIN, "near")
 DEFAULT_MACHINE = "a100-pcie4"
 _ANY = Shape(1, 1, 1, 1)

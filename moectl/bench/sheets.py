@@ -71,7 +71,8 @@ def _ratios(benched: Benched) -> list[Column]:
     def to_full(
         row: BenchRow, name: str, quartiles: tuple[float, float] | None
     ) -> str | float | None:
-        ratio, own = benched.to(FULL, row, name), getattr(row, name)
+        ratio = benched.to(FULL, row, name)
+        own = getattr(row, name)
         return ratio and _spread(
             ratio, quartiles and tuple(value * ratio / own for value in quartiles)
         )

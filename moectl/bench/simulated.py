@@ -82,7 +82,8 @@ def simulated(
         bar(len(rows), len(settings))
 
         def on_replayed(done: Replayed) -> None:
-            rows[done.setting], assumed[done.setting] = _row(done, ledger), done.assumed
+            rows[done.setting] = _row(done, ledger)
+            assumed[done.setting] = done.assumed
             bar(len(rows), len(settings))
 
         work = Replays(workloads, request.stored, devices=request.devices)
@@ -96,10 +97,8 @@ def simulated(
     notes = (BOUND, NOT_MEASURED, *short, *(f"assumed: {note}" for note in assumptions))
     conditions = _conditions(opened, target, request, len(settings) - len(missing))
     shape = opened.model.shape
-    grounds, ordered = (
-        grounds_of(target.name, shape.nbytes),
-        [rows[setting] for setting in settings],
-    )
+    grounds = grounds_of(target.name, shape.nbytes)
+    ordered = [rows[setting] for setting in settings]
     return Benched(ordered, shape, grounds, request.asked, conditions, notes, job.digest)
 
 
@@ -121,15 +120,20 @@ class Replays:
     def __init__(
         self, workloads: Mapping[str, Workload], stored: Mapping[str, Preset], *, devices: int
     ) -> None:
-        self._workloads, self._stored, self._devices = workloads, stored, devices
+        self._workloads = workloads
+        self._stored = stored
+        self._devices = devices
         self._of_trace = {link: list(workload.assumed) for link, workload in workloads.items()}
 
     def __call__(self, setting: BenchSetting) -> Replayed:
-        workload, started_at, begin_s = self._workloads[setting.link], utc_now(), perf_counter()
+        workload = self._workloads[setting.link]
+        started_at = utc_now()
+        begin_s = perf_counter()
         workload.assumed[:] = self._of_trace[
             setting.link
         ]  # drops assumptions of earlier settings; the list is shared
-        outcome, why = None, ""
+        outcome = None
+        why = ""
         try:
             outcome = _outcome(workload, setting, self._stored, devices=self._devices)
         except Problem as problem:
@@ -164,7 +168,8 @@ def _what_is_lost(lost: Lost, total: int) -> str:
 def _row(done: Replayed, ledger: Ledger) -> BenchRow:
     if done.outcome is None:
         return BenchRow(**asdict(done.setting), mode=SIMULATED, why=done.why)
-    row, by_layer = simulated_row(done.setting, done.outcome), done.outcome.by_layer
+    row = simulated_row(done.setting, done.outcome)
+    by_layer = done.outcome.by_layer
     return ledger.write(
         row, by_layer=by_layer, started_at=done.started_at, seconds=done.seconds, beside={}
     )
@@ -218,7 +223,8 @@ def _source(
         )
     opened = open_quietly(name, device=device)
     refuse_former(store, opened, name=name)
-    run, shortfall = _stored_trace(store, opened), ""
+    run = _stored_trace(store, opened)
+    shortfall = ""
     if run is None:
         text = read_text(
             opened,
@@ -245,7 +251,8 @@ def record_trace(
     name: str, opened: MoeModel, text: BenchText, path: Path, *, data: str, seed: int
 ) -> int:
     """Record the routing of a text, with predictions, into the store; return its run."""
-    started_at, begin_s = utc_now(), perf_counter()
+    started_at = utc_now()
+    begin_s = perf_counter()
     info = model_info(name, opened)
     trace = _traced(opened, text, path)
     run = RunInfo(

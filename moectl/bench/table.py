@@ -68,10 +68,8 @@ class Benched:
 
     def to(self, preset: str, row: BenchRow, name: str = "tpot_ms") -> float | None:
         """A time over that of `preset`, at the same budget and link where it has that."""
-        own, others = (
-            getattr(row, name),
-            [one for one in self.rows if one.preset == preset and getattr(one, name)],
-        )
+        own = getattr(row, name)
+        others = [one for one in self.rows if one.preset == preset and getattr(one, name)]
         if own is None or not others or row.mode == IMPORTED:
             return None
         near = sorted(others, key=lambda one: (one.link != row.link, one.budget != row.budget))
@@ -91,7 +89,8 @@ def _marked(group: list[BenchRow]) -> list[BenchRow]:
         for row in ordered
         if row.tpot_ms is not None and row.preset not in _BOUNDS and row.mode != PEER
     ]
-    fastest, exact = chosen[:1], [row for row in chosen if row.is_exact][:1]
+    fastest = chosen[:1]
+    exact = [row for row in chosen if row.is_exact][:1]
     return [replace(row, best=_best(row in fastest, row in exact)) for row in ordered]
 
 

@@ -50,7 +50,8 @@ def _in_one_line() -> Iterator[None]:
         yield
     except typer.TyperException as error:
         # Without arguments Typer has printed the help by now, and the error says nothing.
-        message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
+        message = error.format_message().rstrip(".")
+        context = getattr(error, "ctx", None)
         if not message:
             raise SystemExit(error.exit_code) from None
         raise BadUsage(

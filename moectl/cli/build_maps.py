@@ -54,6 +54,7 @@ def build_maps(
         from profilers.routing.maps import ExpertMapPlan
         from profilers.text.batches import Batching
 
-    plan, batching = fill(ExpertMapPlan, options), fill(Batching, options)
+    plan = fill(ExpertMapPlan, options)
+    batching = fill(Batching, options)
     request = fill(command.BuildRequest, options, plan=plan, batching=batching, seed=seed)
     command.show(command.build(model, engine.settings(), request, store=store), as_json=json)

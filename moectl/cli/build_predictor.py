@@ -49,6 +49,7 @@ def build_predictor(
         from profilers.routing.predictors import PredictorPlan
         from profilers.text.batches import Batching
 
-    plan, batching = fill(PredictorPlan, options), fill(Batching, options, prefill=0)
+    plan = fill(PredictorPlan, options)
+    batching = fill(Batching, options, prefill=0)
     request = fill(command.BuildRequest, options, plan=plan, batching=batching, seed=seed)
     command.show(command.build(model, engine.settings(), request, store=store), as_json=json)

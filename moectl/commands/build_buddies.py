@@ -56,7 +56,8 @@ def build_buddies(
     """
     check_metric(metric)
     _check_epsilon(epsilon, metric)
-    started_at, start_s = utc_now(), time.monotonic()
+    started_at = utc_now()
+    start_s = time.monotonic()
     with Store.open(store, read_only=True) as opened:
         profile = find_profile(opened, run)
         shape = next(

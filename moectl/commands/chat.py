@@ -19,7 +19,9 @@ class Chat:
     """A conversation: the whole of it is the prompt of each answer."""
 
     def __init__(self, session: Session, sampling: Sampling, *, load_s: float) -> None:
-        self._session, self._sampling, self._load_s = session, sampling, load_s
+        self._session = session
+        self._sampling = sampling
+        self._load_s = load_s
         self._turns: list[dict[str, str]] = []
         self._last: Answer | None = None
         self._num_told = 0  # of the fallbacks

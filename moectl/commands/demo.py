@@ -36,7 +36,9 @@ from runtime.session.session import Session, Settings
 PRESETS = (FULL, PLAIN, "near", "horizon", "shadow", "buddymoe")
 PUBLISHED = "50%"  # the middle one of the budgets that BuddyMoE's paper reports
 AT_PUBLISHED = (PLAIN, "buddymoe")
-_NUM_SEQUENCES, _PREFILL, _DECODE = 6, 32, 32
+_NUM_SEQUENCES = 6
+_PREFILL = 32
+_DECODE = 32
 # times that the machine's speed is measured; the link is scaled to the fastest, the least disturbed
 # one
 _PROBES = 20

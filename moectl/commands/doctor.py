@@ -27,7 +27,9 @@ from runtime.control import sizes
 if TYPE_CHECKING:
     from profilers.compare.check_prediction import Prediction
 
-_LOOKING, _MEASURING = (1, 1, 1), (2, 8, 1, 4)  # shares of the time of the phases
+# shares of the time of the phases
+_LOOKING = (1, 1, 1)
+_MEASURING = (2, 8, 1, 4)
 _LINKS = ("auto", "disk", "direct", "cuda")
 
 
@@ -174,10 +176,8 @@ def _findings(diagnosis: Diagnosis) -> list[Sheet]:
         else "nothing was measured: --measure does, and checks a prediction on a short run"
     )
     in_order = Sheet("In order", ("about", "what there is"), fine)
-    columns, nothing = (
-        ("about", "what there is", "what mends it"),
-        [("all", "nothing was found", None)],
-    )
+    columns = ("about", "what there is", "what mends it")
+    nothing = [("all", "nothing was found", None)]
     return [in_order, Sheet("What stands in the way", columns, wrong or nothing, note)]
 
 

@@ -27,7 +27,9 @@ from runtime.control import sizes
 from runtime.model.open import MoeModel
 from runtime.session.link_choice import link_name
 
-_NUM_SEQUENCES, _PREFILL, _DECODE = 4, 16, 24
+_NUM_SEQUENCES = 4
+_PREFILL = 16
+_DECODE = 24
 _MOST = 0.8  # of the available memory
 _TEXT = "builtin:held-out"
 
@@ -39,7 +41,8 @@ def diagnose(request: DoctorRequest, phases: Phases) -> Diagnosis:
     BadInput for a model or store that cannot be opened, OutOfResources when the budget does not
     fit.
     """
-    path, store = request.path, request.store
+    path = request.path
+    store = request.store
     torch.set_num_threads(request.threads)
     opened = open_quietly(path, device=request.device)
     link_name(opened, request.link)  # an unknown link is reported before anything is measured
@@ -87,7 +90,8 @@ def _stored(name: str, opened: MoeModel, path: Path) -> HardwareMeasurement | No
         return None
     with Store.open(path, read_only=True) as store:
         model_id = opened.fingerprint[:16]
-        profile, run = stored_profile(store, model_id), store.latest_run(COMMAND, model_id)
+        profile = stored_profile(store, model_id)
+        run = store.latest_run(COMMAND, model_id)
     return None if profile is None else HardwareMeasurement(name, profile, run.run_id)
 
 

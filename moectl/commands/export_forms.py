@@ -175,7 +175,8 @@ def _layer_nbytes(source: Exportable) -> int:
 
 
 def _head(source: Exportable) -> dict[str, object]:
-    model, shape = source.model, source.model.shape
+    model = source.model
+    shape = source.model.shape
     return {
         "model": model.name,
         "fingerprint": model.fingerprint,

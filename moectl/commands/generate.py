@@ -169,7 +169,8 @@ def _spread(job: _Job, waiting: Waiting) -> None:
 def _going_on(job: _Job) -> Iterator[Callable[[BatchWork], None]]:
     """Say what an earlier command has done; lend what moves the line of progress: rows answered,
     tokens a second."""
-    num_rows, is_quiet = job.prompts.num_rows, job.request.as_json
+    num_rows = job.prompts.num_rows
+    is_quiet = job.request.as_json
     if job.earlier and not is_quiet:
         print(
             f"{job.request.out} has {job.earlier:,} of {num_rows:,} rows: going on", file=sys.stderr
@@ -189,7 +190,8 @@ def _show(
 ) -> None:
     """Print what was done, or one JSON object; without `receipt` and `batch` where nothing was left
     to do."""
-    answers, request = job.answers, job.request
+    answers = job.answers
+    request = job.request
     if request.as_json:
         show_json(
             {

@@ -46,7 +46,8 @@ def profile_hardware(
     link or device that the machine lacks, BadInput for a model that cannot be opened.
     """
     torch.set_num_threads(threads)
-    started_at, begin_s = utc_now(), time.perf_counter()
+    started_at = utc_now()
+    begin_s = time.perf_counter()
     check_store(store)
     name = name or str(demo_model())
     opened = open_quietly(name, device=device)

@@ -71,7 +71,8 @@ def sheets(measurement: HardwareMeasurement) -> list[Sheet]:
 def conditions(measurement: HardwareMeasurement) -> str:
     machine = measurement.profile.conditions
     load = "unknown" if machine["load"] is None else f"{machine['load']:.1f}"
-    expert, memory = human_bytes(machine["expert_bytes"]), human_bytes(machine["memory_nbytes"])
+    expert = human_bytes(machine["expert_bytes"])
+    memory = human_bytes(machine["memory_nbytes"])
     kept = f"run {measurement.run}" if measurement.run is not None else "not kept"
     return (
         f"{kept}: {machine['device_name']}, {machine['cores']} cores of {machine['processor']}, torch threads "

@@ -75,10 +75,8 @@ def _show_shadows(deployment: DeploymentPlan) -> None:
     if deployment.shadows:
         show_sheet(_shadows(deployment))
         return
-    least, room = (
-        replica_nbytes(deployment.model, TRELLIS_WIDTHS[0]),
-        deployment.memory.experts_nbytes,
-    )
+    least = replica_nbytes(deployment.model, TRELLIS_WIDTHS[0])
+    room = deployment.memory.experts_nbytes
     if least < deployment.model.shape.expert_nbytes:
         taken = human_bytes(least * deployment.model.shape.num_keys)
         line = f"every expert at {TRELLIS_WIDTHS[0]} bits would take {taken}, and {human_bytes(room)} are left for experts"
@@ -111,7 +109,9 @@ def show_record(deployment: DeploymentPlan) -> None:
 
 
 def _memory(deployment: DeploymentPlan) -> Sheet:
-    memory, shape, request = deployment.memory, deployment.model.shape, deployment.request
+    memory = deployment.memory
+    shape = deployment.model.shape
+    request = deployment.request
     kept = "own dtype" if request.dense is None else f"linear layers at {request.dense} bits"
     rows = [
         (f"weights besides routed experts, {kept}", NumBytes(memory.weights_nbytes)),
@@ -132,7 +132,8 @@ def _memory(deployment: DeploymentPlan) -> Sheet:
 
 def _bounds(deployment: DeploymentPlan) -> Sheet:
     """The quick guess, as ratios for a model too small for a data sheet."""
-    bounds, share = deployment.bounds, deployment.memory.share
+    bounds = deployment.bounds
+    share = deployment.memory.share
     title = f"Quick guess for {deployment.machine.name}, unmeasured"
     resident = {
         "none: each is brought when it is wanted": bounds.none,
@@ -187,7 +188,8 @@ def _rounded(value: float) -> float:
 
 
 def _speeds(deployment: DeploymentPlan) -> Sheet:
-    rows, title = deployment.offered, f"Simulated for {deployment.machine.name}, unmeasured"
+    rows = deployment.offered
+    title = f"Simulated for {deployment.machine.name}, unmeasured"
     note = f"{deployment.request.shown_clients}, on synthetic routers"
     if deployment.is_toy:
         plain = next((row for row in rows if row.preset == "on-demand"), rows[0])

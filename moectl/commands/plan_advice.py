@@ -12,7 +12,8 @@ from moectl.show.render import human_bytes
 
 def verdict(deployment: DeploymentPlan) -> str:
     """Say in a sentence whether it fits."""
-    memory, name = deployment.memory, deployment.model.name
+    memory = deployment.memory
+    name = deployment.model.name
     if memory.share == 1:
         return (
             f"It fits: {name} takes {human_bytes(memory.whole_nbytes)} and everything is resident."
@@ -28,7 +29,8 @@ def advice(deployment: DeploymentPlan) -> list[str]:
     if deployment.memory.share == 1:
         return ["everything fits: any loader will do, and `--preset full`"]
     rows = deployment.offered
-    exact, fastest = next((row for row in rows if not row.alters), None), next(iter(rows), None)
+    exact = next((row for row in rows if not row.alters), None)
+    fastest = next(iter(rows), None)
     lines = []
     if exact is not None:
         lines.append(f"without any loss expect most of {exact.preset}: {_speed(deployment, exact)}")
@@ -53,7 +55,8 @@ def _speed(deployment: DeploymentPlan, row: Expected) -> str:
 
 def next_steps(deployment: DeploymentPlan) -> list[str]:
     """Return commands that run the model, or replace assumptions by measurements."""
-    request, budget = deployment.request, f"{100 * deployment.memory.share:.3g}%"
+    request = deployment.request
+    budget = f"{100 * deployment.memory.share:.3g}%"
     name = "bundled" if is_bundled(request.model) else request.model
     simulate = " ".join(
         filter(None, (f"moectl plan {name}", request.place.options, f"--context {request.context}"))
@@ -80,7 +83,8 @@ def next_steps(deployment: DeploymentPlan) -> list[str]:
 
 def assumptions(deployment: DeploymentPlan) -> list[str]:
     """Return what the plan assumes where it has no measurement."""
-    place, dense = deployment.request.place, deployment.request.dense
+    place = deployment.request.place
+    dense = deployment.request.dense
     own = "in the model's own dtype"
     return [
         *(_of_routers(deployment) if deployment.rows else ()),
@@ -106,7 +110,8 @@ def _of_machine(deployment: DeploymentPlan) -> list[str]:
 
 
 def _of_routers(deployment: DeploymentPlan) -> list[str]:
-    layers, whole = deployment.simulated_layers, deployment.model.shape.num_layers
+    layers = deployment.simulated_layers
+    whole = deployment.model.shape.num_layers
     sent = requests_of(deployment.request.num_clients)
     length = sent["tokens"] // sent["requests"]
     part = (

@@ -20,7 +20,10 @@ from runtime.model.locate import local_gguf
 RESERVE_NBYTES = 1 << 30  # for the driver, activations and buffers
 
 
-_REQUESTS, _LENGTH, _LEAST_LENGTH = 4, 128, 64  # simulated: so many, of so many tokens
+# simulated: so many, of so many tokens
+_REQUESTS = 4
+_LENGTH = 128
+_LEAST_LENGTH = 64
 _MOST_TOKENS = 16_384
 
 
@@ -112,7 +115,8 @@ class Bounds:
         rows: int = 1,
     ) -> "Bounds":
         """Estimate them from bytes and bandwidths, `rows` requests at a time."""
-        costs, shape = Costs.of(model, chosen).with_dense(dense), model.shape
+        costs = Costs.of(model, chosen).with_dense(dense)
+        shape = model.shape
         distinct = shape.num_distinct(rows)
         expert_s = distinct * costs.expert.seconds(rows * shape.top_k / distinct)
         computed = costs.head.seconds(rows) + shape.num_layers * (
@@ -201,7 +205,8 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
     Raises BadUsage or BadInput for an unknown model, OutOfResources when less than one expert per
     layer fits.
     """
-    (model, needs), place = _costs(request.model, request.dense), request.place
+    model, needs = _costs(request.model, request.dense)
+    place = request.place
     memory = divided(request, model, needs)
     bounds = place.machine and Bounds.of(
         model, place.machine, memory.share, dense=request.dense, rows=request.num_clients
@@ -221,7 +226,8 @@ def _costs(name: str, dense: int | None) -> tuple[ModelShape, BackboneMemory]:
 
 def divided(request: PlanRequest, model: ModelShape, needs: BackboneMemory) -> Memory:
     """Return what is left for experts. Raises OutOfResources, naming the memory that would do."""
-    cache, shape = needs.cache_nbytes * request.num_cached, model.shape
+    cache = needs.cache_nbytes * request.num_cached
+    shape = model.shape
     taken = needs.weights_nbytes + cache + RESERVE_NBYTES
     least = taken + shape.num_layers * shape.expert_nbytes
     if request.place.vram_nbytes < least:

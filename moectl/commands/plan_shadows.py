@@ -31,7 +31,8 @@ def shadowed(
 ) -> list[Shadowed]:
     """What fits into so many bytes for experts, by rising bits; nothing where all experts fit
     whole."""
-    shape, rows = model.shape, []
+    shape = model.shape
+    rows = []
     if room_nbytes >= shape.nbytes:
         return rows
     for bits in (bits for bits in TRELLIS_WIDTHS if bits <= WIDEST):

@@ -28,7 +28,8 @@ def simulated(
     deployment: DeploymentPlan, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> DeploymentPlan:
     """The plan with every preset replayed on synthetic routers."""
-    model, few = deployment.model, _few_layers(deployment.model)
+    model = deployment.model
+    few = _few_layers(deployment.model)
     scale = model.shape.num_layers / few.shape.num_layers
     rows, assumed = _expected(few, deployment, scale, progress)
     return replace(
@@ -53,7 +54,9 @@ def _expected(
     progress: Callable[[int, int], None],
 ) -> tuple[list[Expected], tuple[str, ...]]:
     """Replay the presets that hold all experts if all fit, else those that do not."""
-    chosen, memory, dense = deployment.machine, deployment.memory, deployment.request.dense
+    chosen = deployment.machine
+    memory = deployment.memory
+    dense = deployment.request.dense
     if chosen is None:
         raise BadUsage(
             "the bandwidths of this GPU are not known: name a machine that is like it by --machine"

@@ -62,10 +62,12 @@ def draw(folder: Path, *, store: Path, run: int | None = None) -> Drawn:
     """Write what the store knows of a model, that of the run or of the newest bench, as SVG files
     into a folder."""
     _bring_up_to_date(store)
-    pictures, missing = {}, {}
+    pictures = {}
+    missing = {}
     with Store.open(store, read_only=True) as opened:
         asked = opened.run(run).info if run is not None else None
-        job, model_id = asked and asked.parameters.get("job"), asked and asked.model_id
+        job = asked and asked.parameters.get("job")
+        model_id = asked and asked.model_id
         for picture in gallery(opened, job=job, model_id=model_id):
             if picture.drawing is None:
                 missing[picture.name] = picture.why

@@ -81,7 +81,8 @@ def keeping_maps(session: Session, name: str, *, store: Path) -> Iterator[None]:
     """Store the maps that the session has learned when the block ends, also after an interruption;
     whole iterations only, and none where the checkpoint was written into: the last may be of two
     models."""
-    started_at, begin_s = utc_now(), perf_counter()
+    started_at = utc_now()
+    begin_s = perf_counter()
     try:
         yield
     finally:

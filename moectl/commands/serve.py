@@ -50,7 +50,9 @@ def serve_command(name: str | None, request: ServeRequest) -> None:
 
 def _serve(name: str, request: ServeRequest, listening: socket.socket) -> None:
     """Show the page at once, open the model meanwhile, and serve."""
-    model, settings, at = _called(name), request.settings, _address(request)
+    model = _called(name)
+    settings = request.settings
+    at = _address(request)
     server = Server(model, request.limits, api_key=request.api_key, hosts=request.hosts)
     with server.answering(listening):
         _say(f"{model} is loading; its page is there: {at}/")
@@ -70,7 +72,8 @@ def _serve(name: str, request: ServeRequest, listening: socket.socket) -> None:
 def _serve_replicas(name: str, request: ServeRequest) -> None:
     """Serve on a Ray cluster. Raises BadUsage without Ray Serve, and for an executor that is not
     Ray."""
-    model, at = _called(name), _address(request)
+    model = _called(name)
+    at = _address(request)
     with importing():
         from moectl.shared.opening import existing, open_quietly
         from moectl.shared.preset_choice import with_choice
@@ -106,11 +109,13 @@ def _say(line: str) -> None:
 
 
 def _what(serving: "Serving") -> str:
-    receipt, reason = serving.scheduler.receipt, f" ({serving.why})" if serving.why else ""
+    receipt = serving.scheduler.receipt
+    reason = f" ({serving.why})" if serving.why else ""
     in_fast_tier = f"{receipt['slots']} of {receipt['experts']} experts in the fast tier"
     from moectl.show.render import human_bytes
 
-    most, kept = serving.scheduler.kept.most_nbytes, ""
+    most = serving.scheduler.kept.most_nbytes
+    kept = ""
     if most:
         kept = f", at most {human_bytes(most)} of prompts kept for their beginnings"
     return f"{serving.model} on {receipt['device']}, preset {receipt['preset']}{reason}, {in_fast_tier}{kept}"

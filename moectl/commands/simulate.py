@@ -173,7 +173,8 @@ def show(simulated: Simulated, *, as_json: bool) -> None:
 
 def receipt(simulated: Simulated) -> dict[str, object]:
     """Return what was in force for the first setting."""
-    first, shape = simulated.asked[0], simulated.model.shape
+    first = simulated.asked[0]
+    shape = simulated.model.shape
     return {
         "trace": simulated.source,
         "rows": len(simulated.trace),

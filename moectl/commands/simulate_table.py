@@ -176,5 +176,6 @@ def _ratios(plain: Outcome) -> dict[str, Callable[[Outcome], object]]:
 
 def _to(plain: Outcome, name: str, outcome: Outcome) -> float | None:
     """A time over that of `plain`, to three digits."""
-    own, other = outcome.times[name], plain.times[name]
+    own = outcome.times[name]
+    other = plain.times[name]
     return None if own is None or not other else float(f"{own / other:.3g}")

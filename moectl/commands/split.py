@@ -104,25 +104,23 @@ def split(source: TraceSource, request: SplitRequest) -> StoredSplit:
     Raises BadUsage, BadInput (no store, a trace that cannot tell) or Incompatible (no hardware
     profile).
     """
-    started_at, start_s = utc_now(), time.monotonic()
+    started_at = utc_now()
+    start_s = time.monotonic()
     opened = open_source(source)
     info = _named_model(source, opened)
     model_id = info.model_id if info else opened.model_id
     target = _machine_for(source.store, request, opened.model, model_id)
     curves = curves_of(opened.trace, opened.model.shape, parse("eviction", request.eviction))
     answers = _solve(request, opened.model, target.latencies, curves)
-    found_by, by_replay = request.solver, None
+    found_by = request.solver
+    by_replay = None
     if request.solver == REPLAY:
         by_replay = _replayed(request, opened, target)
-        found_by, answers[REPLAY] = (
-            by_replay.solver,
-            answer_of(curves, opened.model.shape, by_replay),
-        )
+        found_by = by_replay.solver
+        answers[REPLAY] = answer_of(curves, opened.model.shape, by_replay)
     exposed_ms = {name: float(answer[1].sum()) * 1e3 for name, answer in answers.items()}
-    answer, outcome = (
-        answers[request.solver],
-        {"exposed_ms": exposed_ms[request.solver], "found_by": found_by},
-    )
+    answer = answers[request.solver]
+    outcome = {"exposed_ms": exposed_ms[request.solver], "found_by": found_by}
     parameters = _parameters(request, opened, target) | outcome
     tables = {
         "curves": curve_rows(curves.hit, curves.prediction, curves.prediction_hit),
@@ -168,7 +166,8 @@ def show(solved: StoredSplit, *, as_json: bool) -> None:
 
 def layers(solved: StoredSplit) -> Sheet:
     """Return a table with a row for each layer."""
-    curves, asked = solved.curves, solved.parameters
+    curves = solved.curves
+    asked = solved.parameters
     on = simulated(solved.target.machine.name, Shape(**asked["shape"]).nbytes)
     note = (
         f"run {solved.run_id}: {solved.answer[0].sum():.6g} experts ({asked['budget']}), {solved.how}\n"
@@ -217,14 +216,13 @@ def _machine_for(
     if model_id is None or not path.exists():
         raise missing
     with Store.open(path, read_only=True) as store:
-        run, profile = store.latest_run(measured.COMMAND, model_id), stored_profile(store, model_id)
+        run = store.latest_run(measured.COMMAND, model_id)
+        profile = stored_profile(store, model_id)
     if profile is None:
         raise missing
-    load, decode, costs = (
-        profile.load(request.link),
-        profile.decode,
-        costs_of(profile, model.shape, link=request.link),
-    )
+    load = profile.load(request.link)
+    decode = profile.decode
+    costs = costs_of(profile, model.shape, link=request.link)
     seconds = {
         "attention_s": decode.attention.median,
         "moe_s": decode.moe.median,

@@ -89,9 +89,11 @@ def tune(
 
 
 def _tune(name: str, request: TuneRequest, minutes: Minutes, *, store: Path, device: str) -> Tuned:
-    started_at, phases = utc_now(), minutes.phases
+    started_at = utc_now()
+    phases = minutes.phases
     prepared = _prepare(name, request, minutes, store=store, device=device)
-    search, verifier = prepared.search, prepared.verifier
+    search = prepared.search
+    verifier = prepared.verifier
     found, plan, planned = _searched(search, request, minutes)
     result = verified(found, verifier, request, minutes)
     check_search = search_on(
@@ -115,7 +117,8 @@ def _tune(name: str, request: TuneRequest, minutes: Minutes, *, store: Path, dev
         phases.elapsed_s,
         receipt,
     )
-    oracle_ms, full_ms = search.oracle(plan.rungs[-1]), search.full(plan.rungs[-1])
+    oracle_ms = search.oracle(plan.rungs[-1])
+    full_ms = search.full(plan.rungs[-1])
     return Tuned(
         request,
         prepared.based.shape,
@@ -205,7 +208,8 @@ def _receipt(
     found: SearchResult,
     planned: str,
 ) -> dict[str, object]:
-    search, pace = prepared.search, prepared.pace
+    search = prepared.search
+    pace = prepared.pace
     return {
         "model": name,
         "trace": prepared.traced.name,

@@ -23,8 +23,11 @@ class AnswerFile:
     def __init__(
         self, file: IO[bytes], path: Path, run: str, *, num_written: int, num_bad: int
     ) -> None:
-        self.num_written, self.num_bad = num_written, num_bad
-        self._file, self._path, self._run = file, path, run
+        self.num_written = num_written
+        self.num_bad = num_bad
+        self._file = file
+        self._path = path
+        self._run = run
         self._early: dict[int, bytes] = {}  # by the number of the row
 
     def put(self, number: int, answer: Mapping[str, object]) -> None:
@@ -97,7 +100,9 @@ def _unbuffered(path: Path) -> Iterator[IO[bytes]]:
 def _whole_lines(path: Path, run: str) -> tuple[int, int, int]:
     """How many lines are whole, how many of them are errors, and where they end. Raises
     Incompatible."""
-    num_lines, num_bad, end = 0, 0, 0
+    num_lines = 0
+    num_bad = 0
+    end = 0
     with path.open("rb") as file:
         for line in file:
             if not line.endswith(b"\n"):
@@ -107,7 +112,9 @@ def _whole_lines(path: Path, run: str) -> tuple[int, int, int]:
                 raise Incompatible(
                     f"{path} was not begun by this command: prompts, model or settings differ; name another with --out"
                 )
-            num_lines, num_bad, end = num_lines + 1, num_bad + ("error" in answer), end + len(line)
+            num_lines = num_lines + 1
+            num_bad = num_bad + ("error" in answer)
+            end = end + len(line)
     if num_lines == 0 and end < path.stat().st_size and not _may_be_begun(path):
         raise Incompatible(f"{path} is no file of answers: name another with --out")
     return num_lines, num_bad, end

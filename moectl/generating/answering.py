@@ -33,14 +33,19 @@ class Answering:
         put: Callable[[int, Mapping[str, object]], None],
     ) -> None:
         self.done = BatchWork()
-        self._session, self._batch, self._sampling, self._put = session, batch, sampling, put
+        self._session = session
+        self._batch = batch
+        self._sampling = sampling
+        self._put = put
         self._asked: dict[int, _Asked] = {}
 
     def run(
         self, rows: Iterator[PromptRow], told: Callable[[BatchWork], None] = lambda done: None
     ) -> None:
         """Answer all rows; `told` is called after each pass. Raises what `put` and a pass raise."""
-        begin_s, batch, before = perf_counter(), self._batch, self._session.effort()
+        begin_s = perf_counter()
+        batch = self._batch
+        before = self._session.effort()
         while self._fill(rows) or not batch.is_idle:
             for result in batch.step():
                 self._take(result)

@@ -55,9 +55,13 @@ class AnswerRows:
         batch: int | None,
         together: int,
     ) -> None:
-        self._model, self._settings = model, replace(settings, device="cpu", threads=1)
-        self._store, self._base = store and store.resolve(), base
-        self._sampling, self._batch, self._together = sampling, batch, together
+        self._model = model
+        self._settings = replace(settings, device="cpu", threads=1)
+        self._store = store and store.resolve()
+        self._base = base
+        self._sampling = sampling
+        self._batch = batch
+        self._together = together
         self._session: Session | None = None
 
     def __call__(self, rows: Sequence[PromptRow]) -> RowsAnswered:
@@ -90,7 +94,9 @@ class SpreadAnswering:
         self.done = BatchWork()
         self.receipt: Mapping[str, object] | None = None
         self.batch: int | None = None
-        self._work, self._executor, self._answers = work, executor, answers
+        self._work = work
+        self._executor = executor
+        self._answers = answers
 
     def run(
         self, rows: Iterator[PromptRow], num_rows: int, told: Callable[[BatchWork], None]
@@ -110,7 +116,8 @@ class SpreadAnswering:
                 self._answers.put(number, answer)
             self.done.add(answered.done)
             self.done.seconds = perf_counter() - begin_s
-            self.receipt, self.batch = answered.receipt, answered.batch
+            self.receipt = answered.receipt
+            self.batch = answered.batch
             told(self.done)
 
         with Workers(self._work, self._executor, take) as workers:

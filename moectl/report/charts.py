@@ -38,7 +38,8 @@ def figure(drawing: Drawing, *, kind: str = "") -> str:
 
 def dots(title: str, rows: Sequence[Sequence[Point]], name: str, *, says: str) -> Drawing:
     """Rows of points, each row with its name, on one logarithmic scale."""
-    left, high = name_width([row[0].name for row in rows]), 20
+    left = name_width([row[0].name for row in rows])
+    high = 20
     values = [point.x for row in rows for point in row]
     x = log_scale(values, name=name, start=left, end=WIDTH - 14)
     foot = len(rows) * high
@@ -68,10 +69,12 @@ def named_heatmap(
     says: str,
 ) -> Drawing:
     """Few named rows, columns numbered from 0. Cells wide enough carry their value as text."""
-    left, right = name_width(names), 6
+    left = name_width(names)
+    right = 6
     across = max(map(len, rows))
     size = (WIDTH - left - right) / across
-    is_written, high = size >= 26, 20
+    is_written = size >= 26
+    high = 20
     cells = []
     for index, row in enumerate(rows):
         upper = index * high

@@ -10,7 +10,8 @@ from moectl.report.reading import Record, ReportSource, StoredBench, grouped, pl
 from moectl.show.scatter import Mark, loss_scale, scatter
 from moectl.show.svg import Frame, log_scale
 
-_TIMES, _MS = "time of a token, full = 1", "milliseconds a token"
+_TIMES = "time of a token, full = 1"
+_MS = "milliseconds a token"
 _LOST = "perplexity lost"
 _BETTER = "Lower left is better: faster, and closer to the full model."
 _KEY = {
@@ -24,7 +25,8 @@ _OF_PROMPTS = "The trace of this bench is of prompts alone: none decodes."
 
 def front(source: ReportSource, job: StoredBench) -> Section:
     """A picture for each budget and link."""
-    asked, key = queries.filled(queries.MARKS, job=job.digest), f"{job.mode}-front"
+    asked = queries.filled(queries.MARKS, job=job.digest)
+    key = f"{job.mode}-front"
     rows = source.rows(asked)
     if not rows:
         return Section(key, "Time", missing=_OF_PROMPTS)
@@ -57,7 +59,8 @@ def _scatter(rows: Sequence[Record], *, title: str, is_absolute: bool) -> str:
     width."""
     marks = [Mark(_time(row, is_absolute), row["loss"], row["preset"], _kind(row)) for row in rows]
     names = ", ".join(mark.name for mark in marks)
-    name, drawn = _MS if is_absolute else _TIMES, []
+    name = _MS if is_absolute else _TIMES
+    drawn = []
     for kind, width, high, key in (("wide", 1000, 14, _KEY), ("narrow", 380, 24, _NARROW_KEY)):
         frame = Frame(width=width, height=300 + high * len(marks))
         x = log_scale([mark.x for mark in marks], name=name, **frame.across)

@@ -89,7 +89,8 @@ def _kind(row: Record) -> str:
 
 def _bits(store: Store, source: ReportSource) -> Drawing | None:
     """The mean error of each layer's experts by width of their replicas."""
-    run, shape = source.newest("quant_loss"), _shape(store, source.model_id)
+    run = source.newest("quant_loss")
+    shape = _shape(store, source.model_id)
     if run is None or shape is None:
         return None
     relative = quant_loss_matrices(
@@ -114,11 +115,13 @@ def _bits(store: Store, source: ReportSource) -> Drawing | None:
 
 def _trace(store: Store, source: ReportSource) -> tuple[Trace | None, Shape | None]:
     """The beginning of the model's newest trace."""
-    run, shape = source.newest("traces"), _shape(store, source.model_id)
+    run = source.newest("traces")
+    shape = _shape(store, source.model_id)
     if run is None or shape is None:
         return None, None
     trace = from_table(store.read("traces", run), num_experts=shape.num_experts)
-    passes, tokens = trace.pass_indices(), np.flatnonzero(trace.layer == trace.layer[0])
+    passes = trace.pass_indices()
+    tokens = np.flatnonzero(trace.layer == trace.layer[0])
     return trace.take(np.flatnonzero(passes <= passes[tokens[:_TOKENS][-1]])), shape
 
 

@@ -73,7 +73,8 @@ def _use(source: ReportSource) -> Section:
 
 
 def _together(source: ReportSource) -> Section:
-    title, run = "Experts selected together", source.newest("coactivations")
+    title = "Experts selected together"
+    run = source.newest("coactivations")
     if run is None:
         return _missing("together", title, "moectl profile")
     asked = queries.filled(queries.TOGETHER, run=run, layers=_some_layers(source))
@@ -88,7 +89,8 @@ def _together(source: ReportSource) -> Section:
 
 
 def _standins(source: ReportSource) -> Section:
-    title, run = "Stand-ins", source.newest("similarity")
+    title = "Stand-ins"
+    run = source.newest("similarity")
     if run is None:
         return _missing("standins", title, "moectl profile")
     asked = queries.filled(queries.STANDINS, run=run, layers=_some_layers(source))
@@ -103,13 +105,12 @@ def _standins(source: ReportSource) -> Section:
 
 
 def _loss(source: ReportSource) -> Section:
-    title, run = "What few bits cost", source.newest("quant_loss")
+    title = "What few bits cost"
+    run = source.newest("quant_loss")
     if run is None:
         return _missing("loss", title, "moectl quantize")
-    asked, means = (
-        queries.filled(queries.LOSS, run=run),
-        queries.filled(queries.LOSS_MEANS, run=run),
-    )
+    asked = queries.filled(queries.LOSS, run=run)
+    means = queries.filled(queries.LOSS_MEANS, run=run)
     rows = source.rows(asked)
     drawn = []
     for (bits,), group in grouped(rows, "bits"):
@@ -132,7 +133,8 @@ def _loss(source: ReportSource) -> Section:
 
 
 def _splits(source: ReportSource) -> Section:
-    title, run = "Split experts", source.newest("splits")
+    title = "Split experts"
+    run = source.newest("splits")
     if run is None:
         return _missing("splits", title, "moectl split --machine NAME")
     asked = queries.filled(queries.SPLITS, run=run)
@@ -194,7 +196,8 @@ def _matrix(rows: Sequence[Record], down: str, across: str, value: str) -> list[
 def _some_layers(source: ReportSource) -> list[int]:
     """A few layers, evenly spaced from the first to the last."""
     [model] = source.rows(queries.filled(queries.MODELS, model=source.model_id))
-    last, count = model["num_layers"] - 1, min(_MOST_LAYERS, model["num_layers"])
+    last = model["num_layers"] - 1
+    count = min(_MOST_LAYERS, model["num_layers"])
     return sorted({round(number * last / max(count - 1, 1)) for number in range(count)})
 
 

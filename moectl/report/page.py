@@ -40,7 +40,8 @@ def render(store: Store, *, job: str | None = None, model_id: str | None = None)
         *chapters(source),
         Chapter("Receipt", [_receipt(source)]),
     ]
-    name, date = title(source), _date(source)
+    name = title(source)
+    date = _date(source)
     style = "".join(
         files(f"moectl.{room}").joinpath(file).read_text(encoding="utf-8")
         for room, file in (("show", "charts.css"), ("report", "style.css"))

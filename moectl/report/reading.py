@@ -9,7 +9,8 @@ from moectl.report import queries
 from moectl.show import grounds
 
 Record = dict[str, object]
-LIVE, SIMULATED = "live", "simulated"
+LIVE = "live"
+SIMULATED = "simulated"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,9 @@ def summary(source: ReportSource, job: StoredBench) -> Section:
 
 def _card(row: Record, heading: str, grounds: Grounds) -> str:
     is_absolute = grounds.is_absolute
-    exact, good, fast = row["exact_preset"], row["good_preset"], row["fast_preset"]
+    exact = row["exact_preset"]
+    good = row["good_preset"]
+    fast = row["fast_preset"]
     lines = []
     if exact is not None:
         lines.append(_line("Fastest with the full model's output", row, "exact", is_absolute))
@@ -51,7 +53,8 @@ def _card(row: Record, heading: str, grounds: Grounds) -> str:
 
 
 def _line(what: str, row: Record, which: str, is_absolute: bool) -> str:
-    loss, error = row.get(f"{which}_loss"), row.get(f"{which}_error")
+    loss = row.get(f"{which}_loss")
+    error = row.get(f"{which}_error")
     times = (
         _beside(row[f"{which}_times"])
         if row[f"{which}_times"] is not None

@@ -46,7 +46,8 @@ _PROMPT_MS = Column("prompt ms", "ttft_ms", short, "time to the first token")
 _PROMPT = Column(
     "prompt, full = 1", "times_full_ttft", times, "time to the first token, over that of full"
 )
-_IN_MS, _IN_RATIOS = (*_ABSOLUTE, *_OF_ALL, _STALL, _PROMPT_MS), (*_RELATIVE, *_OF_ALL, _PROMPT)
+_IN_MS = (*_ABSOLUTE, *_OF_ALL, _STALL, _PROMPT_MS)
+_IN_RATIOS = (*_RELATIVE, *_OF_ALL, _PROMPT)
 _PRESET = Column("preset", "preset")
 _IMPORTED = (
     Column("what", "preset"),
@@ -125,14 +126,16 @@ def every_row(source: ReportSource, job: StoredBench) -> Section:
 
 def _tasks(source: ReportSource, job: StoredBench) -> tuple[str, tuple[str, ...]]:
     """Scores of a bench's tasks and their query; nothing where it has none."""
-    asked, label = queries.filled(queries.TASKS, job=job.digest), "Tasks of lm-evaluation-harness"
+    asked = queries.filled(queries.TASKS, job=job.digest)
+    label = "Tasks of lm-evaluation-harness"
     rows = source.rows(asked)
     return (f"<h4>{label}</h4>{table(rows, _TASKS, label=label)}", (asked,)) if rows else ("", ())
 
 
 def imported(source: ReportSource) -> list[Section]:
     """What other tools measured on another text; nothing where there is none."""
-    rows, title = source.rows(queries.IMPORTED), "Other tools, on another text"
+    rows = source.rows(queries.IMPORTED)
+    title = "Other tools, on another text"
     return (
         [Section("imported", title, table(rows, _IMPORTED, label=title), (queries.IMPORTED,))]
         if rows

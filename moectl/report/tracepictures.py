@@ -21,7 +21,8 @@ from runtime.replay.replay import replay
 WIDTH = 480
 EVICTIONS = {"random": "quiet", "lru": "strong", "lfu": "fresh", "horizon": "warm", "belady": "ink"}
 SHARES = (0.0625, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.75)
-_TOKENS, _MOMENTS = 96, 24
+_TOKENS = 96
+_MOMENTS = 24
 _MOMENT_S = 0.6  # seconds that a token of the animation stays
 
 
@@ -82,7 +83,8 @@ def residency(trace: Trace, shape: Shape) -> Drawing:
     first, tables = _residents(trace, shape)
     cell = min(18.0, (WIDTH - 40) / shape.num_experts)
     high = max(cell, 8.0)
-    grid, foot = f"translate(30 22) scale({cell:.4f} {high:.4f})", 22 + trace.num_layers * high
+    grid = f"translate(30 22) scale({cell:.4f} {high:.4f})"
+    foot = 22 + trace.num_layers * high
     shown = []
     for number, (held, hit, loaded) in enumerate(tables):
         last = " last" * (number == len(tables) - 1)
@@ -139,11 +141,9 @@ def _residents(trace: Trace, shape: Shape) -> tuple[int, list[tuple[np.ndarray, 
             held, hit, loaded = tables.setdefault(
                 step.pass_index, tuple(np.zeros(size, bool) for _ in range(3))
             )
-            held[layer], hit[layer], loaded[layer] = (
-                now & ~used,
-                used & before[layer],
-                used & ~before[layer],
-            )
+            held[layer] = now & ~used
+            hit[layer] = used & before[layer]
+            loaded[layer] = used & ~before[layer]
         before[layer] = now
 
     replay(trace, controller, watch=watch)
@@ -171,7 +171,8 @@ def _animation(num_moments: int) -> str:
 
 
 def _key(upper: float) -> str:
-    drawn, at = "", 30.0
+    drawn = ""
+    at = 30.0
     for kind, words in (
         ("s2", "resident"),
         ("p0", "used, was resident: hit"),

@@ -28,7 +28,8 @@ from runtime.policies.base import Step
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
 
-MODEL, MACHINE = "deepseek-v2-lite", "a100-pcie4"
+MODEL = "deepseek-v2-lite"
+MACHINE = "a100-pcie4"
 DIALS = Dials(
     skew=0.7, locality=0.0, similarity=0.94, predictability=0.8, tokens=120, requests=1, prompt=16
 )
@@ -154,7 +155,8 @@ def _throughput_sheet(study: FittedLine) -> Sheet:
     for row in ROWS:
         miss = _miss(row)
         ours_is = "fitted" if row.method == ORIGINAL else "predicted"
-        speed, printed = 1e3 / study.ms(miss, row.share), _printed(row)
+        speed = 1e3 / study.ms(miss, row.share)
+        printed = _printed(row)
         ratio = printed if printed is None else 1 + printed
         rows.append(
             (TABLES[row.share], row.share, row.name, row.tokens_per_s, speed, ours_is)
@@ -255,7 +257,8 @@ def _of(share: float) -> list[Row]:
 
 
 def _gain(study: FittedLine, row: Row) -> Claim:
-    printed, ours = _printed(row), study.gain(_miss(row), row.share)
+    printed = _printed(row)
+    ours = study.gain(_miss(row), row.share)
     limit = "without rho" if row.rho is None else f"with rho {row.rho}"
     is_near = abs(ours - printed) <= _NEAR * printed
     return Claim(

@@ -28,7 +28,9 @@ class Row:
         return f"threshold {self.threshold:g}, {self.buddies} buddies, {limit}"
 
 
-ORIGINAL, RANDOM, BUDDIES = "original", "random", "buddies"
+ORIGINAL = "original"
+RANDOM = "random"
+BUDDIES = "buddies"
 ROWS = (
     Row(0.75, ORIGINAL, 0.735, 34.23),
     Row(0.75, RANDOM, 0.55, 39.67),

@@ -125,7 +125,8 @@ def _end_to_end(measured: dict[str, Measured]) -> Sheet:
 def _memory(device: Machine) -> Sheet:
     rows = []
     for name in paper.MODELS_MEASURED:
-        shape, hot = MODELS[name].shape, paper.HOT[name]
+        shape = MODELS[name].shape
+        hot = paper.HOT[name]
         sizes = typical(np.ones((1, 1)), expert_nbytes=shape.expert_nbytes).nbytes
         near = shape.num_keys * sum(sizes.values()) / 1e9
         most = max(

@@ -99,7 +99,8 @@ def loading_share(device: Machine) -> float:
 def _of_throughput(measured: Mapping[str, Measured]) -> Iterator[Claim]:
     for name, one in measured.items():
         for bits in paper.BITS:
-            printed, ours = paper.NDP_SIDE[name, bits].low, one.near(bits, one.rivals[STATIC])
+            printed = paper.NDP_SIDE[name, bits].low
+            ours = one.near(bits, one.rivals[STATIC])
             claim = f"{name}: NDP side, {bits} bits, over {STATIC} (5.2)"
             yield Claim(claim, f"about {printed:g}", f"{ours:.2f}", _is_near(ours, printed, NEAR))
         low, high = (one.decoding(3, one.rivals[rival]) for rival in (STATIC, NOTHING))
@@ -111,7 +112,8 @@ def _of_throughput(measured: Mapping[str, Measured]) -> Iterator[Claim]:
             None,
             NOT_DETERMINED,
         )
-        printed, ours = paper.DECODING[name, 2].low, one.decoding(2, one.rivals[SWAPS])
+        printed = paper.DECODING[name, 2].low
+        ours = one.decoding(2, one.rivals[SWAPS])
         said = f"{ours:.1f}, predicted at the rate fitted to 3 bits"
         yield Claim(
             f"{name}: decoding, 2 bits (5.2, Figure 6)",
@@ -132,7 +134,8 @@ def _of_throughput(measured: Mapping[str, Measured]) -> Iterator[Claim]:
 def _of_requests(measured: Mapping[str, Measured]) -> Iterator[Claim]:
     for name, one in measured.items():
         for bits in paper.BITS:
-            printed, rival = paper.END_TO_END[name, bits], one.rivals[SWAPS]
+            printed = paper.END_TO_END[name, bits]
+            rival = one.rivals[SWAPS]
             said = f"{_by_length(one, bits, rival, printed.low)}, at the fitted rate. Lengths and rate are not printed"
             claim = f"{name}: end to end, {bits} bits (5.2, Figure 5)"
             yield Claim(claim, str(printed), said, None, NOT_DETERMINED)
@@ -172,12 +175,11 @@ def _of_causes(measured: Mapping[str, Measured]) -> Iterator[Claim]:
             f"{name}: 2 bits over 3, decoding (5.2)", f"{printed:.2f}", f"{faster:.2f}", is_near
         )
     for name, one in measured.items():
-        ours, static, swaps = (
-            one.ours[3].token_s,
-            one.rivals[STATIC].token_s,
-            one.rivals[SWAPS].token_s,
-        )
-        migration, bits = (swaps - static) / ours, (static - ours) / ours
+        ours = one.ours[3].token_s
+        static = one.rivals[STATIC].token_s
+        swaps = one.rivals[SWAPS].token_s
+        migration = (swaps - static) / ours
+        bits = (static - ours) / ours
         said = f"at the fitted rate no swaps save {migration:.1f} times our token's time, 3 bits then {bits:.1f}"
         claim = f"{name}: gains more by less migration than by few bits (5.2)"
         yield Claim(claim, "yes", said, migration > bits)

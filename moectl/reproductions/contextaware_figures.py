@@ -8,8 +8,10 @@ printed at all.
 
 from dataclasses import dataclass
 
-SMALL, LARGE = "mixtral-8x7b", "mixtral-8x22b"
-MODELS_MEASURED, BITS = (SMALL, LARGE), (3, 2)
+SMALL = "mixtral-8x7b"
+LARGE = "mixtral-8x22b"
+MODELS_MEASURED = (SMALL, LARGE)
+BITS = (3, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ HOT = {SMALL: 4, LARGE: 2}
 PARAMETERS = {SMALL: (45.1, 46.7), LARGE: (135.5, 140.6)}
 # Section 1: GB of Mixtral-8x22B in FP16, approximately; the share of a block's time that bringing
 # an expert can exceed.
-LARGE_GB, LOADING_SHARE = Printed.at("1", 280), Printed.at("1, after DAOP", 0.90)
+LARGE_GB = Printed.at("1", 280)
+LOADING_SHARE = Printed.at("1, after DAOP", 0.90)
 # Section 3.2, Figure 4: cosine of expert use in prefill and decoding, mean over layers,
 # Mixtral-8x7B on TruthfulQA.
 COSINE = Printed.at("3.2, Figure 4", 0.89)
@@ -75,7 +78,5 @@ TABLE_3 = {
 TASKS = ("MMLU", "MathQA", "HellaSwag", "ARC-E", "ARC-C", "BoolQ", "WinoGrande", "PIQA")
 # Sections 5.3 and 7: the average drop in points by bits, and what the selector gains at 2 bits
 # ("slight" at 3).
-DROP, SELECTOR_GAIN = (
-    {3: Printed.at("abstract, 5.3", 0.13), 2: Printed.at("5.3", 3.4)},
-    Printed.at("5.3", 3.2),
-)
+DROP = {3: Printed.at("abstract, 5.3", 0.13), 2: Printed.at("5.3", 3.4)}
+SELECTOR_GAIN = Printed.at("5.3", 3.2)

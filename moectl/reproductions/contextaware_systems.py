@@ -30,12 +30,10 @@ DIALS = Dials(skew=0.8, locality=0.0, similarity=0.5, tokens=2 * 448, requests=2
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)  # decoded tokens of a request
 RATES = (0.0, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2)  # experts swapped in a layer and token
 NUM_LAYERS = 4
-STATIC, NOTHING, SWAPS, HOBBIT = (
-    "MoNDE, same experts",
-    "MoNDE, keeps nothing",
-    "MoNDE, swaps",
-    "HOBBIT",
-)
+STATIC = "MoNDE, same experts"
+NOTHING = "MoNDE, keeps nothing"
+SWAPS = "MoNDE, swaps"
+HOBBIT = "HOBBIT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,8 @@ def layers_of(name: str) -> ModelShape:
 
 def measure(name: str, device: Machine) -> Measured:
     """Replay one trace through every system, with the paper's number of hot experts a layer."""
-    model, budget = layers_of(name), f"{paper.HOT[name] * NUM_LAYERS}x"
+    model = layers_of(name)
+    budget = f"{paper.HOT[name] * NUM_LAYERS}x"
     trace = generate(DIALS, model.shape)
     here, at_once = (
         Workload(trace, model, one) for one in (device, replace(device, link_gbps=math.inf))
@@ -96,7 +95,8 @@ def measure(name: str, device: Machine) -> Measured:
         setting = Setting(
             preset, preset, {"residency": f"{residency}migrate=before"}, budget=budget
         )
-        first, after = here.run(setting), at_once.run(setting)
+        first = here.run(setting)
+        after = at_once.run(setting)
         moved_s = first.counters["prefetch_bytes"] / DIALS.requests / (device.link_gbps * 1e9)
         return replace(
             _timed(after, times), ttft_s=_timed(first, times).ttft_s, migration_s=moved_s * times

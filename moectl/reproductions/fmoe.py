@@ -57,7 +57,8 @@ def reproduce(trace: Path | None = None) -> Reproduction:
 
 
 def _sheets(found: FmoeReplays) -> dict[str, Sheet]:
-    folds, least = found.folds, f"with {paper.SMALL_CACHE_GB} GB of experts"
+    folds = found.folds
+    least = f"with {paper.SMALL_CACHE_GB} GB of experts"
     by_pattern = "Figure 12a, section 6.5: what is prefetched by (lfu evicts)"
     by_eviction = f"Figure 12b, section 6.5: what is evicted by ({MAP} prefetches)"
     entropies = [(label, UNKNOWN, value) for label, value in found.entropies.items()]
@@ -115,7 +116,8 @@ def _hit_sheet(folds: Folds, title: str, runs: Runs) -> Sheet:
 
 
 def _distance_sheet(found: FmoeReplays) -> Sheet:
-    folds, rows = found.folds, []
+    folds = found.folds
+    rows = []
     once = folds.weights[:1]
     for ahead, timed in found.distances.items():
         ms = [float(seconds[0]) * 1e3 for seconds in (timed.ttft_s(once), timed.tpot_s(once))]
@@ -147,15 +149,13 @@ def _claim(text: str, said: str, found: Interval) -> Claim:
 
 def _gain_claims(gains: Gains, figure: str, *quantities: str) -> list[Claim]:
     """One claim a gain, about its sign, and one about the size of all."""
-    claims, sizes = (
-        [],
-        [_TOLERANCE > found.value / gain.share > 1 / _TOLERANCE for gain, found in gains if found],
-    )
+    claims = []
+    sizes = [
+        _TOLERANCE > found.value / gain.share > 1 / _TOLERANCE for gain, found in gains if found
+    ]
     for gain, found in sorted(gains, key=lambda pair: quantities.index(pair[0].quantity)):
-        text, said = (
-            f"{figure}: {_BETTER[gain.quantity]} {gain.against}",
-            f"by {gain.share:.0%}".replace("%", " %"),
-        )
+        text = f"{figure}: {_BETTER[gain.quantity]} {gain.against}"
+        said = f"by {gain.share:.0%}".replace("%", " %")
         if found is not None:
             claims.append(_claim(text, said, found))
         elif gain.quantity == quantities[0]:
@@ -199,7 +199,8 @@ def _ablation_claims(found: FmoeReplays) -> list[Claim]:
 
 
 def _latency_claims(found: FmoeReplays) -> list[Claim]:
-    weights, distances = found.folds.weights, found.distances
+    weights = found.folds.weights
+    distances = found.distances
     rates = {name: one[0].hit_rate(weights) for name, one in found.systems.items()}
     best = RIVALS[paper.BEST_RIVAL]
     second = np.max([rates[name] for name in SYSTEMS if name not in (OURS, best)], axis=0)
@@ -269,7 +270,8 @@ def _other_claims(entropies: dict[str, float]) -> list[Claim]:
 
 
 def _assumed(folds: Folds) -> tuple[str, ...]:
-    fewest, most = min(folds.num_maps), max(folds.num_maps)
+    fewest = min(folds.num_maps)
+    most = max(folds.num_maps)
     return (
         f"{folds.source}: each quarter of its {folds.num_requests} requests is replayed, prompts included, from an "
         f"empty cache, with {fewest:,} to {most:,} maps of the others; iterations join the maps when they are over",

@@ -13,7 +13,9 @@ RIVALS = {
 model."""
 
 BEST_RIVAL = "Mixtral-Offloading"  # has the most hits of the four, section 6.2
-HIT_RATE, TTFT, TPOT = "hit rate higher by", "TTFT lower by", "TPOT lower by"
+HIT_RATE = "hit rate higher by"
+TTFT = "TTFT lower by"
+TPOT = "TPOT lower by"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,7 @@ DeepSpeed-Inference, (11 + 34 + 63) / 3 = 36, and of all its eight latencies, (4
 DISTANCE = 3  # section 6.6, Figure 13: latency is least there
 CAPACITY = 1000  # maps, section 6.6, Figure 14a
 MODELS = ("mixtral-8x7b", "qwen1.5-moe-a2.7b", "phi-3.5-moe")  # Table 1
-MOST_MAPS, MOST_MAPS_MB = (
-    32_000,
-    200,
-)  # section 6.7, Figure 16: at most so many megabytes for so many maps
+# section 6.7, Figure 16: at most so many megabytes for so many maps
+MOST_MAPS = 32_000
+MOST_MAPS_MB = 200
 MACHINE = "rtx3090-pcie4"  # section 6.1; the paper has six of them

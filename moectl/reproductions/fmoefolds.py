@@ -23,7 +23,8 @@ from runtime.replay import from_trace
 from runtime.replay.settings import Outcome, Setting
 from runtime.replay.workload import Workload
 
-NUM_FOLDS, BUDGET = 4, "25%"
+NUM_FOLDS = 4
+BUDGET = "25%"
 _HITS, _REQUESTS, _PREFILL_S, _PREFILLS, _DECODE_S, _DECODES = range(6)
 
 
@@ -74,7 +75,9 @@ class Folds:
     BadInput for a trace with one request."""
 
     def __init__(self, trace: Trace, model: ModelShape, source: str) -> None:
-        self.trace, self.model, self.source = trace, model, source
+        self.trace = trace
+        self.model = model
+        self.source = source
         requests = np.unique(trace.request)
         if len(requests) < 2:
             raise BadInput(f"{source} has one request: some are to make the maps of the others")
@@ -136,7 +139,8 @@ class Folds:
 def _by_request(trace: Trace, outcome: Outcome) -> np.ndarray:
     """Sums [6, R] over each request's passes; a pass of several requests counts for the first of
     them."""
-    passes, requests = trace.pass_indices(), np.unique(trace.request, return_inverse=True)[1]
+    passes = trace.pass_indices()
+    requests = np.unique(trace.request, return_inverse=True)[1]
     unit = np.full(passes.max() + 1, requests.max())
     np.minimum.at(unit, passes, requests)
     columns = np.zeros((6, len(unit)))

@@ -28,7 +28,8 @@ PATTERNS = {
 }
 PUBLISHED = f"{MAP},over=all"  # evicts by 1 / (p * freq), as section 4.5 has it
 EVICTIONS = ("lru", "lfu", PUBLISHED, MAP)
-HITS, BY_LAYER = FoldConditions(), FoldConditions(scope="layer")
+HITS = FoldConditions()
+BY_LAYER = FoldConditions(scope="layer")
 TIMED = "qwen1.5-moe-a2.7b"  # whose costs Figures 10 and 13 are computed with
 
 Gains = list[tuple[PaperGain, Interval | None]]

@@ -18,7 +18,8 @@ FITTED_TO = ("lru", "lfu")
 # square).
 FITTED = {"skew": 0.45, "locality": 0.0, "similarity": 0.6}
 DIALS = Dials(**FITTED, tokens=2400, requests=6, prompt=0)
-_NUM_LAYERS, _NUM_SETS = 2, 50
+_NUM_LAYERS = 2
+_NUM_SETS = 50
 _NEAR = 0.02
 
 
@@ -50,7 +51,8 @@ def static_sets() -> dict[int, float]:
     """Hit rates of sets of experts drawn at random once, by their size, on the trace that the
     policies replay."""
     shape = replace(MODELS[MODEL].shape, num_layers=_NUM_LAYERS)
-    trace, random = generate(DIALS, shape, detailed=False), np.random.default_rng(DIALS.seed)
+    trace = generate(DIALS, shape, detailed=False)
+    random = np.random.default_rng(DIALS.seed)
     by_layer = [trace.experts[trace.layer == layer].ravel() for layer in range(_NUM_LAYERS)]
     uses = np.stack([np.bincount(selected, minlength=shape.num_experts) for selected in by_layer])
     places = random.random((_NUM_SETS, *uses.shape)).argsort(
@@ -96,10 +98,8 @@ def _claims(reached: dict[str, dict[int, float]]) -> tuple[Claim, ...]:
     claims.append(
         Claim("lcp above lfu, within .005 at every size", _span(gains), _span(ours), is_all)
     )
-    above, said = (
-        {name: paper.TABLE_1["lcp"][30] - paper.TABLE_1[name][30] for name in FITTED_TO},
-        paper.LCP_ABOVE,
-    )
+    above = {name: paper.TABLE_1["lcp"][30] - paper.TABLE_1[name][30] for name in FITTED_TO}
+    said = paper.LCP_ABOVE
     claims.append(
         Claim(
             "section 3.3: lcp at 30 above lru, above lfu",

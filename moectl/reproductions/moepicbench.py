@@ -124,8 +124,10 @@ class Conditions:
         return self._made(Artefacts())
 
     def _made(self, artefacts: Artefacts) -> Workload:
-        model, named = self._model, machine(MACHINE)
-        layer_s, top_k = self.compute_ms / self._whole_layers / 1e3, model.shape.top_k
+        model = self._model
+        named = machine(MACHINE)
+        layer_s = self.compute_ms / self._whole_layers / 1e3
+        top_k = model.shape.top_k
         costs = replace(
             Costs.of(model, named),
             expert=Work(EXPERTS_SHARE * layer_s / top_k),

@@ -64,7 +64,8 @@ def prefill_bound_s() -> tuple[float, float]:
     """Milliseconds a load between Figure 7(a)'s Pre-gated MoE, which loads all experts, and
     Mixtral-offloading, which holds the budget; and the seconds that the loads of what the budget
     does not hold take at that rate."""
-    seconds, held = paper.FIGURE_7A, paper.FIGURE_7A_EXPERTS
+    seconds = paper.FIGURE_7A
+    held = paper.FIGURE_7A_EXPERTS
     each_ms = 1e3 * (seconds["Pre-gated MoE"] - seconds["Mixtral-offloading"]) / held
     return each_ms, each_ms * (_SHAPE.num_keys - held) / 1e3
 

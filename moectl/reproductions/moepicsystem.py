@@ -21,7 +21,8 @@ from moectl.reproductions.moepicbench import (
 from moectl.reproductions.report import DOES_NOT_FOLLOW, NOT_TESTABLE, Claim, Reproduction
 from moectl.show.render import Sheet
 
-QWEN, MIXTRAL = moepicbounds.QWEN, "mixtral-8x7b"
+QWEN = moepicbounds.QWEN
+MIXTRAL = "mixtral-8x7b"
 # Figure 7(d): Pre-gated MoE holds no experts, so that its 248 ms are at least its 64 loads.
 MIXTRAL_LOAD_MS = paper.FIGURE_7D["Pre-gated MoE"] / 64
 MIXTRAL_COMPUTE_MS = (
@@ -162,7 +163,8 @@ def _ratio_sheet(ms: Figures) -> Sheet:
 
 
 def _tpot_sheet(tpot: Mapping[float, Figures]) -> Sheet:
-    published, rows = paper.FIGURE_7D, []
+    published = paper.FIGURE_7D
+    rows = []
     for name, said in published.items():
         ours = [by_system[name] for by_system in tpot.values()]
         lower = [_lower(by_system["MoEpic"], by_system[name]) for by_system in tpot.values()]
@@ -209,7 +211,8 @@ def _part_sheet(parts: Mapping[str, tuple[float, float]]) -> Sheet:
     rows = []
     for row, measure in enumerate(("TTFT", "TPOT")):
         for name, said in paper.TABLE_3.items():
-            published, ours = said[row], parts[name][row]
+            published = said[row]
+            ours = parts[name][row]
             over = published / paper.TABLE_3["MoEpic"][row], ours / parts["MoEpic"][row]
             rows.append((measure, name, published, ours, *over))
     columns = ("ms", "variant", "paper", "ours", "over MoEpic's, paper", "over MoEpic's, ours")
@@ -221,14 +224,13 @@ def _lower(ours: float, theirs: float) -> float:
 
 
 def _tpot_claims(tpot: Mapping[float, Figures]) -> list[Claim]:
-    published, claims = paper.FIGURE_7D, []
+    published = paper.FIGURE_7D
+    claims = []
     for name, said in published.items():
         if name != "MoEpic":
             lower = [_lower(by_system["MoEpic"], by_system[name]) for by_system in tpot.values()]
-            wanted, span = (
-                _lower(published["MoEpic"], said),
-                f"{min(lower):.1f} to {max(lower):.1f} %",
-            )
+            wanted = _lower(published["MoEpic"], said)
+            span = f"{min(lower):.1f} to {max(lower):.1f} %"
             holds = min(lower) - POINTS <= wanted <= max(lower) + POINTS
             claims.append(
                 Claim(f"Figure 7(d): TPOT below {name}'s by", f"{wanted:.1f} %", span, holds)
@@ -247,7 +249,8 @@ def _ratio_claims(ratio: Figures) -> list[Claim]:
 def _ttft_claims(ttft: Figures) -> list[Claim]:
     """MoEpic's own seconds, by which the paper's ratios are divided, are ruled out by its other
     numbers."""
-    own_s, (_, least_s) = paper.FIGURE_7A["MoEpic"], moepicbounds.prefill_bound_s()
+    own_s = paper.FIGURE_7A["MoEpic"]
+    _, least_s = moepicbounds.prefill_bound_s()
     return [
         Claim(
             f"Figure 7(a): TTFT of {name} over MoEpic's",
@@ -290,10 +293,8 @@ def _part_claims(parts: Mapping[str, tuple[float, float]]) -> list[Claim]:
     for name, said in paper.TABLE_3.items():
         for row, measure in enumerate(("TTFT", "TPOT")):
             if name != "MoEpic":
-                wanted, ours = (
-                    said[row] / paper.TABLE_3["MoEpic"][row],
-                    parts[name][row] / parts["MoEpic"][row],
-                )
+                wanted = said[row] / paper.TABLE_3["MoEpic"][row]
+                ours = parts[name][row] / parts["MoEpic"][row]
                 claims.append(
                     _ratio_claim(f"Table 3: {measure} {name} over MoEpic's", wanted, ours)
                 )
@@ -301,7 +302,8 @@ def _part_claims(parts: Mapping[str, tuple[float, float]]) -> list[Claim]:
 
 
 def _spread_claim(ms: list[float]) -> Claim:
-    spread, most = max(ms) - min(ms), paper.FIGURE_9A_MS
+    spread = max(ms) - min(ms)
+    most = paper.FIGURE_9A_MS
     text = "Figure 9(a): TPOT over five settings of rho and omega varies by"
     return Claim(text, f"at most {most:g} ms", f"{spread:.1f} ms", spread <= most)
 

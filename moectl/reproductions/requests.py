@@ -15,7 +15,9 @@ from profilers.text.corpus import documents, token_sequences
 from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
 
-_REQUESTS, _LENGTH, _PREFILL = 32, 80, 32
+_REQUESTS = 32
+_LENGTH = 80
+_PREFILL = 32
 
 
 def bundled_requests(*, distance: int) -> tuple[Trace, ModelShape, str]:

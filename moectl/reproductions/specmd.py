@@ -39,7 +39,9 @@ DROPPED_IN = ("mixtral-offloading", "importance", "mixture-cache")
 DIALS = Dials(
     skew=1.4, locality=0.0, similarity=0.94, predictability=0.8, grading=0.88, tokens=96, requests=2
 )
-_MACHINE, _LINK_GBPS, _FEW = "a100-pcie4", 5.0, 4
+_MACHINE = "a100-pcie4"
+_LINK_GBPS = 5.0
+_FEW = 4
 
 _ASSUMED = (
     f"virtual time on synthetic traces, {DIALS}: the statistics of the bundled model's routers, not of those four",
@@ -197,10 +199,8 @@ def _of_collisions(outcomes: Outcomes) -> Iterator[Claim]:
             for one in paper.RATES
         }
         for eviction, (low, high) in paper.RATES.items():
-            ours, text = (
-                rates[eviction],
-                f"collision rate of {eviction}, 5 %, experts of {bits} bits (5.2, Figure 4)",
-            )
+            ours = rates[eviction]
+            text = f"collision rate of {eviction}, 5 %, experts of {bits} bits (5.2, Figure 4)"
             holds = min(ours) >= low / 2 and max(ours) <= 2 * high
             yield Claim(
                 text, f"{low:g} to {high:g} %", f"{min(ours):.1f} to {max(ours):.1f} %", holds
@@ -215,10 +215,8 @@ def _of_collisions(outcomes: Outcomes) -> Iterator[Claim]:
     low, high = paper.LRU_RATIOS
     ours = [_times_lru(outcomes, name) for name in LAYER_EXPERTS]
     holds = min(ours) >= low / 2 and max(ours) <= 2 * high
-    text, said = (
-        "lru's collisions over Least-Stale's at 5 % (5.2)",
-        f"{min(ours):.1f} to {max(ours):.1f}",
-    )
+    text = "lru's collisions over Least-Stale's at 5 % (5.2)"
+    said = f"{min(ours):.1f} to {max(ours):.1f}"
     yield Claim(text, f"{low:g} to {high:g}", said, holds)
 
 
@@ -253,9 +251,7 @@ def _of_times(dropped: DropIns) -> Claim:
         sum(_shorter(as_is, changed[place]) > 0 for _, _, as_is, *changed in dropped)
         for place in range(len(_DROPPED))
     )
-    text, said = (
-        "Least-Stale in place of their own eviction shortens the first token (Table 2)",
-        f"in {ours} of",
-    )
+    text = "Least-Stale in place of their own eviction shortens the first token (Table 2)"
+    said = f"in {ours} of"
     said += f" {len(dropped)} ({by_left} by {LEFT})"
     return Claim(text, f"in {printed} of {len(dropped)}", said, ours >= printed)

@@ -7,7 +7,8 @@ from artifacts.modelshapes.known import MODELS
 from moectl.reproductions import specmdfigures as paper
 from moectl.reproductions.report import DOES_NOT_FOLLOW, NOT_TESTABLE, Claim
 
-_MB, _GB = 2**20, 2**30
+_MB = 2**20
+_GB = 2**30
 _NEAR = 0.02  # sizes agree that differ by no more of the printed one
 _FIVE = "mixtral-offloading,importance,hobbit,mixture-cache,specmd"
 _UNMEASURED = (
@@ -38,7 +39,8 @@ def from_its_tables() -> Iterator[Claim]:
     """Yield what follows from the paper's other figures, or does not."""
     yield from _of_sizes()
     yield from _of_table_2()
-    (least, most), (lru, _) = paper.RATES["least_stale"], paper.RATES["lru"]
+    least, most = paper.RATES["least_stale"]
+    lru, _ = paper.RATES["lru"]
     times = "{:g} to {:g}".format(*paper.FIGURE_8_RATIOS)
     yield Claim(
         "LRU's collisions over Least-Stale's at 1 %, at most (abstract, 1)",
@@ -84,10 +86,8 @@ def _of_sizes() -> Iterator[Claim]:
     text = "an expert, all experts and what a pass needs, in bytes (Table 3), from the shapes of the models"
     yield Claim(text, f"{len(pairs)} sizes", f"{near} within {_NEAR:.0%}", near == len(pairs))
     ours = [round(_experts_gb(name) * percent / 100, 1) for name, percent in paper.CAPACITIES_GB]
-    text, printed = (
-        "caches in GB, from the shapes of the models (1, 5.1)",
-        list(paper.CAPACITIES_GB.values()),
-    )
+    text = "caches in GB, from the shapes of the models (1, 5.1)"
+    printed = list(paper.CAPACITIES_GB.values())
     yield Claim(text, ", ".join(map(str, printed)), ", ".join(map(str, ours)), ours == printed)
 
 

@@ -19,8 +19,10 @@ class ActiveRequest:
     def __init__(self, job: GenerationJob, opened: MoeModel, tally: Tally, *, preset: str) -> None:
         self.job = job
         self.done: Done | None = None
-        self._tally, self._preset = tally, preset
-        self._text, self._stops = Detokeniser(opened.tokenizer), Stops(job.stops)
+        self._tally = tally
+        self._preset = preset
+        self._text = Detokeniser(opened.tokenizer)
+        self._stops = Stops(job.stops)
         self._ends = _end_tokens(opened.model.generation_config.eos_token_id)
         self._waited_s = time.perf_counter() - job.arrived_s
         self._ids: list[int] = []

@@ -38,7 +38,8 @@ class AnswerFormat:
 
     def ends(self, done: Done) -> list[str]:
         """The events after the text, with usage and counters if the request asked for them."""
-        took, empty = self._took(done), {} if self.is_chat else ""
+        took = self._took(done)
+        empty = {} if self.is_chat else ""
         last = self._chunk(empty, done.reason, {} if self.has_usage else took)
         if not self.has_usage:
             return [last, "data: [DONE]\n\n"]

@@ -156,10 +156,8 @@ def _given(kind: type[Body]) -> Callable[[Request], Awaitable[Body]]:
             return kind.model_validate(found)
         except ValidationError as problem:
             first = problem.errors(include_url=False, include_input=False)[0]
-            where, said = (
-                ".".join(map(str, first["loc"])),
-                first["msg"].removeprefix("Value error, "),
-            )
+            where = ".".join(map(str, first["loc"]))
+            said = first["msg"].removeprefix("Value error, ")
             raise Refusal(400, f"{where}: {said}" if where else said, param=where or None) from None
 
     return read
@@ -186,8 +184,10 @@ async def _answer(
     prompt: Prompt | torch.Tensor,
     max_tokens: int | None,
 ) -> object:
-    scheduler, events = serving.scheduler, asyncio.Queue()
-    loop, most = asyncio.get_running_loop(), scheduler.limits.max_tokens
+    scheduler = serving.scheduler
+    events = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    most = scheduler.limits.max_tokens
     if max_tokens is not None and max_tokens > most:
         raise Refusal(
             400, f"answers here have at most {most} tokens, not {max_tokens}", param="max_tokens"
@@ -281,7 +281,8 @@ async def _unless_gone(request: Request, answer: Coroutine[None, None, T]) -> T 
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    answering, gone = asyncio.create_task(answer), asyncio.create_task(hangs_up())
+    answering = asyncio.create_task(answer)
+    gone = asyncio.create_task(hangs_up())
     try:
         await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
         return await answering if answering.done() else None

@@ -33,7 +33,8 @@ class Front:
 
     def begin(self, app: ASGIApp, is_alive: Callable[[], bool]) -> None:
         """Pass requests on to `app` from here on; `is_alive` says whether it takes any."""
-        self._app, self._is_alive = app, is_alive
+        self._app = app
+        self._is_alive = is_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._answer(scope)(scope, receive, send)

@@ -102,7 +102,8 @@ class Guard:
             raise Refusal(413, self._too_large)
 
     def _check_names(self, headers: Headers) -> None:
-        called, origins = headers.getlist("host"), headers.getlist("origin")
+        called = headers.getlist("host")
+        origins = headers.getlist("origin")
         if len(called) != 1:
             raise Refusal(
                 400, f"a request has one Host header, not {len(called)}: ask for {self.hosts[0]}"

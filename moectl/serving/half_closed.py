@@ -14,7 +14,9 @@ from starlette.types import Scope
 
 from moectl.serving.arrival import TimelyProtocol
 
-_FIRST_S, _PROBE_S = 0.02, 1.0  # a reset arrives after one round trip
+# a reset arrives after one round trip
+_FIRST_S = 0.02
+_PROBE_S = 1.0
 _COMMENTS = "takes_comments"  # in the state of a request
 
 

@@ -34,7 +34,8 @@ _OF_OWNER = {
 def live(scheduler: Scheduler) -> dict[str, object]:
     """Cumulative counters, from whose differences the page computes rates, and the present
     residency."""
-    cache, shape = scheduler.session.controller.cache, scheduler.session.opened.shape
+    cache = scheduler.session.controller.cache
+    shape = scheduler.session.opened.shape
     # One string for each layer with a digit for each expert: 0 absent, 1 loading, 2 resident.
     residency = [
         "".join(map(str, cache.layer_states(layer).tolist())) for layer in range(shape.num_layers)
@@ -60,7 +61,8 @@ def _last_token(scheduler: Scheduler) -> list[dict[str, list[int]]]:
 
 def _used(one: Plan | torch.Tensor, controller: Controller) -> dict[str, list[int]]:
     if not isinstance(one, Plan):
-        experts, none = one[0].tolist(), []
+        experts = one[0].tolist()
+        none = []
         return (
             {"hit": none, "missed": experts}
             if controller.holds_low

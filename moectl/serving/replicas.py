@@ -47,13 +47,15 @@ class Replica:
 
     def __init__(self, spec: ReplicaSpec) -> None:
         logging.basicConfig(format="moectl: %(message)s")
-        self._spec, request = spec, spec.request
+        self._spec = spec
+        request = spec.request
         settings = request.settings
         opened = spec.model.open(device=settings.device, dense=settings.dense)
         self._serving = open_serving(opened, spec.model.name, request, model=spec.called)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        scheduler, request = self._serving.scheduler, self._spec.request
+        scheduler = self._serving.scheduler
+        request = self._spec.request
         # A switch would reach one replica of many.
         serving = replace(
             self._serving, presets={scheduler.preset: self._serving.presets[scheduler.preset]}
@@ -94,7 +96,8 @@ def replicas(spec: ReplicaSpec) -> Iterator[None]:
     Raises OutOfResources where there is no cluster, RuntimeError where a replica cannot begin.
     """
     request = spec.request
-    threads, is_gpu = request.settings.threads, request.settings.device.startswith("cuda")
+    threads = request.settings.threads
+    is_gpu = request.settings.device.startswith("cuda")
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name=_NAME,

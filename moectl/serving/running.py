@@ -31,7 +31,10 @@ class RunningRequests:
         preset: str,
         over: Callable[[str], None],
     ) -> None:
-        self._session, self._tally, self._preset, self._over = session, tally, preset, over
+        self._session = session
+        self._tally = tally
+        self._preset = preset
+        self._over = over
         self._active: dict[int, ActiveRequest] = {}  # by its number in the batch
         if limits.shares_passes:
             room = batch_size(session, limits.num_rows).room

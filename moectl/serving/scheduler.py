@@ -36,7 +36,8 @@ class Scheduler:
     """
 
     def __init__(self, build: Callable[[str], Session], preset: str, limits: ServerLimits) -> None:
-        self.preset, self.limits = preset, limits
+        self.preset = preset
+        self.limits = limits
         self.session: Session
         self.receipt: dict[str, object]
         self.tally: Tally
@@ -155,7 +156,8 @@ class Scheduler:
         self._running = RunningRequests(
             session, self.limits, self.tally, preset=preset, over=self._ended
         )
-        self.preset, self.receipt = preset, session.receipt()
+        self.preset = preset
+        self.receipt = session.receipt()
 
     def _shut(self) -> None:
         self._running.close()

@@ -14,10 +14,9 @@ from runtime.session.batch import RowResult
 from runtime.session.charges import Charge
 
 OUTCOMES = ("answered", "left", "failed", "refused")  # left: the client went away
-MOST_OWNERS, OTHERS = (
-    50,
-    "others",
-)  # what has a name of its own, and what all further ones are counted under
+# what has a name of its own, and what all further ones are counted under
+MOST_OWNERS = 50
+OTHERS = "others"
 _OF_OWNER = (
     Counter.REQUESTS,
     Counter.HITS,

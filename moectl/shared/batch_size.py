@@ -9,10 +9,9 @@ from profilers.hardware.this_machine import LocalMachine
 from runtime.session.session import Session
 
 MOST_ROWS = 256
-_OF_GPU, _OF_RAM = (
-    0.8,
-    0.5,
-)  # of what is free; of RAM, experts read from files want some as page cache
+# of what is free; of RAM, experts read from files want some as page cache
+_OF_GPU = 0.8
+_OF_RAM = 0.5
 _LOGITS_SHARE = 4  # of that, one part for logits
 _LOGIT_NBYTES = 12  # a float32 logit, its copy, and what is drawn from
 

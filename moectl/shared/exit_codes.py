@@ -18,7 +18,14 @@ from artifacts.errors import (
 from moectl.shared.resuming import is_interruption, told
 from moectl.shared.streams import lost_output
 
-DONE, BUG, USAGE, INPUT, RESOURCES, INCOMPATIBLE, PARTLY, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
+DONE = 0
+BUG = 1
+USAGE = 2
+INPUT = 3
+RESOURCES = 4
+INCOMPATIBLE = 5
+PARTLY = 6
+INTERRUPTED = 130
 
 _OURS = ("artifacts", "runtime", "profilers", "moectl")
 _CODES = {

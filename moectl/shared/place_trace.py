@@ -31,7 +31,8 @@ def place_trace(
         raise BadUsage(
             f"--dense {dense}: a hardware profile is of dense weights as published; name another --machine"
         )
-    based, shape = _with_dense(trace_on_base(opened, base), dense), opened.model.shape
+    based = _with_dense(trace_on_base(opened, base), dense)
+    shape = opened.model.shape
     if name != HERE:
         return based, timed_machine(name), None
     if not path.exists():
@@ -59,7 +60,8 @@ def trace_on_base(opened: OpenedTrace, bits: int) -> OpenedTrace:
     size and loss."""
     if bits == FULL_BITS:
         return opened
-    model, replicas = opened.model, opened.artefacts.replicas
+    model = opened.model
+    replicas = opened.artefacts.replicas
     notes = (
         ()
         if replicas

@@ -18,10 +18,9 @@ from rich.text import Text
 EVERY_S = 60.0  # between plain lines within a phase
 WAIT_S = 2.0  # that a phase lasts before it is told; a command that fails at once says only why
 _FEW = 2  # phases of a command that is mostly one
-_SOONEST_S, _LEAST = (
-    3.0,
-    0.02,
-)  # time and share of the work after which it can be told how long the rest takes
+# time and share of the work after which it can be told how long the rest takes
+_SOONEST_S = 3.0
+_LEAST = 0.02
 
 Advance = Callable[[float, float], None]
 """Takes how much of the present phase is done, and how much there is."""
@@ -39,17 +38,21 @@ class Phases:
     def __init__(
         self, *shares: float, limit_s: float = inf, is_quiet: bool = False, at_once: bool = False
     ) -> None:
-        self._shares, self._limit_s, self._is_quiet = shares, limit_s, is_quiet
+        self._shares = shares
+        self._limit_s = limit_s
+        self._is_quiet = is_quiet
         self._wait_s = 0.0 if at_once else WAIT_S
         self._begun: list[tuple[str, float]] = []
         self.note = ""  # beside the name of the present phase
-        self._done, self._told_s = 0.0, 0.0
+        self._done = 0.0
+        self._told_s = 0.0
         self._bar: Progress | None = None
         self._around: Phases | None = None
         self._timer: Timer | None = None
 
     def __enter__(self) -> Self:
-        console, self._around = Console(stderr=True), _PRESENT.get()
+        console = Console(stderr=True)
+        self._around = _PRESENT.get()
         if self._around is None and console.is_terminal:
             name = TextColumn(
                 "{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")
@@ -117,7 +120,8 @@ class Phases:
     @property
     def left(self) -> str:
         """How long the whole will still take, in words; empty where nothing can be said yet."""
-        elapsed_s, done = self.elapsed_s, self.done
+        elapsed_s = self.elapsed_s
+        done = self.done
         left_s = (
             elapsed_s * (1 - done) / done if elapsed_s >= _SOONEST_S and done >= _LEAST else inf
         )

@@ -37,7 +37,8 @@ def read_data(
         documents(spec, seed=seed), tokenizer, length=length, num_tokens=num_tokens
     )
     sequences = list(islice(cuts, at_most))
-    num_read, shortfall = sum(map(len, sequences)), ""
+    num_read = sum(map(len, sequences))
+    shortfall = ""
     if (
         num_tokens - num_read > 1 and len(sequences) != at_most
     ):  # a single token left over makes no sequence

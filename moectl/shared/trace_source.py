@@ -126,7 +126,8 @@ def _with_config(name: str, stored: ModelShape) -> ModelShape:
     """Return the shape that the profiled folder's config gives, if the folder still holds that
     model, with the bytes that experts have as they are stored."""
     if (Path(name) / "config.json").is_file():
-        configured, shape = model_shape(name), stored.shape
+        configured = model_shape(name)
+        shape = stored.shape
         share = shape.expert_nbytes / configured.shape.expert_nbytes
         if configured.shape == shape:
             return configured

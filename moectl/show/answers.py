@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 def in_a_line(answer: "Answer", *, load_s: float | None = None) -> str:
     """Speed, hits, stall, preset with its share of the experts, and the seconds of loading."""
-    effort, receipt = answer.effort, answer.receipt
-    slots, experts = receipt["slots"], receipt["experts"]
+    effort = answer.effort
+    receipt = answer.receipt
+    slots = receipt["slots"]
+    experts = receipt["experts"]
     speed = (
         f"{1e3 / answer.tpot_ms:.1f} tokens/s"
         if answer.tpot_ms

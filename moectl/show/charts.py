@@ -85,15 +85,14 @@ def bars(
 ) -> Drawing:
     """Horizontal bars from 0 to `top`; `parts` names what their colours stand for, in a line below
     them."""
-    left, right, high = (
-        name_width([bar.name for bar in rows]),
-        7.0 * max(len(bar.text) for bar in rows) + 10,
-        20,
-    )
+    left = name_width([bar.name for bar in rows])
+    right = 7.0 * max(len(bar.text) for bar in rows) + 10
+    high = 20
     room = width - left - right
     drawn = []
     for index, bar in enumerate(rows):
-        upper, at = index * high, left
+        upper = index * high
+        at = left
         drawn.append(
             f'<text class="name" x="{left - 6:g}" y="{upper + 14}">{escape(bar.name)}</text>'
         )
@@ -120,7 +119,8 @@ def bars(
 
 
 def _part_key(parts: Sequence[str], left: float, upper: float) -> str:
-    drawn, at = [], left
+    drawn = []
+    at = left
     for number, name in enumerate(parts):
         drawn.append(f'<rect class="p{number}" x="{at:.1f}" y="{upper:g}" width="11" height="11"/>')
         drawn.append(
@@ -142,7 +142,8 @@ def heatmap(
 ) -> Drawing:
     """A large matrix in shades from 0 to `top`: one path a shade, so that thousands of cells stay
     small."""
-    across, down = max(map(len, matrix)), len(matrix)
+    across = max(map(len, matrix))
+    down = len(matrix)
     wide = (width - 34) / across
     high = min(wide, width / down) if down > across / 3 else max(wide, min(18.0, 160 / down))
     grid = f'<g transform="translate(30 0) scale({wide:.4f} {high:.4f})">{_cells(matrix, top)}</g>'

@@ -9,7 +9,8 @@ from moectl.show.scatter import Mark, loss_scale, scatter
 from moectl.show.svg import Drawing, Frame, linear_scale
 from runtime.control.counters import is_exact
 
-FULL, PLAIN = "full", "on-demand"
+FULL = "full"
+PLAIN = "on-demand"
 KEY = {
     "full": "every expert in memory",
     "exact": "output exactly the same",

@@ -31,7 +31,9 @@ class _Words:
     Chinese has, need no space to break at."""
 
     def __init__(self, width: int) -> None:
-        self._width, self._column, self._held = width, 0, ""
+        self._width = width
+        self._column = 0
+        self._held = ""
 
     def add(self, text: str) -> str:
         """Return what can be shown by now; a word that may go on is held back."""
@@ -46,7 +48,8 @@ class _Words:
 
     def rest(self) -> str:
         """Return what is held back, when no text follows it."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return self._placed(held)
 
     def _placed(self, part: str) -> str:

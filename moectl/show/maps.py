@@ -30,7 +30,8 @@ def maps(probabilities: np.ndarray, top_k: int, layer: int | None) -> Sheet:
             f"share of maps with it among the top {top_k}",
         )
         return Sheet(f"Experts of layer {layer} in {len(probabilities):,} maps", columns, rows)
-    coarse, fine = _entropy(probabilities.mean(axis=0)), _entropy(probabilities).mean(axis=0)
+    coarse = _entropy(probabilities.mean(axis=0))
+    fine = _entropy(probabilities).mean(axis=0)
     mass = np.take_along_axis(probabilities, chosen, axis=2).sum(axis=2).mean(axis=0)
     rows = list(zip(range(len(coarse)), coarse, fine, mass, strict=True))
     columns = ("layer", "coarse entropy", "fine entropy", f"mean probability of the top {top_k}")

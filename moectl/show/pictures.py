@@ -14,7 +14,8 @@ from moectl.show.render import Heatmap, cell_text
 from moectl.show.svg import Drawing
 
 WIDTH = 640
-_MARGIN, _HEAD = 14, 40
+_MARGIN = 14
+_HEAD = 40
 _FILE_STYLE = "svg .title { text-anchor: start; font-size: 13px; font-weight: 600; } .paper { fill: var(--paper); }\n"
 
 
@@ -28,7 +29,8 @@ def check_picture(path: Path) -> None:
 def write_picture(drawing: Drawing, path: Path) -> None:
     """Write an SVG file that holds its title, background and colours; equal drawings give equal
     bytes."""
-    width, height = drawing.width + 2 * _MARGIN, drawing.height + _HEAD + _MARGIN
+    width = drawing.width + 2 * _MARGIN
+    height = drawing.height + _HEAD + _MARGIN
     text = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
         f'height="{height:g}" role="img" aria-label="{escape(drawing.says)}">\n<style>\n{_style()}</style>\n'
@@ -44,7 +46,8 @@ def draw_heatmap(matrix: Heatmap, path: Path) -> None:
     """Draw the matrix in shades from 0 to its largest value. Where a few values would leave all
     others pale, the shades end at the 90th percentile."""
     values = matrix.values.astype(float)
-    usual, largest = float(np.percentile(values, 90)), float(values.max())
+    usual = float(np.percentile(values, 90))
+    largest = float(values.max())
     is_cut = 0 < usual * 10 < largest
     top = usual if is_cut else largest
     says = f"{matrix.title}: rows are {matrix.row_name}, columns are {matrix.column_name}"

@@ -95,7 +95,8 @@ def show_json(value: object) -> None:
 def show_sheet(sheet: Sheet) -> None:
     """Print a table with numbers aligned to the right. A table wider than the terminal is printed
     in several parts."""
-    out, sheet = console(), sheet.shown()
+    out = console()
+    sheet = sheet.shown()
     cells = [[cell_text(value) for value in row] for row in sheet.rows]
     for number, group in enumerate(groups(sheet.columns, cells, room=out.width)):
         table = Table(
@@ -146,13 +147,15 @@ def _total(widths: Sequence[int]) -> int:
 
 def _key(cells: Sequence[Sequence[str]]) -> set[int]:
     """The first columns, at least one, that distinguish as many rows as all columns do."""
-    key, num_distinct = [0], len({row[0] for row in cells})
+    key = [0]
+    num_distinct = len({row[0] for row in cells})
     for index in range(1, len(cells[0]) if cells else 0):
         if num_distinct == len(cells):
             break
         longer = len({tuple(row[column] for column in [*key, index]) for row in cells})
         if longer > num_distinct:
-            key, num_distinct = [*key, index], longer
+            key = [*key, index]
+            num_distinct = longer
     return set(key)
 
 

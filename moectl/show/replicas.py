@@ -15,7 +15,8 @@ def quant_loss(rows: pa.Table, size: tuple[int, int], layer: int | None) -> Shee
     `layer`."""
     widths = _widths(rows)
     relative = quant_loss_matrices(rows, *size)["relative"][:, :, columns_of(widths)]
-    samples, is_own = _by_expert(rows, "samples", size), _by_expert(rows, "is_own", size)
+    samples = _by_expert(rows, "samples", size)
+    is_own = _by_expert(rows, "is_own", size)
     names = tuple(f"{bits} bits" for bits in widths)
     if layer is None:
         cells = [

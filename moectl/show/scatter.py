@@ -10,7 +10,10 @@ import numpy as np
 
 from moectl.show.svg import AxisScale, Drawing, Frame, axes, exact
 
-_LETTER, _LINE, _RADIUS = 6.9, 15.0, 5.0  # pixels: of a name's letter, of its height, of a mark
+# pixels: of a name's letter, of its height, of a mark
+_LETTER = 6.9
+_LINE = 15.0
+_RADIUS = 5.0
 _FOOT = 36.0  # pixels below the line of no loss
 _KINDS = {"exact": "strong", "altered": "warm", "full": "ink"}
 
@@ -105,7 +108,8 @@ def _named(mark: Mark, across: float, upper: float, box: Box) -> str:
     """The name, with a line to its mark where it is not beside it."""
     left, top, right, bottom = box
     text = f'<text class="mark" x="{left:.1f}" y="{bottom - 4:.1f}">{escape(mark.name)}</text>'
-    near_x, near_y = min(max(across, left), right), min(max(upper, top), bottom)
+    near_x = min(max(across, left), right)
+    near_y = min(max(upper, top), bottom)
     if math.hypot(near_x - across, near_y - upper) <= _RADIUS + 6:
         return text
     ends = f'x1="{across:.1f}" y1="{upper:.1f}" x2="{near_x:.1f}" y2="{near_y:.1f}"'
@@ -127,7 +131,9 @@ def _shape(kind: str, across: float, upper: float) -> str:
 
 
 def _key(key: dict[str, str], frame: Frame) -> str:
-    drawn, at, upper = [], 0.0, frame.height + 10
+    drawn = []
+    at = 0.0
+    upper = frame.height + 10
     for kind, words in key.items():
         drawn.append(f'<g class="{_KINDS[kind]}">{_shape(kind, at + _RADIUS, upper)}</g>')
         drawn.append(

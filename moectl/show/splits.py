@@ -52,7 +52,8 @@ def splits(answer: Answer, known: Curves, on: Grounds, *, title: str, note: str 
     """One row for each layer. Where times mean nothing by themselves, the layer's share of all
     waiting is shown."""
     budgets, exposed, theta, cache_size = answer
-    hit, first = known[0][np.arange(len(budgets)), cache_size], known[1][:, 0]
+    hit = known[0][np.arange(len(budgets)), cache_size]
+    first = known[1][:, 0]
     columns = (
         "layer",
         "budget",
@@ -76,7 +77,8 @@ def with_bars(sheet: Sheet, num_experts: int) -> Sheet:
     scale = _BAR / num_experts
     drawn = []
     for row in sheet.rows:
-        held, cached = round(row[1] * scale), round(row[2] * scale)
+        held = round(row[1] * scale)
+        cached = round(row[2] * scale)
         drawn.append((*row, "█" * held + "░" * (cached - held) + "·" * (_BAR - cached)))
     return replace(sheet, columns=(*sheet.columns, "resident, split off, absent"), rows=drawn)
 

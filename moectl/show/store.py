@@ -207,7 +207,8 @@ def buddy_sizes(table: np.ndarray, q: np.ndarray, alphas: Sequence[float]) -> Sh
             rows.append((layer, alphas[layer], 0, 0.0, 0.0, 0, 0.0, len(sizes)))
             continue
         active = sizes[is_active]
-        middle, mean = float(np.median(active)), float(active.mean())
+        middle = float(np.median(active))
+        mean = float(active.mean())
         reach = float(shares[is_active].sum(axis=1).mean())
         rows.append(
             (

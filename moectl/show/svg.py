@@ -72,7 +72,8 @@ def linear_scale(
 def log_scale(values: Sequence[float], *, name: str, start: float, end: float) -> AxisScale:
     """Of positive values; ticks at 1, 2 and 5 of each decade, at decades alone where there are
     many, and at round steps where values lie so close that fewer than three of those are left."""
-    low, high = math.log10(min(values) / 1.25), math.log10(max(values) * 1.25)
+    low = math.log10(min(values) / 1.25)
+    high = math.log10(max(values) * 1.25)
     steps = _DECADES if high - low < 2 else (1,)
     candidates = [m * 10.0**e for e in range(math.floor(low), math.ceil(high) + 1) for m in steps]
     if sum(low <= math.log10(value) <= high for value in candidates) < 3:
@@ -86,7 +87,8 @@ def log_scale(values: Sequence[float], *, name: str, start: float, end: float) -
 
 def axes(x: AxisScale, y: AxisScale, frame: Frame) -> str:
     """The grid with its ticks, and the names of both axes."""
-    foot, end = frame.height - frame.bottom, frame.width - frame.right
+    foot = frame.height - frame.bottom
+    end = frame.width - frame.right
     lines = [
         f'<line class="grid" x1="{x.place(v):.1f}" x2="{x.place(v):.1f}" y1="{frame.top}" y2="{foot}"/>'
         f'<text class="tick" x="{x.place(v):.1f}" y="{foot + 15}">{text}</text>'

@@ -18,7 +18,8 @@ class Waiting:
     `is_quiet`. Knows the seconds since it began."""
 
     def __init__(self, what: str, *, is_quiet: bool = False) -> None:
-        self._begin_s, self._spinner = perf_counter(), None
+        self._begin_s = perf_counter()
+        self._spinner = None
         console = Console(stderr=True, highlight=False)
         if console.is_terminal:
             self._spinner = Status(what, console=console)

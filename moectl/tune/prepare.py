@@ -31,7 +31,9 @@ from runtime.session.artefacts import load_artefacts, load_similarity
 
 RECORDED = 2  # tokens of a trace recorded here, as a multiple of the tokens for verification
 _LEAST_SEQUENCES = 4  # of a trace: a quarter of them is held out
-_FEW, _MANY = 9, 2000  # bounds on the candidates of a search space
+# bounds on the candidates of a search space
+_FEW = 9
+_MANY = 2000
 _CLIMBING = 48  # least number of neighbours of the best that are replayed
 _PROBES = (  # of the error by few bits (the second needs no room for all replicas) and by stand-ins
     (Combination(miss="shadow", residency="shadow:slots=no"), Combination(miss="fetch_lowest")),
@@ -206,9 +208,12 @@ def plan_for(
     """
     passes = min(search.num_passes, MOST_PASSES)
     if request.candidates is not None:
-        count, note, time = request.candidates, "as many as were asked for", None
+        count = request.candidates
+        note = "as many as were asked for"
+        time = None
     else:
-        pass_s, time = search.seconds_a_pass(), _time(minutes.phases, num_workers)
+        pass_s = search.seconds_a_pass()
+        time = _time(minutes.phases, num_workers)
         while (count := _affordable(minutes.phases.left_s, passes, pass_s, num_workers)) < _FEW:
             if passes // ETA < LEAST_PASSES:
                 break

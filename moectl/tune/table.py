@@ -16,7 +16,8 @@ from runtime.control.counters import altered, is_exact
 from runtime.search.results import Tried
 from runtime.search.space import Combination
 
-_WIDTH, _HEIGHT = 64, 14
+_WIDTH = 64
+_HEIGHT = 14
 _MOST = 16  # rows of the front
 
 
@@ -85,7 +86,9 @@ def _answers(tuned: Tuned) -> Sheet:
 
 
 def _answer(pick: Pick) -> tuple:
-    tried, quality, live = pick.tried, pick.quality, pick.live
+    tried = pick.tried
+    quality = pick.quality
+    live = pick.live
     loss = "exact" if tried.is_lossless else _measured_loss(quality)
     policies = f"{described(tried.combination)}, {tried.combination.scope}"
     return pick.name, policies, compared(live.to_full) if live else None, loss
@@ -94,7 +97,8 @@ def _answer(pick: Pick) -> tuple:
 def _told_of_answers(tuned: Tuned) -> Iterator[str]:
     """Why no answer loses something, what there was no time for, and the command that runs the
     answer."""
-    asked, model = tuned.request, str(tuned.receipt["model"])
+    asked = tuned.request
+    model = str(tuned.receipt["model"])
     if tuned.why:
         yield f"within {100 * asked.max_loss:g} % of perplexity: {tuned.why}"
     for pick in tuned.picks:
@@ -119,7 +123,8 @@ def _beside(tuned: Tuned) -> Sheet:
     for name, live in sorted(
         tuned.live.items(), key=lambda pair: (not _is_exact(pair[1]), pair[1].to_full)
     ):
-        found, counters = live.measured, live.measured.counters
+        found = live.measured
+        counters = live.measured.counters
         rows.append(
             (
                 name,
@@ -209,7 +214,8 @@ def plot(front: Sequence[Tried], picks: Sequence[Tried], *, full_ms: float) -> l
     points = [one for one in (*front, *picks) if one.loss is not None]
     if not any(one.loss for one in points):
         return []
-    most_ms, most_loss = max(one.ms for one in points), max(one.loss for one in points)
+    most_ms = max(one.ms for one in points)
+    most_loss = max(one.loss for one in points)
     cells = [[" "] * (_WIDTH + 1) for _ in range(_HEIGHT + 1)]
     for one, mark in (*((one, "o") for one in front), *((one, "*") for one in picks)):
         if one.loss is not None:

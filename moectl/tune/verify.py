@@ -79,9 +79,11 @@ def verified(
     }
     pick = Pick(request.name, lossy, verifier.quality(lossy.combination), kept.get(request.name))
     if request.clients:
-        is_slower, where = lossy.ms > best.ms, f"simulated for {request.clients} clients"
+        is_slower = lossy.ms > best.ms
+        where = f"simulated for {request.clients} clients"
     else:
-        is_slower, where = bool(pick.live) and pick.live.to_full > lossless.live.to_full, "live"
+        is_slower = bool(pick.live) and pick.live.to_full > lossless.live.to_full
+        where = "live"
     if is_slower:
         why = f"the best that loses something is no faster {where} than the best that loses nothing"
         kept |= {_SLOWER: kept.pop(request.name)} if pick.live else {}
@@ -101,7 +103,9 @@ def _lossy(
         NO_SCALE in minutes.left_out or minutes.lack("candidates that lose something")
     ):
         return {}, "there was no time to look at what loses something: give more --minutes"
-    is_late, chosen, num_tried = minutes.phases.is_late, [], 0
+    is_late = minutes.phases.is_late
+    chosen = []
+    num_tried = 0
     while candidates and len(chosen) < _SHOWN:
         lossy, tried = first_within(
             verifier, candidates, request.max_loss, most=_MOST_TRIED, is_late=is_late
@@ -135,7 +139,8 @@ def _beside(
     needed = [*list(exact)[:1], *lossy]
     named |= {name: name for name in (*_BESIDE, *_rivals(found, request.max_loss))}
     minutes.phases.begin(f"measuring {len(named) + 1} settings beside each other")
-    is_late, rounds = minutes.phases.is_late, request.rounds
+    is_late = minutes.phases.is_late
+    rounds = request.rounds
     with progress_bar("measuring", unit="readings") as advance:
         live = verifier.beside(
             named,

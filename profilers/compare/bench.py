@@ -199,7 +199,9 @@ class LinkEmulations:
     def __init__(
         self, opened: MoeModel, known: dict[str, dict[str, str]], *, experts: str = EXACT
     ) -> None:
-        self._opened, self.known, self._experts = opened, dict(known), experts
+        self._opened = opened
+        self.known = dict(known)
+        self._experts = experts
 
     def of(self, link: str) -> dict[str, str]:
         """Return the options of `Settings` for a link, by name."""
@@ -235,8 +237,12 @@ class Bench:
         devices: int = 1,
     ) -> None:
         check_sequences(opened.model, text.sequences)
-        self._stored, self._devices = stored, devices
-        self._opened, self._artefacts, self._text, self.paces = opened, artefacts, text, paces
+        self._stored = stored
+        self._devices = devices
+        self._opened = opened
+        self._artefacts = artefacts
+        self._text = text
+        self.paces = paces
         self._full: TextReading | None = None
 
     def read_full(self) -> None:

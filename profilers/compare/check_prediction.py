@@ -66,7 +66,8 @@ def check(
     its median over three runs, because other work may delay one of them.
     """
     settings = Settings(PRESET, budget=budget, link=link)
-    runs, bare_s = [], []
+    runs = []
+    bare_s = []
     for _ in range(_TIMES):
         with Session(opened, settings) as session:
             readings = []
@@ -116,11 +117,9 @@ def _prediction(
         [token_s for reading in readings for token_s in reading.decode_s] for readings in runs
     ]
     stalls = [[token_s for reading in readings for token_s in reading.stall_s] for readings in runs]
-    measured_ms, predicted_ms, num_tokens = (
-        _mean_ms(seconds),
-        outcome.times["tpot_ms"],
-        len(seconds[0]),
-    )
+    measured_ms = _mean_ms(seconds)
+    predicted_ms = outcome.times["tpot_ms"]
+    num_tokens = len(seconds[0])
     return Prediction(
         preset=PRESET,
         budget=budget,

@@ -15,8 +15,11 @@ from typing import Any
 from profilers.text.python import docstrings
 
 NAME = "continuations"
-COUNT, CHOICES = 480, 4
-_PASSAGE, _TEXT = 60, 30  # characters, at least
+COUNT = 480
+CHOICES = 4
+# characters, at least
+_PASSAGE = 60
+_TEXT = 30
 _OF_A_MODULE = 20  # at most
 _SEED = 0
 

@@ -18,10 +18,9 @@ from runtime.model.row_memory import RowMemory
 from runtime.session.finite import NotFinite
 from runtime.session.session import Session
 
-_TOKENS, _LOGITS = (
-    2048,
-    1 << 26,
-)  # of a pass: its tokens, and its logits, which take four bytes each
+# of a pass: its tokens, and its logits, which take four bytes each
+_TOKENS = 2048
+_LOGITS = 1 << 26
 Likelihood = tuple[float, bool]
 
 
@@ -85,30 +84,38 @@ def _texts(items: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Continu
 def _passes(
     texts: list[Continuations], rows: int, *, vocabulary: int
 ) -> Iterator[list[Continuations]]:
-    together, num_tokens, num_logits = [], 0, 0
+    together = []
+    num_tokens = 0
+    num_logits = 0
     for text in texts:
-        tokens, logits = len(text.ids), text.count * vocabulary
+        tokens = len(text.ids)
+        logits = text.count * vocabulary
         is_full = (
             len(together) == rows or num_tokens + tokens > _TOKENS or num_logits + logits > _LOGITS
         )
         if together and is_full:
             yield together
-            together, num_tokens, num_logits = [], 0, 0
+            together = []
+            num_tokens = 0
+            num_logits = 0
         together.append(text)
-        num_tokens, num_logits = num_tokens + tokens, num_logits + logits
+        num_tokens = num_tokens + tokens
+        num_logits = num_logits + logits
     if together:
         yield together
 
 
 def _logits(session: Session, texts: list[Continuations], own: str) -> Sequence[torch.Tensor]:
     """Read texts in one pass. Returns the logits [count, V] of the last predictions of each."""
-    memory, lengths = RowMemory(), [len(text.ids) for text in texts]
+    memory = RowMemory()
+    lengths = [len(text.ids) for text in texts]
     pieces = [
         RowPiece(memory.begin(length).block, 1, length, torch.zeros(1, dtype=torch.int64))
         for length in lengths
     ]
     session.new_requests(len(texts))
-    ends, counts = np.cumsum(lengths).tolist(), [text.count for text in texts]
+    ends = np.cumsum(lengths).tolist()
+    counts = [text.count for text in texts]
     logits = session.forward_rows(
         torch.tensor([id_ for text in texts for id_ in text.ids]),
         torch.cat([torch.arange(length) for length in lengths]),
@@ -123,7 +130,8 @@ def _logits(session: Session, texts: list[Continuations], own: str) -> Sequence[
 
 
 def _likelihood(log_p: torch.Tensor, tokens: Sequence[int]) -> Likelihood:
-    wanted, log_p = torch.tensor(tokens, device=log_p.device), log_p[-len(tokens) :]
+    wanted = torch.tensor(tokens, device=log_p.device)
+    log_p = log_p[-len(tokens) :]
     return float(log_p.gather(1, wanted[:, None]).sum()), bool(
         (log_p.argmax(dim=-1) == wanted).all()
     )

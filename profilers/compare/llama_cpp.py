@@ -32,12 +32,11 @@ class LlamaCpp:
         import xllamacpp
 
         parameters = xllamacpp.CommonParams()
-        parameters.model.path, parameters.n_ctx, parameters.n_parallel = (
-            str(path),
-            num_tokens + 1,
-            1,
-        )
-        parameters.n_gpu_layers, parameters.verbosity = 0, -1
+        parameters.model.path = str(path)
+        parameters.n_ctx = num_tokens + 1
+        parameters.n_parallel = 1
+        parameters.n_gpu_layers = 0
+        parameters.verbosity = -1
         for used in (parameters.cpuparams, parameters.cpuparams_batch):
             used.n_threads = threads
         try:
@@ -52,7 +51,9 @@ class LlamaCpp:
 
         Seconds are those of llama.cpp's own clock, around its computing: a request takes longer.
         """
-        logits, prefill_s, decode_s = [], [], []
+        logits = []
+        prefill_s = []
+        decode_s = []
         for sequence in sequences:
             row, seconds = self._next(sequence[:prefill], keep=False)
             prefill_s.append(seconds)
@@ -76,7 +77,8 @@ class LlamaCpp:
             "cache_prompt": keep,
         }
         answer = self._server.handle_completions(asked | _ANSWER)
-        timings, content = answer["timings"], answer["choices"][0]["logprobs"]["content"]
+        timings = answer["timings"]
+        content = answer["choices"][0]["logprobs"]["content"]
         assert timings["prompt_n"] == (1 if keep else len(ids)), "llama.cpp forgot what it had read"
         row = np.full(self._vocab_size, -np.inf, np.float32)
         for each in content[0]["top_logprobs"]:

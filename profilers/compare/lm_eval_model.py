@@ -121,7 +121,8 @@ class SessionLM(HFLM):
         return answers
 
     def _generate_one_by_one(self, requests: list[Any], disable_tqdm: bool) -> list[str]:
-        batch, self.batch_size_per_gpu = self.batch_size_per_gpu, 1
+        batch = self.batch_size_per_gpu
+        self.batch_size_per_gpu = 1
         try:
             return super().generate_until(requests, disable_tqdm)
         finally:

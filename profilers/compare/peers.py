@@ -103,7 +103,10 @@ class PeerBench:
     """Measures peers on the text of a bench."""
 
     def __init__(self, opened: MoeModel, folder: Path, text: BenchText, *, threads: int) -> None:
-        self._opened, self._folder, self._text, self._threads = opened, folder, text, threads
+        self._opened = opened
+        self._folder = folder
+        self._text = text
+        self._threads = threads
         self._other_nbytes = sum(
             tensor.nbytes for tensor in opened.model.parameters() if tensor.device.type != "meta"
         )
@@ -118,7 +121,8 @@ class PeerBench:
             raise BadInput(
                 f"{setting.preset} does not read {self._folder.name}: moectl compares on safetensors"
             )
-        peer, device = PEERS[setting.preset], str(self._opened.model.device)
+        peer = PEERS[setting.preset]
+        device = str(self._opened.model.device)
         check(peer, device)
         task = PeerTask(
             peer,
@@ -182,7 +186,8 @@ def read_here(task: PeerTask) -> PeerReading:
 
 
 def _read_gguf(task: PeerTask) -> PeerReading:
-    tensors, length = open_gguf(task.folder).tensors, max(map(len, task.sequences))
+    tensors = open_gguf(task.folder).tensors
+    length = max(map(len, task.sequences))
     vocab_size = tensors["token_embd.weight"].shape[0]
     llama = LlamaCpp(task.folder, threads=task.threads, num_tokens=length, vocab_size=vocab_size)
     llama.read(task.sequences[:1], prefill=task.prefill)

@@ -76,7 +76,8 @@ def assignments(replicas: Replicas, *, draws: int, seed: int) -> list[BitAssignm
     no larger, there is no prefix split, and an average has the bytes of experts of the widths
     beside it.
     """
-    num_keys, widths = replicas.use.size, replicas.widths
+    num_keys = replicas.use.size
+    widths = replicas.widths
     is_split = {*USUAL_WIDTHS} <= {*widths}
     all_assignments = [
         BitAssignment(
@@ -99,7 +100,8 @@ def assignments(replicas: Replicas, *, draws: int, seed: int) -> list[BitAssignm
 def _budget(replicas: Replicas, average: float, *, is_split: bool) -> int:
     if is_split:
         return sum(replicas.nbytes[bits] for bits in prefix_bits(replicas, average).tolist())
-    num_keys, narrower = replicas.use.size, math.floor(average)
+    num_keys = replicas.use.size
+    narrower = math.floor(average)
     num_wider = round(num_keys * (average - narrower))
     return (num_keys - num_wider) * replicas.nbytes[narrower] + num_wider * replicas.nbytes[
         math.ceil(average)
@@ -119,7 +121,9 @@ class Precision:
         batch: int = 8,
     ) -> None:
         check_sequences(opened.model, sequences)
-        self._opened, self._artefacts, self._batch = opened, artefacts, batch
+        self._opened = opened
+        self._artefacts = artefacts
+        self._batch = batch
         self._sequences = sorted(
             sequences, key=len
         )  # sequences of similar length need little padding
@@ -142,11 +146,13 @@ class Precision:
     def price(self, assignment: BitAssignment) -> PrecisionPrice:
         """Return the price of an assignment. Raises BadInput for a damaged replica file."""
         nll = kl = 0.0
-        num_same, lost = 0, []
+        num_same = 0
+        lost = []
         with Session(self._opened, assignment.settings, artefacts=self._artefacts) as session:
             nbytes = session.receipt()["fast_bytes"]
             for full, (logits, targets) in zip(self._full, self._read(session), strict=True):
-                mine, theirs = logits.float().log_softmax(-1), full.float().log_softmax(-1)
+                mine = logits.float().log_softmax(-1)
+                theirs = full.float().log_softmax(-1)
                 nll += F.nll_loss(mine, targets, reduction="sum").item()
                 kl += F.kl_div(mine, theirs, log_target=True, reduction="sum").item()
                 num_same += int((mine.argmax(-1) == theirs.argmax(-1)).sum())

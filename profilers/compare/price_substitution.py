@@ -65,7 +65,9 @@ class Substitution:
         *,
         batch: int = 16,
     ) -> None:
-        self._opened, self._sequences, self._batch = opened, sequences, batch
+        self._opened = opened
+        self._sequences = sequences
+        self._batch = batch
         self._entropy = entropy
         check_sequences(opened.model, sequences)
         self._full = self._nll(lambda routed, real: routed.selected)
@@ -129,7 +131,9 @@ class _Replacing:
     replaced ranks."""
 
     def __init__(self, policy: Miss, gate: Buddy, beta: float, residents: np.ndarray) -> None:
-        self._policy, self._gate, self._beta = policy, gate, beta
+        self._policy = policy
+        self._gate = gate
+        self._beta = beta
         self._residents = residents
         self._sees_probabilities = policy.sees_probabilities
         self.num_ranks = self.num_absent = self.num_replaced = 0

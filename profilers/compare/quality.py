@@ -61,7 +61,8 @@ def read(
     def forward(ids: torch.Tensor, past: object) -> object:
         return session.forward(ids, past=past)
 
-    device, stall_s = session.opened.model.device, []
+    device = session.opened.model.device
+    stall_s = []
 
     def decoded(count: int) -> None:
         stall_s.append(session.engine.stall_s[-1])
@@ -91,7 +92,9 @@ def read_by(
     """Read the text with any model: `forward(ids, past)` returns `logits` and `past_key_values`.
     `begin` is called for every new request, `decoded` with the number of decoded tokens so far.
     `stall_s` is zero."""
-    logits, prefill_s, decode_s = [], [], []
+    logits = []
+    prefill_s = []
+    decode_s = []
     for sequence in sequences:
         ids = torch.from_numpy(sequence)[None].to(device)
         begin(1)
@@ -113,10 +116,8 @@ def read_by(
 def compare(reading: TextReading, full: TextReading) -> Quality:
     """Compare a reading with that of the full model on the same text."""
     mine, theirs = (F.log_softmax(r.logits, dim=-1) for r in (reading, full))
-    ratio, kl = (
-        float(np.exp(reading.nll - full.nll)),
-        F.kl_div(mine, theirs, log_target=True, reduction="batchmean"),
-    )
+    ratio = float(np.exp(reading.nll - full.nll))
+    kl = F.kl_div(mine, theirs, log_target=True, reduction="batchmean")
     return Quality(
         perplexity_ratio=ratio,
         kl=kl.item(),

@@ -23,7 +23,8 @@ class KeptSamples:
 
         Raises BadInput for a damaged file.
         """
-        samples, options = {}, {}
+        samples = {}
+        options = {}
         for line in self._lines():
             setting = BenchSetting(**line["setting"])
             samples[line["round"], setting] = _sample(line["sample"])

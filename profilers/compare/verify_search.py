@@ -131,10 +131,8 @@ class Verifier:
         }
         distinct = list(dict.fromkeys(settings.values()))
         samples: dict[BenchSetting, dict[int, BenchSample]] = {setting: {} for setting in distinct}
-        order, first = (
-            schedule(distinct, rounds=rounds, seed=seed),
-            {settings[name] for name in (FULL, *needed)},
-        )
+        order = schedule(distinct, rounds=rounds, seed=seed)
+        first = {settings[name] for name in (FULL, *needed)}
         for number, (turn, setting) in enumerate(order):
             if setting not in samples or (is_late() and (turn or setting not in first)):
                 continue

@@ -80,7 +80,8 @@ def export_gguf(
     check_writable(out)
     import gguf
 
-    config, kind = opened.model.config, TYPES[type_]
+    config = opened.model.config
+    kind = TYPES[type_]
     architecture = WRITTEN[config.model_type]
     [known] = (each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(known, config.num_hidden_layers)
@@ -197,7 +198,8 @@ def _type_of(name: str, tensor: torch.Tensor, kind: GgufType) -> str:
 
 
 def _experts(opened: MoeModel, kind: GgufType) -> _Tensors:
-    count, tensors = opened.shape.num_experts, {}
+    count = opened.shape.num_experts
+    tensors = {}
     for layer in opened.layers:
         neurons = projections(layer)[GATE_UP][0] // 2
         for part in _PARTS:

@@ -7,7 +7,11 @@ from pathlib import Path
 from artifacts.common.untrusted import read_json
 from artifacts.errors import BadInput
 
-_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # llama.cpp's llama_token_type
+# llama.cpp's llama_token_type
+_NORMAL = 1
+_CONTROL = 3
+_USER_DEFINED = 4
+_UNUSED = 5
 _BYTES = "ByteLevel"
 _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
@@ -59,9 +63,11 @@ def _splitting(described: Mapping, path: Path) -> str:
 
 def _tokens(described: Mapping, num_tokens: int) -> tuple[list[str], list[int]]:
     """The token of every id with its type; ids beyond the vocabulary are unused."""
-    tokens, types = [f"[PAD{i}]" for i in range(num_tokens)], [_UNUSED] * num_tokens
+    tokens = [f"[PAD{i}]" for i in range(num_tokens)]
+    types = [_UNUSED] * num_tokens
     for token, i in described["model"]["vocab"].items():
-        tokens[i], types[i] = token, _NORMAL
+        tokens[i] = token
+        types[i] = _NORMAL
     for added in described["added_tokens"]:
         tokens[added["id"]] = added["content"]
         types[added["id"]] = _CONTROL if added["special"] else _USER_DEFINED

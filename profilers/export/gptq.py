@@ -60,7 +60,8 @@ def export_gptq(
         raise BadInput(
             "the checkpoint has its experts in few bits already: export from the checkpoint it was made of"
         )
-    shape, layout = opened.shape, opened.store.layout
+    shape = opened.shape
+    layout = opened.store.layout
     located = locate_experts(
         opened.model, opened.layers, shape=shape, layout=layout, tensors=checkpoint.tensors
     )
@@ -100,9 +101,11 @@ def _slices(
     where it is fused."""
     if all(name.endswith(".weight") for _, name in stored):
         return _as_stored(layout, stored)
-    module, base = layer.experts, f"{layer.name}.{expert}"
+    module = layer.experts
+    base = f"{layer.name}.{expert}"
     first = first_projection(module)
-    whole, half = slice(None), projections(layer)[first][0] // 2
+    whole = slice(None)
+    half = projections(layer)[first][0] // 2
     down = _Slice(f"{base}.down_proj", "down_proj", whole)
     if not module.has_gate:
         return [_Slice(f"{base}.up_proj", first, whole), down]
@@ -130,7 +133,8 @@ def _as_stored(layout: ExpertLayout, stored: list[tuple[Extent, str]]) -> list[_
 
 def _module(slice_: _Slice, parts: Parts) -> dict[str, torch.Tensor]:
     """Return the tensors of one module, by their names in the checkpoint."""
-    whole, rows = Quantized.from_packed(parts[slice_.part]), slice_.rows
+    whole = Quantized.from_packed(parts[slice_.part])
+    rows = slice_.rows
     module = Quantized(
         whole.bits, whole.group_size, whole.codes[rows], whole.scales[rows], whole.zeros[rows]
     )

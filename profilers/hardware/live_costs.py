@@ -29,7 +29,9 @@ from runtime.session.session import Session, Settings
 from runtime.session.settings import EXACT
 
 _PROMPT = 16  # tokens of the prompt whose arithmetic is measured
-_TURNS, _FEW = 24, 4  # tokens on which a part of a pass, and a policy's own work, is measured
+# tokens on which a part of a pass, and a policy's own work, is measured
+_TURNS = 24
+_FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +100,8 @@ def _with_link(
         fast = (
             nbytes / expert_spread(opened, 1, QUICK).median
         )  # bytes per second at which an expert is computed
-        rate, near = (
-            fast * target.link_gbps / target.fast_gbps,
-            fast * target.near_gbps / target.fast_gbps,
-        )
+        rate = fast * target.link_gbps / target.fast_gbps
+        near = fast * target.near_gbps / target.fast_gbps
         costs = replace(base, load_s=nbytes / rate, load_latency_s=0.0, near=Work(nbytes / near))
         return costs, {"link": f"{rate:.0f}B/s", "near": f"{near:.0f}B/s"}
     name = link_name(opened, link)
@@ -114,7 +114,8 @@ def _with_link(
 
 def _this_machine(costs: Costs, nbytes: int) -> Machine:
     """Return the costs as bandwidths: one expert's bytes over the seconds that it takes."""
-    gb, near_s = nbytes / 1e9, max(costs.near.memory_s + costs.near_host.memory_s, 1e-9)
+    gb = nbytes / 1e9
+    near_s = max(costs.near.memory_s + costs.near_host.memory_s, 1e-9)
     link_gbps = gb / (costs.load_s + costs.load_latency_s)
     return Machine(
         HERE, gb / costs.expert.memory_s, float("inf"), link_gbps, 0.0, gb / near_s, "measured"
@@ -154,7 +155,9 @@ class _Probe:
     def __init__(
         self, opened: MoeModel, artefacts: Artefacts, experts: str, is_late: Callable[[], bool]
     ) -> None:
-        self._opened, self._artefacts, self._is_late = opened, artefacts, is_late
+        self._opened = opened
+        self._artefacts = artefacts
+        self._is_late = is_late
         self._is_gpu = opened.model.device.type == "cuda"
         # Experts come from RAM without delay: the costs of the link are measured separately.
         self.link = "auto" if self._is_gpu else "1000GB/s"
@@ -177,7 +180,8 @@ class _Probe:
     def host_seconds(self) -> float:
         """Measure the engine's own work on a load: each token is decoded twice with a tier that
         holds one token's experts."""
-        shape, added = self._opened.shape, []
+        shape = self._opened.shape
+        added = []
         with (
             self._session("on-demand", {}, f"{shape.num_layers * shape.top_k}x") as session,
             torch.inference_mode(),
@@ -213,7 +217,8 @@ class _Probe:
     def _turn(self, session: Session, token: torch.Tensor) -> tuple[float, float, float]:
         """Return the seconds of a pass that may load its experts, of the pass again, and of one
         without experts."""
-        loading_s, resident_s = self._pass(session, token), self._pass(session, token)
+        loading_s = self._pass(session, token)
+        resident_s = self._pass(session, token)
         with without_experts(self._opened, after=NAME):
             bare_s = min(
                 self._pass(session, token) for _ in range(2)
@@ -233,7 +238,8 @@ def _measured(
 ) -> Costs:
     """Measure passes of one token with experts resident, near, loaded or at few bits, each against
     a pass without experts."""
-    shape, probe = opened.shape, _Probe(opened, artefacts, experts, is_late)
+    shape = opened.shape
+    probe = _Probe(opened, artefacts, experts, is_late)
     resident = probe.seconds("full", {})
     one_s, many_s = (expert_spread(opened, tokens, QUICK).median for tokens in (1, _PROMPT))
     expert_s = min(one_s, resident.experts_s / shape.top_k)
@@ -250,7 +256,8 @@ def _measured(
 
     near_s = per_expert("near", {"miss": "near:fill=no"}, f"{shape.num_layers}x")
     prompt_s = layer_seconds(opened, _PROMPT, QUICK).median
-    is_gpu, near = opened.model.device.type == "cuda", Work(near_s)
+    is_gpu = opened.model.device.type == "cuda"
+    near = Work(near_s)
     return Costs(
         expert=Work(expert_s, many_s / _PROMPT),
         load_s=0.0,

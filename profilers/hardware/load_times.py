@@ -23,7 +23,9 @@ from runtime.session.probe import seconds_of
 from runtime.tiers.slow import SlowTier
 
 LENGTHS = (16, 64, 256)
-_FEW, _MANY_NBYTES = 8, 64 << 20  # experts that take turns; bytes that no processor cache holds
+# experts that take turns; bytes that no processor cache holds
+_FEW = 8
+_MANY_NBYTES = 64 << 20
 _PARTS = 4  # of an expert; loading one of them shows how seconds depend on bytes
 
 
@@ -42,13 +44,16 @@ class TimingEffort:
         return self.turns // 3
 
 
-THOROUGH, QUICK = TimingEffort(deciding=6), TimingEffort(lengths=(16,), turns=20)
+THOROUGH = TimingEffort(deciding=6)
+QUICK = TimingEffort(lengths=(16,), turns=20)
 
 
 def loads(opened: MoeModel, folder: Path, of_run: str, effort: TimingEffort) -> Iterator[Load]:
     """Yield loads from the disk with the operating system's cache and, where the cache can be
     dropped, without; from RAM; and over the emulated link of a run."""
-    device, shape, nbytes = opened.model.device, opened.shape, opened.store.layout.nbytes
+    device = opened.model.device
+    shape = opened.shape
+    nbytes = opened.store.layout.nbytes
     slots = torch.empty(num_few(nbytes, shape.num_keys), nbytes, dtype=torch.uint8, device=device)
     pin = device.type == "cuda"
     held = _Held(opened, pin=False)
@@ -126,11 +131,9 @@ def _part(nbytes: int) -> int:
 
 def _disk_link(opened: MoeModel, source: CachedSource | None = None) -> Link:
     """Return the link that reads the checkpoint, or another source in the same way."""
-    device, nbytes, source = (
-        opened.model.device,
-        opened.store.layout.nbytes,
-        source or SlowTier.plain(opened.store),
-    )
+    device = opened.model.device
+    nbytes = opened.store.layout.nbytes
+    source = source or SlowTier.plain(opened.store)
     if device.type == "cuda":
         return CudaLink(source, opened.shape, device=device, slot_nbytes=nbytes, is_pinned=False)
     return DiskLink(source, opened.shape, kept=source)
@@ -145,7 +148,9 @@ def _latency(
     """Measure the seconds of a load that do not depend on its bytes: loads of whole experts
     alternate with parts."""
     part = slots[:, : _part(slots.shape[1])]
-    share, once, latencies = part.shape[1] / slots.shape[1], TimingEffort(turns=1), []
+    share = part.shape[1] / slots.shape[1]
+    once = TimingEffort(turns=1)
+    latencies = []
     with _closing(link_from(held)) as whole_link, _closing(link_from(held.part())) as part_link:
         for turn in range(effort.warm_up + effort.turns):
             [whole_s] = _bring(whole_link, slots, once, first=turn)
@@ -176,7 +181,9 @@ def _bring(link: Link, slots: torch.Tensor, effort: TimingEffort, *, first: int 
 def _bring_cold(link: Link, slots: torch.Tensor, folder: Path, effort: TimingEffort) -> list[float]:
     """Return the same with the files dropped from the page cache before every turn; empty where
     that has no effect."""
-    seconds, once, before = [], TimingEffort(turns=1), _bytes_read()
+    seconds = []
+    once = TimingEffort(turns=1)
+    before = _bytes_read()
     if before is None or not hasattr(os, "posix_fadvise"):
         return []
     for turn in range(effort.turns):

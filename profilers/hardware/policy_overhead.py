@@ -74,7 +74,9 @@ def _step_seconds(
 ) -> tuple[float, float]:
     """Return the median over layers when a token is decoded again, and what each miss adds at
     first."""
-    random, resident_s, added = np.random.default_rng(0), [], []
+    random = np.random.default_rng(0)
+    resident_s = []
+    added = []
     with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
         for _ in range(tokens):
             token = torch.from_numpy(random.integers(0, opened.config.vocab_size, (1, 1)))

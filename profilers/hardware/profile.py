@@ -53,8 +53,10 @@ def measure(
     limit = getattr(opened.config, "max_position_embeddings", None) or max(effort.lengths)
     lengths = [1, *sorted({length for length in effort.lengths if 1 < length <= limit})]
     widths = [FULL_BITS, *(replicas.widths if replicas else ())]
-    total, done = len(lengths) + 1 + len(widths), 0
-    compute, near = [], []
+    total = len(lengths) + 1 + len(widths)
+    done = 0
+    compute = []
+    near = []
     of_decode, of_misses = decode_experts(opened, link, effort)
     for length in lengths:
         moe = of_decode if length == 1 else _prompt_experts(opened, length, effort)
@@ -92,7 +94,8 @@ def layer_seconds(
 ) -> Spread:
     """Measure a layer without its experts: the time of the model's body over its layers. A single
     token is decoded after a context. `after` is the experts implementation to restore."""
-    body, device = opened.model.base_model, opened.model.device
+    body = opened.model.base_model
+    device = opened.model.device
     ids = torch.zeros(1, num_tokens, dtype=torch.int64, device=device)
     with without_experts(opened, after=after), torch.inference_mode():
         context: dict[str, object] = {}
@@ -118,7 +121,9 @@ def head_seconds(opened: MoeModel, num_tokens: int, effort: TimingEffort) -> Spr
 
 
 def expert_spread(opened: MoeModel, num_tokens: int, effort: TimingEffort) -> Spread:
-    module, views, x = opened.layers[0].experts, _few(opened), _hidden(opened, num_tokens)
+    module = opened.layers[0].experts
+    views = _few(opened)
+    x = _hidden(opened, num_tokens)
     project = opened.store.layout.project
 
     def compute(turn: int) -> torch.Tensor:
@@ -138,8 +143,11 @@ def decode_experts(
     With few experts it is one token. A pass without experts follows each time, so that all are
     measured under the same load of the machine.
     """
-    shape, random = opened.shape, np.random.default_rng(0)
-    resident, added, worked = [], [], []
+    shape = opened.shape
+    random = np.random.default_rng(0)
+    resident = []
+    added = []
+    worked = []
     places = places_a_layer(opened)
     settings = Settings(budget=f"{shape.num_layers * places}x", link=link, experts=experts)
     with Session(opened, settings) as session, torch.inference_mode():
@@ -178,8 +186,12 @@ def _ignore(step: object) -> None:
 def _prompt_experts(opened: MoeModel, num_tokens: int, effort: TimingEffort) -> Spread:
     """Measure a layer's experts on tokens that select all experts evenly, as a prompt nearly does.
     The weights of a few experts serve for all in turns."""
-    shape, device, module = opened.shape, opened.model.device, opened.layers[0].experts
-    views, hidden, project = _few(opened), _hidden(opened, num_tokens), opened.store.layout.project
+    shape = opened.shape
+    device = opened.model.device
+    module = opened.layers[0].experts
+    views = _few(opened)
+    hidden = _hidden(opened, num_tokens)
+    project = opened.store.layout.project
     scores = np.random.default_rng(0).random((num_tokens, shape.num_experts))
     selected = np.argsort(scores, axis=1)[:, : shape.top_k]
     weights = torch.full(
@@ -207,8 +219,11 @@ def _few(
 ) -> list[Mapping[str, object]]:
     """Return experts that take turns, as `expert_forward` takes them: as in a run, more than a
     cache holds."""
-    store, device, shape = store or opened.store, device or opened.model.device, opened.shape
-    views, nbytes = [], store.layout.nbytes
+    store = store or opened.store
+    device = device or opened.model.device
+    shape = opened.shape
+    views = []
+    nbytes = store.layout.nbytes
     for key in range(num_few(nbytes, shape.num_keys)):
         store.read(*divmod(key, shape.num_experts), buffer := aligned(nbytes))
         views.append(store.layout.views(buffer.to(device)))
@@ -235,7 +250,8 @@ def _near(
 ) -> Iterator[NearCompute]:
     """Measure one expert of one width on the CPU, in RAM; a few experts take turns."""
     store = opened.store if bits == FULL_BITS else open_replicas(opened, replicas, [bits])[bits]
-    module, views = opened.layers[0].experts, _few(opened, store, _CPU)
+    module = opened.layers[0].experts
+    views = _few(opened, store, _CPU)
     has_trellis = isinstance(store.layout, TrellisLayout)
     packed = {bits} - {FULL_BITS} if not has_trellis else ()
     make_ready(packed, has_trellis=has_trellis, dtype=opened.dtype, device=_CPU)

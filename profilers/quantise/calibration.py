@@ -89,7 +89,8 @@ def keep_inputs(batches: Sequence[LayerBatch], folder: Path, layer: int) -> Laye
     """Write a layer's inputs and their mean moments into `folder`. Raises OutOfResources when the
     disk is full, and BadInput when the model's hidden states are not finite."""
     hidden = batches[0].hidden
-    width, dtype = hidden.shape[1], hidden.dtype
+    width = hidden.shape[1]
+    dtype = hidden.dtype
     inputs = LayerInputs(
         path=folder / f"layer-{layer:03}.inputs",
         moments=folder / f"layer-{layer:03}.moments",
@@ -150,7 +151,8 @@ class LayerTokens:
     def of(self, expert: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows of `LayerInputs` that selected this expert, ascending, and its routing
         weights, float64."""
-        rows, weights = [np.zeros(0, np.int64)], [np.zeros(0)]
+        rows = [np.zeros(0, np.int64)]
+        weights = [np.zeros(0)]
         for assigned, gates, numbers in zip(
             self.assigned, self._weights, self._numbers, strict=True
         ):
@@ -206,7 +208,8 @@ def hessians(
 
 def _mean_second(module: nn.Module, weights: Weights, inputs: LayerInputs) -> torch.Tensor:
     """Return [I, I]: the mean X^T X of the expert's activations on the layer's sample."""
-    rows, total = inputs.sample(), None
+    rows = inputs.sample()
+    total = None
     for x in inputs.read(rows, weights["down_proj"].device):
         y = activations(module, weights, x)
         width = y.shape[1]

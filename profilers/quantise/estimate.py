@@ -42,7 +42,9 @@ def _run(task: ExpertTask, clock: Callable[[], float]) -> float:
 
 
 def _task(opened: MoeModel, method: Method, num_tokens: int, folder: Path) -> ExpertTask:
-    layer, shape, host = opened.layers[0], opened.shape, aligned(opened.store.layout.nbytes)
+    layer = opened.layers[0]
+    shape = opened.shape
+    host = aligned(opened.store.layout.nbytes)
     count = max(1, min(num_tokens, _MOST_TOKENS))
     hidden = torch.randn(
         count, opened.config.hidden_size, generator=torch.Generator().manual_seed(0)

@@ -50,7 +50,9 @@ class LayerSum:
     def __init__(
         self, arrived: Sequence[LayerBatch], tokens: LayerTokens, folder: Path, dtype: torch.dtype
     ) -> None:
-        self._arrived, self._tokens, self._folder = arrived, tokens, folder
+        self._arrived = arrived
+        self._tokens = tokens
+        self._folder = folder
         self._sums = [torch.zeros_like(batch.hidden, dtype=dtype) for batch in arrived]
         self._written: set[int] = set()
         self.missing = (
@@ -74,7 +76,8 @@ class LayerSum:
             self._add(self.missing.pop(0))
 
     def _add(self, expert: int) -> None:
-        path, place = self._path(expert), 0
+        path = self._path(expert)
+        place = 0
         outputs = torch.from_numpy(np.fromfile(path, np.uint8)).view(self._arrived[0].hidden.dtype)
         outputs = outputs.view(-1, self._arrived[0].hidden.shape[1])
         for batch, assigned, out in zip(

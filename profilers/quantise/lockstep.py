@@ -40,7 +40,8 @@ def batches(sequences: Sequence[np.ndarray], *, num_tokens: int) -> list[tuple[n
     Sequences of equal length keep their order, so the batches depend on the sequences alone.
     """
     ordered = sorted(sequences, key=len, reverse=True)
-    parts, start = [], 0
+    parts = []
+    start = 0
     while start < len(ordered):
         count = max(1, num_tokens // len(ordered[start]))
         parts.append(tuple(ordered[start : start + count]))
@@ -93,7 +94,8 @@ class Lockstep:
     def _advanced(self, outputs: Sequence[torch.Tensor | None]) -> list[LayerBatch]:
         """Continue every pass, each with its output, up to the next layer. Raises any exception of
         the model."""
-        arrived, running = [], deque()
+        arrived = []
+        running = deque()
         for one_pass, output in zip(self._passes, outputs, strict=True):
             if len(running) == self._at_once:
                 arrived.append(running.popleft().arrived())

@@ -50,7 +50,8 @@ def first_projection(module: nn.Module) -> str:
 
 def projections(layer: MoeLayer) -> Shapes:
     """Return the outputs and inputs of an expert's projections, by name."""
-    module, shapes = layer.experts, layer.shapes
+    module = layer.experts
+    shapes = layer.shapes
     names = (first_projection(module), "down_proj")
     return {name: shapes[name][::-1] if module.is_transposed else shapes[name] for name in names}
 

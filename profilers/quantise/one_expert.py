@@ -190,7 +190,8 @@ def _losses(
     """Per width: mse and relative of the expert's output without routing weight, gated with it; all
     as texts."""
     own = spaced(len(unit.rows), LOSS_TOKENS)
-    rows, is_own = unit.rows[own], len(unit.rows) >= unit.method.min_samples
+    rows = unit.rows[own]
+    is_own = len(unit.rows) >= unit.method.min_samples
     judged = rows if is_own else np.concatenate([rows, unit.inputs.sample()])
     x = torch.cat(list(unit.inputs.read(judged, torch.device(unit.device))))
     exact = output(module, weights, x)

@@ -107,7 +107,8 @@ def build_replicas(
     run = TextRun(data)
     shapes = projections(opened.layers[0])
     check_method(method, shapes)
-    asked, method = method.bits, smaller(method, opened)
+    asked = method.bits
+    method = smaller(method, opened)
     folder = replica_root(store_path) / f"{model.model_id}-{_identity(method, run.digest)}"
     with owning(folder):
         job = _Job(opened, method, folder, model.fingerprint, progress)
@@ -139,7 +140,10 @@ class _Job:
     def __init__(
         self, opened: MoeModel, method: Method, folder: Path, model: str, progress: Progress
     ) -> None:
-        self._opened, self._method, self._folder, self._model = opened, method, folder, model
+        self._opened = opened
+        self._method = method
+        self._folder = folder
+        self._model = model
         self._progress = progress
         self._host = aligned(opened.store.layout.nbytes)
         self.records: dict[int, ReplicaRecord] = {}
@@ -172,7 +176,8 @@ class _Job:
 
     def run(self, sequences: Sequence[np.ndarray], executor: Executor) -> None:
         """Quantise every expert without a record. Raises Partly when some are lost."""
-        num_experts, num_keys = self._opened.shape.num_experts, self._opened.shape.num_keys
+        num_experts = self._opened.shape.num_experts
+        num_keys = self._opened.shape.num_keys
         self._progress(len(self.records), num_keys)
         missing = [key for key in range(num_keys) if key not in self.records]
         if not missing:

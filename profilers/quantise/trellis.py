@@ -28,7 +28,9 @@ _OWN_SHARE = 0.95  # of a row's Hessian, at most, that is its own
 _GROUPED_SIZE = 2**23  # numbers in the Hessians of all groups of rows
 
 _MANY_GROUPS = 32  # from which on moments are sums of products of inputs
-_BLOCK, _CHUNK = 16, 256  # inputs and tokens whose products are taken at once
+# inputs and tokens whose products are taken at once
+_BLOCK = 16
+_CHUNK = 256
 
 Coded = dict[Width, Trellis]
 
@@ -47,7 +49,8 @@ class Tokens:
         cls, inputs: LayerInputs, rows: np.ndarray, gates: np.ndarray, device: torch.device
     ) -> "Tokens":
         """The expert's tokens, weighted by the squares of its gates with a mean of 1."""
-        chosen, sample = spaced(len(rows), OWN_TOKENS), inputs.sample()
+        chosen = spaced(len(rows), OWN_TOKENS)
+        sample = inputs.sample()
         x = torch.cat(list(inputs.read(np.concatenate([rows[chosen], sample]), device)))
         squares = np.square(gates[chosen])
         own = (
@@ -70,7 +73,8 @@ def code_expert(
     module: nn.Module, weights: Weights, inputs: LayerInputs, tokens: Tokens, method: Method
 ) -> dict[str, Coded]:
     """Return the trellis codes of an expert's projections by name and width."""
-    first, down = first_projection(module), _oriented(module, weights[DOWN])
+    first = first_projection(module)
+    down = _oriented(module, weights[DOWN])
     with torch.inference_mode(mode=False):
         groups, sensitivity = _sensitivity(module, weights, tokens)
     hessians = _hessians(inputs, tokens, sensitivity)
@@ -137,7 +141,8 @@ def _sensitivity(
 
 def _hessians(inputs: LayerInputs, tokens: Tokens, sensitivity: torch.Tensor) -> np.ndarray:
     """[G, in, in] of rotated inputs: of each group, its own moments and those of all tokens."""
-    weights, num_inputs = tokens.weights(tokens.x.shape[1]), tokens.x.shape[1]
+    weights = tokens.weights(tokens.x.shape[1])
+    num_inputs = tokens.x.shape[1]
     own = tokens.x[: len(tokens.own)] * tokens.own.sqrt()[:, None].to(tokens.x)
     moments = gram(own.to(moments_dtype(num_inputs))) + num_inputs * inputs.mean_moments().to(
         own.device
@@ -147,7 +152,8 @@ def _hessians(inputs: LayerInputs, tokens: Tokens, sensitivity: torch.Tensor) ->
     )
     importance = weights.to(sensitivity) @ sensitivity
     chosen = torch.from_numpy(spaced(len(tokens.x), _GUIDING_TOKENS)).to(own.device)
-    x, guide = tokens.x[chosen], (sensitivity * weights.to(sensitivity)[:, None])[chosen]
+    x = tokens.x[chosen]
+    guide = (sensitivity * weights.to(sensitivity)[:, None])[chosen]
     x = torch.from_numpy(rotate(_array(x))).to(own.device)
     guide *= importance / guide.sum(0).clamp_min(torch.finfo(guide.dtype).tiny)
     share = _OWN_SHARE * len(x) / (len(x) + num_inputs)

@@ -40,7 +40,8 @@ class Counting:
     def __init__(
         self, name: str, session: Session, prefill: int, keep_trace: RoutingForesight | None
     ) -> None:
-        self._model, self._prefill = SameModel.of(name, session.opened), prefill
+        self._model = SameModel.of(name, session.opened)
+        self._prefill = prefill
         self._settings = replace(session.parts.settings, device="cpu", threads=1)
         self.is_traced = keep_trace is not None
         self._keep_trace = pickle.dumps(

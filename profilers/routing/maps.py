@@ -73,7 +73,8 @@ def build_maps(
 
     Raises BadUsage for a distance beyond the model's layers or a capacity of zero.
     """
-    run, maps = TextRun(data), _empty(session, plan)
+    run = TextRun(data)
+    maps = _empty(session, plan)
     running = observe_iterations(
         session, batching.batches(data.sequences), prefill=batching.prefill
     )
@@ -96,7 +97,8 @@ def _fill(
         rows = maps.add(iterations.embeddings, iterations.probabilities)
         for row, *origin in zip(rows, iterations.request, iterations.iteration, strict=True):
             origins[row] = origin  # the last of several iterations in one row
-        num_iterations, num_tokens = num_iterations + len(rows), num_tokens + batch.num_tokens
+        num_iterations = num_iterations + len(rows)
+        num_tokens = num_tokens + batch.num_tokens
         progress(num_tokens)
     return origins[: len(maps)], num_iterations
 
@@ -116,7 +118,8 @@ class _Collector:
     """Averages the routers' probabilities and the embeddings over the tokens of each iteration."""
 
     def __init__(self, session: Session, prefill: int) -> None:
-        self._shape, self._prefill = session.opened.shape, prefill
+        self._shape = session.opened.shape
+        self._prefill = prefill
 
     def begin_batch(self, rows: np.ndarray) -> None:
         self._rows = rows
@@ -124,7 +127,8 @@ class _Collector:
     def begin_pass(self, requests: np.ndarray) -> None:
         tokens = TokenPlaces.of(requests, self._prefill)
         self._last = np.flatnonzero(tokens.ends_iteration)
-        self._request, self._iteration = tokens.request[self._last], tokens.iteration[self._last]
+        self._request = tokens.request[self._last]
+        self._iteration = tokens.iteration[self._last]
         size = (len(self._last), self._shape.num_layers, self._shape.num_experts)
         self._probabilities = np.empty(size, np.float32)
 

@@ -41,7 +41,8 @@ class RoutingProfile:
         phase = np.repeat(is_decode.astype(np.int64), step.selected.shape[1])
         cell = phase * self.use.shape[2] + step.selected.ravel()
         share = additive_shares(step.weights).ravel()
-        shape, num_cells = self.use.shape[1:], self.use[0].size
+        shape = self.use.shape[1:]
+        num_cells = self.use[0].size
         self.use[step.layer] += np.bincount(cell, minlength=num_cells).reshape(shape)
         self.share[step.layer] += np.bincount(cell, weights=share, minlength=num_cells).reshape(
             shape
@@ -73,16 +74,13 @@ class RoutingProfile:
         """Return the profile that `arrays` were made from."""
         num_layers, _, num_experts = arrays["use"].shape
         profile = cls(num_layers, num_experts)
-        profile.use, profile.share = arrays["use"].copy(), arrays["share"].copy()
+        profile.use = arrays["use"].copy()
+        profile.share = arrays["share"].copy()
         for layer, counts in enumerate(profile.coactivation):
-            counts.activations, counts.weights = (
-                profile.use[layer].sum(axis=0),
-                profile.share[layer].sum(axis=0),
-            )
-            counts.pairs, counts.weighted = (
-                arrays["pairs"][layer].copy(),
-                arrays["weighted"][layer].copy(),
-            )
+            counts.activations = profile.use[layer].sum(axis=0)
+            counts.weights = profile.share[layer].sum(axis=0)
+            counts.pairs = arrays["pairs"][layer].copy()
+            counts.weighted = arrays["weighted"][layer].copy()
             profile.entropy[layer].counts = arrays["entropy"][layer].copy()
         return profile
 
@@ -125,7 +123,9 @@ class _Collector:
     pass."""
 
     def __init__(self, profile: RoutingProfile, prefill: int, keep_trace: bool) -> None:
-        self._profile, self._prefill, self._keep_trace = profile, prefill, keep_trace
+        self._profile = profile
+        self._prefill = prefill
+        self._keep_trace = keep_trace
 
     def begin_batch(self, rows: np.ndarray) -> None:
         self._rows = rows
@@ -146,7 +146,8 @@ class _Collector:
     def trace(self, first_request: int) -> Trace:
         """Return the last batch as requests in order: pass 0 is the prefill, each later token a
         pass of its own."""
-        tokens, steps = self._tokens, self._steps
+        tokens = self._tokens
+        steps = self._steps
         trace = Trace(
             request=_for_layers(steps, tokens.request + first_request, np.int32),
             pass_=_for_layers(steps, tokens.iteration, np.int32),

@@ -56,11 +56,13 @@ class RidgeFit:
     """
 
     def __init__(self, shape: Shape, *, distance: int, num_features: int, seed: int) -> None:
-        self.shape, self.distance = shape, distance
+        self.shape = shape
+        self.distance = distance
         self.scale = np.zeros(shape.num_layers, np.float32)
         self.use = np.zeros((shape.num_layers, shape.num_experts))
         self.num_samples = 0
-        self._num_features, self._seed = num_features, seed
+        self._num_features = num_features
+        self._seed = seed
         self._features: Features | None = None
         self._moments: dict[
             tuple[int, bool], torch.Tensor
@@ -77,10 +79,12 @@ class RidgeFit:
             self._add_layer(batch, layer)
 
     def _add_layer(self, batch: RouterBatch, layer: int) -> None:
-        features, counted = self.features(batch, layer), set()
+        features = self.features(batch, layer)
+        counted = set()
         for distance in range(1, self.distance + 1):
             rows, logits = batch.ahead(layer, distance)
-            x, moment = features[rows], (layer, self._wraps(layer, distance))
+            x = features[rows]
+            moment = (layer, self._wraps(layer, distance))
             if moment not in counted:
                 counted.add(moment)
                 _add(self._moments, moment, x.T @ x)
@@ -109,7 +113,8 @@ class RidgeFit:
         """Set the scale of the inputs from the first batch."""
         mean_squares = [float(x.double().square().mean()) for x in batch.inputs]
         self.scale[:] = 1 / np.sqrt(np.maximum(mean_squares, 1e-12))
-        hidden, device = batch.inputs[0].shape[1], batch.inputs[0].device
+        hidden = batch.inputs[0].shape[1]
+        device = batch.inputs[0].device
         self._features = Features(hidden, self._num_features, self._seed, device)
 
 
@@ -223,7 +228,8 @@ class PredictorTest:
     def recalls(self) -> dict[str, np.ndarray]:
         """[L, D] each: the fitted weights, the routers ahead on this layer's input, the experts
         most frequent in the text of the fit, and a random choice."""
-        shape, learned = self._fit.shape, self._learned.mean()
+        shape = self._fit.shape
+        learned = self._learned.mean()
         return {
             "learned": learned,
             "next_gate": self._next_gate.mean(),

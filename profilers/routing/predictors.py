@@ -26,7 +26,9 @@ from runtime.engine.router_ahead import reason_not_asked
 from runtime.policies.base import Step
 from runtime.session.session import Session
 
-_TUNED, _TESTED = 0.1, 0.2  # shares of the tokens that choose targets and that test
+# shares of the tokens that choose targets and that test
+_TUNED = 0.1
+_TESTED = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ def build_predictors(
 
     Raises BadUsage for a distance beyond the model's layers, BadInput for too little text.
     """
-    run, shape = TextRun(data), session.opened.shape
+    run = TextRun(data)
+    shape = session.opened.shape
     if plan.distance > shape.num_layers:
         raise BadUsage(
             f"the distance must be 1 to {shape.num_layers}, the model's MoE layers, not {plan.distance}"
@@ -86,7 +89,8 @@ def build_predictors(
     test = PredictorTest(fit)
     for batch in text.observed(testing):
         test.add(batch, weights)
-    predictors, recalls = Predictors(fit.scale, weights, plan.features, data.seed), test.recalls()
+    predictors = Predictors(fit.scale, weights, plan.features, data.seed)
+    recalls = test.recalls()
     info = run.info(COMMAND, model, {**asdict(plan), **asdict(batching), "tested": test.num_tokens})
     rows = predictor_rows(predictors, _columns(target, recalls, fit.num_samples))
     run_id = add_run(store_path, info, {TABLE: rows}, model=model)
@@ -126,7 +130,9 @@ class _Text:
     together."""
 
     def __init__(self, session: Session, distance: int, progress: Callable[[int], None]) -> None:
-        self._session, self._distance, self._progress = session, distance, progress
+        self._session = session
+        self._distance = distance
+        self._progress = progress
         self._num_done = 0
 
     def observed(self, batches: Sequence[Batch]) -> Iterator[RouterBatch]:

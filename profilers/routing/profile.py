@@ -24,7 +24,8 @@ from profilers.text.run import TextRun, computed_on
 from profilers.workers.workers import ATTEMPTS, Executor, Lost, Workers
 from runtime.session.session import Session
 
-PROFILE, SHARD = "profile", "profile-shard"
+PROFILE = "profile"
+SHARD = "profile-shard"
 _KEEP_EVERY_S = 5.0
 
 
@@ -120,8 +121,11 @@ class _Counts:
             RoutingProfile(shape.num_layers, shape.num_experts),
             set(),
         )
-        self.resumed, self.total = len(self.done), sum(batch.num_tokens for batch in batches)
-        self._batches, self._half_done, self._progress = batches, half_done, progress
+        self.resumed = len(self.done)
+        self.total = sum(batch.num_tokens for batch in batches)
+        self._batches = batches
+        self._half_done = half_done
+        self._progress = progress
         self._num_tokens = sum(batches[number].num_tokens for number in self.done)
         self._kept_at_s = time.monotonic()
 

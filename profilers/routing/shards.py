@@ -23,9 +23,11 @@ from profilers.routing.tables import stored, tables
 def merge_shards(paths: Sequence[Path], *, into: Path) -> Profiled:
     """Merge the shard runs of several stores into one profile, the newest. Raises BadInput when a
     shard is missing."""
-    started_at, start_s = utc_now(), time.monotonic()
+    started_at = utc_now()
+    start_s = time.monotonic()
     shards = _whole([shard for path in paths for shard in _shards(path)])
-    model, info = shards[0].model, shards[0].run.info
+    model = shards[0].model
+    info = shards[0].run.info
     profile = RoutingProfile(model.shape.num_layers, model.shape.num_experts)
     for shard in shards:
         profile.merge(shard.profile)
@@ -48,10 +50,8 @@ def merge_shards(paths: Sequence[Path], *, into: Path) -> Profiled:
         parameters=dict(info.parameters) | {"index": 0, "count": 1, "shards": len(shards)},
         versions=versions(),
     )
-    run_id, shortfall = (
-        add_run(into, merged, rows, model=model),
-        str(merged.parameters.get("shortfall", "")),
-    )
+    run_id = add_run(into, merged, rows, model=model)
+    shortfall = str(merged.parameters.get("shortfall", ""))
     return Profiled(run_id, profile, merged.tokens, merged.seconds, resumed=0, shortfall=shortfall)
 
 

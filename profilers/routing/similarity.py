@@ -101,7 +101,8 @@ def layer_similarity(opened: MoeModel, index: int, sample: Sampled) -> Similarit
 
 def _outputs(opened: MoeModel, index: int, hidden: torch.Tensor) -> torch.Tensor:
     """Return [E, n, H]: the output of every expert on every token. Each expert is read once."""
-    layer, expert = opened.layers[index], ExpertBuffer(opened)
+    layer = opened.layers[index]
+    expert = ExpertBuffer(opened)
     outputs = hidden.new_empty(opened.shape.num_experts, *hidden.shape)
     with torch.inference_mode():
         for number, out in enumerate(outputs):
@@ -127,7 +128,8 @@ class _Sums:
     def add(self, outputs: torch.Tensor, rows: slice) -> None:
         """Add `outputs` [E, n, H] of these rows of the sample."""
         num_experts, num_tokens, width = outputs.shape
-        selected, weights = self._sample.selected[rows], self._sample.weights[rows]
+        selected = self._sample.selected[rows]
+        weights = self._sample.weights[rows]
         step = max(1, _BLOCK_NBYTES // (num_experts * width * 8))
         for start in range(0, num_tokens, step):
             part = slice(start, start + step)
@@ -152,7 +154,8 @@ class _Sums:
     def similarity(self) -> Similarity:
         num_tokens = len(self._sample.selected)
         num_served = np.where(self._routed > 0, self._routed, num_tokens)
-        loss, left_out = self._loss / num_served[:, None], self._left_out / num_served
+        loss = self._loss / num_served[:, None]
+        left_out = self._left_out / num_served
         return Similarity(
             self._cosine[None] / num_tokens, loss[None], left_out[None], self._routed[None]
         )
@@ -162,7 +165,8 @@ def _enough(
     sequences: Sequence[np.ndarray], num_tokens: int, random: np.random.Generator
 ) -> list[np.ndarray]:
     """Choose sequences in random order until they hold `num_tokens` tokens."""
-    chosen, total = [], 0
+    chosen = []
+    total = 0
     for index in random.permutation(len(sequences)).tolist():
         chosen.append(sequences[index])
         total += len(sequences[index])

@@ -45,7 +45,8 @@ def run_batches(
     """Run batches through the session and yield each when its pass is done. The observer and the
     forward `hooks` are attached until the last one. Raises BadInput for sequences that the model
     cannot read, NotFinite for numbers that no router can choose by."""
-    session.watcher.on_pass, session.watcher.on_step = observer.begin_pass, observer.add
+    session.watcher.on_pass = observer.begin_pass
+    session.watcher.on_step = observer.add
     handles = [module.register_forward_hook(hook) for module, hook in hooks]
     try:
         for batch in batches:

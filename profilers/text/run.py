@@ -26,7 +26,8 @@ class TextRun:
     """A run over text; its time begins when it is made."""
 
     def __init__(self, data: Data) -> None:
-        self._started_at, self._start_s = utc_now(), time.monotonic()
+        self._started_at = utc_now()
+        self._start_s = time.monotonic()
         self._data = data
         self.digest = data_digest(data.sequences)
 

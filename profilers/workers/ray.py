@@ -57,7 +57,8 @@ class RayWorker:
     """A worker that does one task of the cluster at a time."""
 
     def __init__(self, work_name: str, work: ray.ObjectRef) -> None:
-        self._work_name, self._work = work_name, work
+        self._work_name = work_name
+        self._work = work
         self.result: ray.ObjectRef | None = None
 
     def send(self, task: object, name: Hashable) -> None:

@@ -72,7 +72,9 @@ class Workers:
     """
 
     def __init__(self, work: Work, executor: Executor, done: Callable[[object], None]) -> None:
-        self._work, self._executor, self._done = work, executor, done
+        self._work = work
+        self._executor = executor
+        self._done = done
         self._free: list[Worker] = []
         self._busy: list[Worker] = []
         self._lost: Lost = {}
@@ -106,7 +108,8 @@ class Workers:
         that was killed, RuntimeError with the traceback for a bug. Raises as `submit`."""
         while self._busy:
             self._collect()
-        lost, self._lost = self._lost, {}
+        lost = self._lost
+        self._lost = {}
         return lost
 
     def persist(self, again: Callable[[Hashable], None]) -> Lost:
@@ -154,7 +157,9 @@ class Processes:
     process."""
 
     def __init__(self, count: int) -> None:
-        self.count, self.most_together, self.is_here = count, count, count == 1
+        self.count = count
+        self.most_together = count
+        self.is_here = count == 1
 
     def start(self, work: Work) -> "Process":
         return Process(work)

@@ -9,7 +9,9 @@ from artifacts.shape import FULL_BITS, Shape
 from runtime.control.plan import Place
 from runtime.control.pools import Partitions, Pool
 
-ABSENT, LOADING, RESIDENT = 0, 1, 2
+ABSENT = 0
+LOADING = 1
+RESIDENT = 2
 _NO_BITS: Mapping[int, int] = {}
 
 
@@ -33,16 +35,17 @@ class Cache:
         shadows: np.ndarray | None = None,
         partitions: Partitions | None = None,
     ) -> None:
-        self.shape, self.pools, self.shadows = shape, pools, shadows
+        self.shape = shape
+        self.pools = pools
+        self.shadows = shadows
         self.partitions = partitions or Partitions(shape.num_experts)
         self.near_bits = np.full(shape.num_keys, FULL_BITS)
         self.num_keys = pools[-1].stop
         self._shares = shares or [1.0] * self.num_keys
-        self.states, self.pins = bytearray(self.num_keys), bytearray(self.num_keys)
-        self.state, self.pinned = (
-            np.frombuffer(self.states, np.uint8),
-            np.frombuffer(self.pins, bool),
-        )
+        self.states = bytearray(self.num_keys)
+        self.pins = bytearray(self.num_keys)
+        self.state = np.frombuffer(self.states, np.uint8)
+        self.pinned = np.frombuffer(self.pins, bool)
         self.places: list[Place | None] = [None] * self.num_keys  # by key, None while it is absent
         keys = [self.partitions.keys(pool) for pool in pools]
         self.pool_of = [0] * self.num_keys  # by key
@@ -68,7 +71,8 @@ class Cache:
     def _view_of(self, pool: Pool) -> Callable[[np.ndarray], np.ndarray]:
         """Return a function that takes values [L * E] and returns a view of those of a pool's keys,
         ascending."""
-        num_experts, count = self.shape.num_experts, self.partitions.count
+        num_experts = self.shape.num_experts
+        count = self.partitions.count
         layers = slice(pool.first // num_experts, pool.stop // num_experts)
         return lambda values: values.reshape(-1, num_experts)[layers, pool.device :: count]
 
@@ -88,16 +92,15 @@ class Cache:
 
     def is_whole(self, layer: int) -> bool:
         """Whether every expert of a layer is resident."""
-        first, num_experts = layer * self.shape.num_experts, self.shape.num_experts
+        first = layer * self.shape.num_experts
+        num_experts = self.shape.num_experts
         return self.states.count(RESIDENT, first, first + num_experts) == num_experts
 
     def of_device(self, device: int) -> dict[str, int]:
         """Return the slots of a device, their bytes and the number of its resident keys; `hops` is
         1 unless it computes everything but experts too."""
-        pools, resident = (
-            [pool for pool in self.pools if pool.device == device],
-            np.flatnonzero(self.state == RESIDENT),
-        )
+        pools = [pool for pool in self.pools if pool.device == device]
+        resident = np.flatnonzero(self.state == RESIDENT)
         return {
             "hops": int(device > 0),
             "slots": sum(pool.num_slots for pool in pools),
@@ -136,7 +139,9 @@ class Cache:
     def oldest(self, pool_key: int, count: int) -> list[int]:
         """Return up to `count` evictable keys of a passing key's pool, the least recently used
         first."""
-        states, pins, pool_of = self.states, self.pins, self.pool_of
+        states = self.states
+        pins = self.pins
+        pool_of = self.pool_of
         pool = pool_of[pool_key]
         leaving = (
             k for k in self._passing if states[k] == RESIDENT and not pins[k] and pool_of[k] == pool
@@ -145,7 +150,9 @@ class Cache:
 
     def first_in(self, queue: Iterable[int], count: int) -> list[int]:
         """Return the first evictable keys of a queue, up to `count`."""
-        states, pins, found = self.states, self.pins, []
+        states = self.states
+        pins = self.pins
+        found = []
         for key in queue:
             if states[key] == RESIDENT and not pins[key]:
                 found.append(key)
@@ -167,7 +174,10 @@ class Cache:
         """Give each of `keys`, all of one pool, an empty slot for a replica of its `bits`, by
         default at full precision; a replica takes a whole slot at any precision."""
         free = self._free_slots[self.pool_of[keys[0]]] if keys else []
-        states, places, shares, admitted = self.states, self.places, self._shares, []
+        states = self.states
+        places = self.places
+        shares = self._shares
+        admitted = []
         for key in keys:
             assert not states[key] and free, f"no room for key {key} in state {states[key]}"
             states[key] = state
@@ -203,7 +213,8 @@ class Cache:
         for key in keys:
             assert self.states[key] and not self.pins[key], f"key {key} cannot leave"
             self._free_slots[self.pool_of[key]].append(self.places[key].slot)
-            self.states[key], self.places[key] = ABSENT, None
+            self.states[key] = ABSENT
+            self.places[key] = None
             if key >= self._first_passing:
                 del self._passing[key]
 
@@ -227,7 +238,8 @@ class Cache:
     def validate(self) -> None:
         """Raise AssertionError unless every slot is free or held once, in the pool of its key, and
         no key is pinned. Call it between steps."""
-        places, start = [place for place in self.places if place], 0
+        places = [place for place in self.places if place]
+        start = 0
         for number, (pool, free) in enumerate(zip(self.pools, self._free_slots, strict=True)):
             held = [place.slot for place in places if self.pool_of[place.key] == number]
             assert sorted(held + free) == list(range(start, start + pool.num_slots)), (

@@ -35,11 +35,10 @@ from runtime.policies.base import (
 
 _NO_BITS: Mapping[int, int] = {}
 _NO_KEYS = np.zeros(0, np.int64)
-_FETCHED, _NEAR, _LOW = (
-    Counter.FETCHED,
-    Counter.NEAR,
-    Counter.LOW,
-)  # looked up once: enum access is slow
+# looked up once: enum access is slow
+_FETCHED = Counter.FETCHED
+_NEAR = Counter.NEAR
+_LOW = Counter.LOW
 
 
 class Controller:
@@ -66,18 +65,15 @@ class Controller:
         nbytes: Mapping[int, int],
         pieces: Whole | Segments,
     ) -> None:
-        self.shape, self.nbytes = cache.shape, nbytes
-        self._routing, self._eviction, self._miss, self._prefetch = (
-            routing,
-            eviction,
-            miss,
-            prefetch,
-        )
-        self._residency, self._pieces, self._picks_bits = (
-            residency,
-            pieces,
-            "replicas" in miss.requires,
-        )
+        self.shape = cache.shape
+        self.nbytes = nbytes
+        self._routing = routing
+        self._eviction = eviction
+        self._miss = miss
+        self._prefetch = prefetch
+        self._residency = residency
+        self._pieces = pieces
+        self._picks_bits = "replicas" in miss.requires
         if residency.places:
             self._capacities = cache.partitions.dealt(
                 residency.capacities(cache.num_slots, self.shape)
@@ -166,7 +162,8 @@ class Controller:
     def _wanted(self, layer: int, selected: np.ndarray) -> tuple[list[int], list[int], list[int]]:
         """Return the keys of the experts in `selected` [T, K], of their pieces, and of the absent
         pieces."""
-        first, states = layer * self.shape.num_experts, self.mover.cache.states
+        first = layer * self.shape.num_experts
+        states = self.mover.cache.states
         experts = [first + expert for expert in distinct(selected)]
         used = self._pieces.of(experts)
         return experts, used, [key for key in used if not states[key]]
@@ -181,14 +178,17 @@ class Controller:
     ) -> Plan:
         """Plan the step as the miss policy chooses: stand-ins, near and low experts, precisions of
         demand loads."""
-        choice, num_experts, states = (
-            self._choose(step, absent),
-            self.shape.num_experts,
-            self.mover.cache.states,
-        )
+        choice = self._choose(step, absent)
+        num_experts = self.shape.num_experts
+        states = self.mover.cache.states
         if choice.selected is not step.selected:
             experts, used, absent = self._wanted(step.layer, choice.selected)
-        present, missing, near, low, behind, bits = used, absent, (), (), (), _NO_BITS
+        present = used
+        missing = absent
+        near = ()
+        low = ()
+        behind = ()
+        bits = _NO_BITS
         first = step.layer * num_experts
         if choice.near:
             places = self._near_places
@@ -241,7 +241,8 @@ class Controller:
         bits: Mapping[int, int] = _NO_BITS,
     ) -> Plan:
         """Note the use, load what is `missing` in waves, and prefetch, keys of `behind` first."""
-        mover, layer = self.mover, step.layer
+        mover = self.mover
+        layer = step.layer
         if missing and self._picks_bits:
             self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, self.now)
         self._eviction.used(experts, step, self.now)
@@ -263,7 +264,8 @@ class Controller:
         holds all experts, or only resident replicas. Returns an empty list while one expert is
         absent, and where one is named twice. Counts as `step` does."""
         assert self.holds_all or self.holds_low, "only where nothing is left to decide"
-        first, held = layer * self.shape.num_experts, self._low or self.cache.places
+        first = layer * self.shape.num_experts
+        held = self._low or self.cache.places
         places = [place for expert in experts if (place := held[first + expert])]
         if len(places) < len(experts) or len(set(experts)) < len(experts):
             return []
@@ -339,7 +341,9 @@ class Controller:
 
     def _choose(self, step: Step, absent: list[int]) -> Choice:
         """Ask the miss policy about the step and count what it chose."""
-        num_experts, cache, pieces = self.shape.num_experts, self.mover.cache, self._pieces
+        num_experts = self.shape.num_experts
+        cache = self.mover.cache
+        pieces = self._pieces
         experts = [key % num_experts for key in absent]
         missing = list(dict.fromkeys(experts)) if pieces.is_cut else experts
         states = pieces.layer_states(cache.state, step.layer)
@@ -348,7 +352,8 @@ class Controller:
         )
         near = sum(map(choice.near.__contains__, experts)) if choice.near else 0
         low = sum(map(choice.low.__contains__, experts)) if choice.low else 0
-        add, spared = self.counters.add, 0
+        add = self.counters.add
+        spared = 0
         if choice.selected is not step.selected:
             served = set(choice.selected.ravel().tolist())
             spared = sum(

@@ -53,8 +53,11 @@ class Counter(IntEnum):
 
 
 # Looked up once, as numbers: enum access is slow.
-_REQUESTS, _HITS, _LATE = int(Counter.REQUESTS), int(Counter.HITS), int(Counter.LATE)
-_MISSES, _FETCHED = int(Counter.MISSES), int(Counter.FETCHED)
+_REQUESTS = int(Counter.REQUESTS)
+_HITS = int(Counter.HITS)
+_LATE = int(Counter.LATE)
+_MISSES = int(Counter.MISSES)
+_FETCHED = int(Counter.FETCHED)
 _OF_REQUESTS = (Counter.HITS, Counter.LATE, Counter.MISSES)
 _OF_MISSES = (Counter.FETCHED, Counter.NEAR, Counter.LOW, Counter.SPARED)
 _BY_DEVICE = (*(Counter.REQUESTS, *_OF_REQUESTS), Counter.EVICTIONS, Counter.PREFETCHES)
@@ -71,7 +74,8 @@ class Counters:
     not have told of the last ones yet."""
 
     def __init__(self, num_layers: int, partitions: Partitions | None = None) -> None:
-        self._num_layers, self._partitions = num_layers, partitions
+        self._num_layers = num_layers
+        self._partitions = partitions
         self.is_spread = partitions is not None and partitions.count > 1
         self.passes: list[np.ndarray] = []
         self.on_devices: list[np.ndarray] = []
@@ -144,10 +148,8 @@ class Counters:
         layer."""
         self.catch_up()
         for number, table in enumerate(self.passes):
-            requests, misses = (
-                table[list(_OF_REQUESTS)].sum(axis=0),
-                table[list(_OF_MISSES)].sum(axis=0),
-            )
+            requests = table[list(_OF_REQUESTS)].sum(axis=0)
+            misses = table[list(_OF_MISSES)].sum(axis=0)
             assert (table >= 0).all(), f"pass {number} counts less than nothing"
             assert (table[Counter.REQUESTS] == requests).all(), (
                 f"pass {number}: {requests} of {table[0]} requests"
@@ -170,7 +172,8 @@ class Counters:
 
     def add_requests(self, layer: int, num: int, *, num_late: int, num_absent: int) -> None:
         """Count `num` requests of a layer; absent keys are counted as fetched."""
-        cells, stride = self._cells, self._num_layers
+        cells = self._cells
+        stride = self._num_layers
         cells[_REQUESTS * stride + layer] += num
         cells[_HITS * stride + layer] += num - num_late - num_absent
         if num_late:

@@ -18,7 +18,8 @@ class Arrivals:
     when nothing is in flight."""
 
     def __init__(self, window: int) -> None:
-        self.window, self.lent = window, 0
+        self.window = window
+        self.lent = 0
         self.queue: deque[_Arrival] = deque()
         self._backlog = 0  # bytes still to be moved
 
@@ -34,7 +35,8 @@ class Arrivals:
 
     def drain(self) -> list[int]:
         """Move this step's bytes and return the keys that have arrived."""
-        budget, landed = self.window + self.lent, []
+        budget = self.window + self.lent
+        landed = []
         while self.queue and budget > 0:
             arrival = self.queue[0]
             moved = min(budget, arrival.remaining)

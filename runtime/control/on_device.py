@@ -17,7 +17,9 @@ from runtime.policies.step import Now, Step
 
 _FREE = -1
 _LEAST = np.iinfo(np.int32).min + 1  # of a stamp: below it is what a free slot has
-LAST_USE, USES, TURNS = "last use", "uses", "turns"
+LAST_USE = "last use"
+USES = "uses"
+TURNS = "turns"
 _KINDS = {Lru: LAST_USE, Lfu: USES, LateHorizon: TURNS}
 
 
@@ -58,9 +60,12 @@ class CacheOnDevice:
     """
 
     def __init__(self, controller: Controller, policies: Policies) -> None:
-        self._controller, self._eviction, self._first_step = controller, policies.eviction, 0
+        self._controller = controller
+        self._eviction = policies.eviction
+        self._first_step = 0
         self.kind = _KINDS[type(policies.eviction)]
-        shape, prefetch = controller.shape, policies.prefetch
+        shape = controller.shape
+        prefetch = policies.prefetch
         self.most_ahead = (
             controller.mover.arrivals.window // shape.expert_nbytes if prefetch.distance else 0
         )
@@ -71,7 +76,8 @@ class CacheOnDevice:
     def hand_over(self) -> SlotTables:
         """What the controller's cache holds between two passes, as the device takes it."""
         controller = self._controller
-        cache, shape = controller.cache, controller.shape
+        cache = controller.cache
+        shape = controller.shape
         assert not controller.mover.arrivals.queue, "a prefetch is under way between two passes"
         self._first_step = controller.now.step
         table = np.full((shape.num_layers, shape.num_experts), _FREE, np.int32)
@@ -79,7 +85,8 @@ class CacheOnDevice:
         for place in filter(None, cache.places):
             layer, expert = divmod(place.key, shape.num_experts)
             slot = place.slot - self.first_slots[layer]
-            table[layer, expert], owner[layer, slot] = slot, expert
+            table[layer, expert] = slot
+            owner[layer, slot] = expert
         unused = np.zeros_like(table)
         np.put(unused, [*controller.mover.unused], 1)
         return SlotTables(table, owner, self._stamps(), unused)
@@ -135,7 +142,8 @@ class CacheOnDevice:
         """Count a token by what each layer loaded, evicted and prefetched, by how many of the
         evicted had been prefetched and not used, and how many of the loaded evicted in the same
         token, [L] each."""
-        shape, table = self._controller.shape, token.table
+        shape = self._controller.shape
+        table = token.table
         table[Counter.REQUESTS] += shape.top_k
         table[Counter.HITS] += shape.top_k - loads
         table[[Counter.MISSES, Counter.FETCHED]] += loads
@@ -149,14 +157,10 @@ class CacheOnDevice:
     def learn(self, token: TokenOnDevice, chosen: np.ndarray) -> None:
         """Tell the eviction policy what a token used, experts [L, K]; its weights stay on the
         device."""
-        num_layers, num_experts = (
-            self._controller.shape.num_layers,
-            self._controller.shape.num_experts,
-        )
-        first_step, weights = (
-            token.now.step - num_layers + 1,
-            np.full((1, chosen.shape[1]), np.nan, np.float32),
-        )
+        num_layers = self._controller.shape.num_layers
+        num_experts = self._controller.shape.num_experts
+        first_step = token.now.step - num_layers + 1
+        weights = np.full((1, chosen.shape[1]), np.nan, np.float32)
         for layer, experts in enumerate(chosen.astype(np.int64)):
             now = replace(token.now, step=first_step + layer, layer=layer)
             step = Step(now.pass_index, DECODE, layer, experts[None], weights)

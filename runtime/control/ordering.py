@@ -40,13 +40,15 @@ def queues(eviction: Eviction, cache: Cache) -> Sequence[Iterable[int]]:
 def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> list[int]:
     """Return the first `count` of `keys` by the sort keys in `order`, the most significant first;
     ties keep the order of `keys`."""
-    column, is_alone = order[0], len(order) == 1
+    column = order[0]
+    is_alone = len(order) == 1
     if is_alone and count <= min(_FEW, len(keys)) and (places := _least(column, count)):
         return [keys.item(at) for at in places]
     if count < len(keys):  # sort only the keys that can be among them
         limit = column.min() if count == 1 else np.partition(column, count - 1)[count - 1]
         smallest = (column <= limit).nonzero()[0]
-        keys, order = keys[smallest], [part[smallest] for part in order]
+        keys = keys[smallest]
+        order = [part[smallest] for part in order]
     first = order[0].argsort(kind="stable") if is_alone else np.lexsort(order[::-1])
     return keys[first[:count]].tolist()
 
@@ -62,7 +64,8 @@ def _least(column: np.ndarray, count: int) -> list[np.int64]:
         return [column.argmin()]
     if (most := _MOST.get(column.dtype)) is None:
         return []
-    rest, places = column.copy(), []
+    rest = column.copy()
+    places = []
     for _ in range(count):
         at = rest.argmin()
         places.append(at)
@@ -92,14 +95,15 @@ def _first_leaving(ranks, older, state, pinned, start, stop, victims):
             ranks[key] == ranks[other] and older[key] < older[other]
         )
 
-    num_victims, most, may_leave = 0, np.inf, np.empty(_BLOCK, np.uint8)
+    num_victims = 0
+    most = np.inf
+    may_leave = np.empty(_BLOCK, np.uint8)
     for first in range(start, stop, _BLOCK):
-        size, num_found = min(_BLOCK, stop - first), 0
-        rank, states, is_pinned = (
-            ranks[first : first + size],
-            state[first : first + size],
-            pinned[first : first + size],
-        )
+        size = min(_BLOCK, stop - first)
+        num_found = 0
+        rank = ranks[first : first + size]
+        states = state[first : first + size]
+        is_pinned = pinned[first : first + size]
         # Without a branch, which a processor would mispredict for every fourth key.
         for place in range(size):
             found = (states[place] == _RESIDENT) & (not is_pinned[place]) & (rank[place] <= most)

@@ -21,12 +21,10 @@ class StepResidents(Residents):
     def __init__(
         self, states: np.ndarray, num_free: Sequence[int], selected: np.ndarray, missing: list[int]
     ) -> None:
-        self._states, self.num_free, self._selected, self._missing = (
-            states,
-            num_free,
-            selected,
-            missing,
-        )
+        self._states = states
+        self.num_free = num_free
+        self._selected = selected
+        self._missing = missing
 
     @property
     def resident(self) -> np.ndarray:

@@ -68,8 +68,11 @@ class Reconfiguration:
     ) -> None:
         self.every = every
         self.num_solved = self.num_changed = self.num_untold = 0
-        self._policies, self._shape, self._lay_out = policies, shape, lay_out
-        self._split, self._solved = split, split.solved
+        self._policies = policies
+        self._shape = shape
+        self._lay_out = lay_out
+        self._split = split
+        self._solved = split.solved
         if self._solved.solver not in SOLVERS:
             self._solved = replace(self._solved, solver=SOLVERS[-1])
         self._begin()
@@ -118,7 +121,8 @@ class Reconfiguration:
         return {"every_tokens": self.every} | counts
 
     def _begin(self) -> None:
-        self._seen, self._num_tokens = Recorder(), 0
+        self._seen = Recorder()
+        self._num_tokens = 0
 
     def _is_in_force(self, split: Split) -> bool:
         names = ("top_neurons", "num_tops")

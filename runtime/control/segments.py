@@ -59,7 +59,8 @@ class Segments:
         tops, bottoms = _sizes(shape, split)
         self.nbytes = [size for size in (*tops, *bottoms) for _ in range(shape.num_experts)]
         self.shares = [size / shape.expert_nbytes for size in self.nbytes]
-        self._num_keys, self._num_experts = shape.num_keys, shape.num_experts
+        self._num_keys = shape.num_keys
+        self._num_experts = shape.num_experts
         self.is_cut = any(bottoms)
         whole = range(shape.num_keys)
         self._own = [
@@ -84,8 +85,10 @@ class Segments:
     def layer_states(self, state: np.ndarray, layer: int) -> np.ndarray:
         """Return the states [E] of one layer's experts; an expert has the lower state of its two
         segments."""
-        first, count = layer * self._num_experts, self._num_experts
-        tops, bottom = state[first : first + count], first + self._num_keys
+        first = layer * self._num_experts
+        count = self._num_experts
+        tops = state[first : first + count]
+        bottom = first + self._num_keys
         return np.minimum(tops, state[bottom : bottom + count]) if self.nbytes[bottom] else tops
 
 
@@ -99,7 +102,9 @@ def segment_pools(
     """
     partitions = partitions or Partitions(shape.num_experts)
     tops, bottoms = _sizes(shape, split)
-    size, num_keys, num_tops = shape.num_experts, shape.num_keys, partitions.dealt(split.num_tops)
+    size = shape.num_experts
+    num_keys = shape.num_keys
+    num_tops = partitions.dealt(split.num_tops)
     dealt = partitions.dealt(np.array([split.num_bottoms]), num_layers=shape.num_layers)[0].tolist()
     passing = [
         Pool(num_keys, 2 * num_keys, count, max(bottoms), is_passing=True, device=device)

@@ -50,7 +50,8 @@ class QueueMover(Mover):
     def prefetch(self, proposed: np.ndarray) -> tuple[Place, ...]:
         """Queue the proposed keys, and send what the step has bytes and slots for."""
         self._waiting.update(dict.fromkeys(proposed.tolist()))
-        loads, cache = [], self.cache
+        loads = []
+        cache = self.cache
         for key in list(self._waiting):
             if self.arrivals.room <= 0:
                 break
@@ -82,7 +83,8 @@ class OneByOneController(Controller):
 
     def step(self, step: Step) -> Plan:
         """Decide one layer of the current pass."""
-        now, mover = self.now, self.mover
+        now = self.now
+        mover = self.mover
         now.step += 1
         now.layer = step.layer
         weights = None

@@ -14,7 +14,8 @@ _UNITS = {"": 1, "B": 1} | {
 }
 _NUMBER = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%/]*)\s*$", re.IGNORECASE)
 _BUDGET = "budget {!r} is not understood: write a share (25%), experts (96x) or bytes (2GiB)"
-_MOST_NBYTES, _MOST_LATENCY_S = 1 << 60, 60.0
+_MOST_NBYTES = 1 << 60
+_MOST_LATENCY_S = 60.0
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -83,7 +84,8 @@ def rate(text: str) -> tuple[float, float]:
     latency, latency_unit = _parse(delay or "0s", message)
     if not unit.endswith("/s") or latency_unit not in _SECONDS:
         raise BadUsage(message)
-    bandwidth, latency_s = value * _unit(unit[:-2], text), latency * _SECONDS[latency_unit]
+    bandwidth = value * _unit(unit[:-2], text)
+    latency_s = latency * _SECONDS[latency_unit]
     if not 1 <= bandwidth < _MOST_NBYTES or latency_s > _MOST_LATENCY_S:
         raise BadUsage(message)
     return bandwidth, latency_s

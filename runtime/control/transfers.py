@@ -16,8 +16,11 @@ from runtime.control.segments import Segments, Whole
 from runtime.policies.base import Eviction, Now, Split
 
 # Looked up once: enum access is slow.
-_EVICTIONS, _PREFETCHES, _DEMAND_BYTES = Counter.EVICTIONS, Counter.PREFETCHES, Counter.DEMAND_BYTES
-_PREFETCH_BYTES, _WASTED_BYTES = Counter.PREFETCH_BYTES, Counter.WASTED_BYTES
+_EVICTIONS = Counter.EVICTIONS
+_PREFETCHES = Counter.PREFETCHES
+_DEMAND_BYTES = Counter.DEMAND_BYTES
+_PREFETCH_BYTES = Counter.PREFETCH_BYTES
+_WASTED_BYTES = Counter.WASTED_BYTES
 
 
 class Mover:
@@ -38,18 +41,17 @@ class Mover:
     ) -> None:
         self.cache = cache
         self.arrivals = Arrivals(window)
-        self._eviction, self._nbytes, self._pieces, self._now, self._counters = (
-            eviction,
-            nbytes,
-            pieces,
-            now,
-            counters,
-        )
+        self._eviction = eviction
+        self._nbytes = nbytes
+        self._pieces = pieces
+        self._now = now
+        self._counters = counters
         # Only for a policy that is compiled anyhow, because numba takes long to import. The
         # compiled loop needs keys without gaps, as on one device.
         is_compiled = eviction.ranks is not None and cache.partitions.count == 1
         self._first_leaving = first_leaving() if is_compiled else None
-        self._queues, self._evicted_in_pass = queues(eviction, cache), [-1] * cache.num_keys
+        self._queues = queues(eviction, cache)
+        self._evicted_in_pass = [-1] * cache.num_keys
         self.unused: set[int] = set()
         self.placements = Placements()
 
@@ -85,7 +87,8 @@ class Mover:
 
     def num_evicted_in_pass(self, keys: list[int]) -> int:
         """Return how many of these keys were evicted in this very pass."""
-        pass_index, evicted = self._now.pass_index, self._evicted_in_pass
+        pass_index = self._now.pass_index
+        evicted = self._evicted_in_pass
         return sum([evicted[key] == pass_index for key in keys])
 
     def waves(
@@ -100,7 +103,8 @@ class Mover:
         resident = tuple([places[key] for key in present])
         if not missing:
             return ((Wave(resident, ()),) if present else ()), present
-        pinned, waves = present, []
+        pinned = present
+        waves = []
         while True:
             loads, missing = self._load_wave(missing, bits)
             pinned = pinned + [load.key for load in loads]
@@ -182,7 +186,8 @@ class Mover:
         if self._queues:
             return cache.first_in(self._queues[cache.pool_of[pool_key]], count)
         if self._first_leaving is not None:
-            pool, victims = cache.pools[cache.pool_of[pool_key]], np.empty(count, np.int64)
+            pool = cache.pools[cache.pool_of[pool_key]]
+            victims = np.empty(count, np.int64)
             num_victims = self._first_leaving(
                 *self._eviction.ranks, cache.state, cache.pinned, pool.first, pool.stop, victims
             )
@@ -196,7 +201,8 @@ class Mover:
 
     def _cancel(self, pool_key: int, count: int) -> list[int]:
         """Cancel up to `count` prefetches of a pool."""
-        pool_of, pins = self.cache.pool_of, self.cache.pins
+        pool_of = self.cache.pool_of
+        pins = self.cache.pins
         latest = [
             key
             for key in self.arrivals.latest()
@@ -246,8 +252,12 @@ class Mover:
     def _send_within(self, coming: list[int], keys: list[int], room: int) -> list[Place]:
         """Send for the absent keys `coming` of `keys`, best first, while `room` bytes last; skip
         those without a slot. Their pools' victims are chosen once, for all that may come."""
-        cache, num_bytes, loads = self.cache, self._pieces.num_bytes, []
-        states, leaving = cache.states, {}  # by pool, an iterator of victims
+        cache = self.cache
+        num_bytes = self._pieces.num_bytes
+        loads = []
+        # by pool, an iterator of victims
+        states = cache.states
+        leaving = {}
         for key in coming:
             if room <= 0:
                 break
@@ -268,7 +278,9 @@ class Mover:
     def _make_way(self, coming: list[int], keys: list[int], key: int, room: int) -> list[int]:
         """Victims in the pool of `key` for the keys `coming` into it, as many as `room` bytes need;
         none of `keys`."""
-        cache, states, most = self.cache, self.cache.states, len(keys)
+        cache = self.cache
+        states = self.cache.states
+        most = len(keys)
         if not self._pieces.is_cut:  # all keys have the same size
             most = -(-room // self._pieces.num_bytes((key,)))
         if most > 1:
@@ -281,7 +293,8 @@ class Mover:
 
     def _victims_sparing(self, keys: list[int], pool_key: int, count: int) -> list[int]:
         """Up to `count` victims in the pool of `pool_key`, none of them in `keys`."""
-        states, pins = self.cache.states, self.cache.pins
+        states = self.cache.states
+        pins = self.cache.pins
         spared = [key for key in keys if states[key] and not pins[key]]
         for key in spared:
             pins[key] = True
@@ -298,7 +311,8 @@ class Mover:
     def _note_prefetched(self, loads: list[Place]) -> None:
         self.unused.update(keys := [load.key for load in loads])
         self._eviction.prefetched(self._pieces.tops(keys), self._now)
-        counters, layer = self._counters, self._now.layer
+        counters = self._counters
+        layer = self._now.layer
         counters.add(_PREFETCHES, layer, len(keys))
         counters.add(_PREFETCH_BYTES, layer, self._pieces.num_bytes(keys))
         if counters.is_spread:

@@ -22,7 +22,9 @@ class AcrossDevices:
     def __init__(
         self, resident: ResidentExperts, hidden: torch.Tensor, selected: np.ndarray
     ) -> None:
-        self._resident, self._hidden, self._selected = resident, hidden, selected
+        self._resident = resident
+        self._hidden = hidden
+        self._selected = selected
         self._copies: dict[torch.device, tuple[torch.Tensor, dict[int, Assigned]]] = {}
 
     def forward(self, module: nn.Module, place: Place, expert: int) -> torch.Tensor:

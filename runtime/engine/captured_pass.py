@@ -36,7 +36,9 @@ class CapturedPass:
     """
 
     def __init__(self, watcher: Watcher, launch: Launch | None) -> None:
-        self._watcher, self._launch, self._pool = watcher, launch, torch.cuda.graph_pool_handle()
+        self._watcher = watcher
+        self._launch = launch
+        self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._seams: list[Seam] = []
         self.chosen: list[torch.Tensor] = []

@@ -19,15 +19,16 @@ from runtime.engine.routers import Watcher
 from runtime.engine.step import StepExecutor
 from runtime.model.open import MoeLayer, MoeModel
 
-_LEAST, _SPARE = (
-    512,
-    128,
-)  # tokens that there is room for, a power of two: a chat outgrows it rarely
-_ALIKE, _COARSE = (
-    {torch.float32: 1e-4},
-    5e-2,
-)  # of the largest logit, by what is summed in another order
-_DEVICE, _RESIDENT, _HOST = "device", "resident", "host"  # who knows where a token's experts are
+# tokens that there is room for, a power of two: a chat outgrows it rarely
+_LEAST = 512
+_SPARE = 128
+# of the largest logit, by what is summed in another order
+_ALIKE = {torch.float32: 1e-4}
+_COARSE = 5e-2
+# who knows where a token's experts are
+_DEVICE = "device"
+_RESIDENT = "resident"
+_HOST = "host"
 
 
 class CapturedTokens:
@@ -46,7 +47,10 @@ class CapturedTokens:
         self.launch: Launch | None = None
         self.why_not: str | None = None
         self.num_tokens = self.num_captures = 0
-        self._model, self._steps, self._road, self._watcher = opened.model, steps, road, watcher
+        self._model = opened.model
+        self._steps = steps
+        self._road = road
+        self._watcher = watcher
         self._is_off = False
         self._past: FixedPast | None = None
         self._captured: CapturedPass | None = None
@@ -73,7 +77,8 @@ class CapturedTokens:
     def stop(self) -> None:
         """Launch tokens one by one from here on."""
         self.drop()
-        self._is_off, self.why_not = True, "it was stopped"
+        self._is_off = True
+        self.why_not = "it was stopped"
 
     def drop(self) -> None:
         """Forget what was captured: addresses may have changed. The next token is launched one by
@@ -166,11 +171,15 @@ class CapturedTokens:
             Exception
         ) as error:  # of the model's own code, of the driver, or of too little memory
             first = str(error).strip().partition("\n")[0]
-            self._is_off, self.why_not = True, f"{type(error).__name__}: {first}"[:200]
+            self._is_off = True
+            self.why_not = f"{type(error).__name__}: {first}"[:200]
             return False
         finally:
             self.launch = None
-        self._past, self._captured, self._key, self._seen = past, captured, key, seen
+        self._past = past
+        self._captured = captured
+        self._key = key
+        self._seen = seen
         self.num_captures += 1
         return True
 

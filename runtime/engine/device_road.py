@@ -46,8 +46,12 @@ class DeviceRoad:
         output: GpuOutput,
         settle: Callable[[], None],
     ) -> None:
-        slots, self._books, self._output, self._settle = resident.slots, books, output, settle
-        self._shape, self._device = opened.shape, resident.slots.device
+        slots = resident.slots
+        self._books = books
+        self._output = output
+        self._settle = settle
+        self._shape = opened.shape
+        self._device = resident.slots.device
         self._host = resident.slow.stores[FULL_BITS].buffer.view(
             torch.int32
         )  # page-locked: the GPU reads it itself
@@ -138,7 +142,8 @@ class DeviceRoad:
         foreseen: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Queue the kernels of `forward`, which read and write at the same addresses each time."""
-        decide, ids = kernels("gpu.decide"), ids.contiguous()
+        decide = kernels("gpu.decide")
+        ids = ids.contiguous()
         slots, missing = self._now
         decide.resolve(self._cache, layer, ids, slots, missing, is_ahead=foreseen is not None)
         if self._branch:
@@ -165,7 +170,8 @@ class DeviceRoad:
 
     def _prefetch(self, layer: int, foreseen: torch.Tensor) -> None:
         """Send for what the next layer is foreseen to use."""
-        decide, (slots, missing) = kernels("gpu.decide"), self._ahead
+        decide = kernels("gpu.decide")
+        slots, missing = self._ahead
         decide.resolve_ahead(
             self._cache, layer, foreseen.contiguous(), slots, missing, most=self._books.most_ahead
         )
@@ -192,7 +198,8 @@ class DeviceRoad:
             ):
                 number, token = self._sent.popleft()
                 told = self._letters.read(number).astype(np.int64).reshape(self._num_told, -1)
-                counts, chosen = told[: self._num_counts], told[self._num_counts :]
+                counts = told[: self._num_counts]
+                chosen = told[self._num_counts :]
                 self._books.count(token, *(counts - self._counted))
                 self._counted = counts
                 if self._learns:
@@ -252,8 +259,10 @@ class _Branch:
     """A stream beside the one that computes."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, torch.cuda.Stream(device)
-        self._begun, self._done = torch.cuda.Event(), torch.cuda.Event()
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._begun = torch.cuda.Event()
+        self._done = torch.cuda.Event()
         self.is_open = False
 
     @contextmanager

@@ -64,7 +64,8 @@ class Engine:
         is_fused: bool,
         on_device: CacheOnDevice | None = None,
     ) -> None:
-        self.controller, self.watcher = controller, watcher
+        self.controller = controller
+        self.watcher = watcher
         self.steps = StepExecutor(
             opened,
             controller,
@@ -76,7 +77,8 @@ class Engine:
             is_fused=is_fused,
         )
         output = self.steps.gpu_output
-        resident, settle = self.steps.resident, self._settle
+        resident = self.steps.resident
+        settle = self._settle
         self.road = DeviceRoad(opened, on_device, resident, output, settle) if on_device else None
         has_graphs = output is not None and captured_tokens.has_graphs(opened.model.device)
         self.captured = (
@@ -85,7 +87,8 @@ class Engine:
             else None
         )
         self.stall_s: list[float] = []
-        self._opened, self._slow = opened, tiers.slow
+        self._opened = opened
+        self._slow = tiers.slow
         self._handles: list = []
         self._loads_all = controller.holds_all and tiers.link.is_queued
         self._is_in_pass = self._must_wait = False
@@ -172,24 +175,21 @@ class Engine:
         if self.road:
             self.road.give_back()
         self.controller.validate()
-        states, resident, pending = (
-            self.controller.cache.states,
-            self.steps.resident,
-            self.steps.pending,
-        )
+        states = self.controller.cache.states
+        resident = self.steps.resident
+        pending = self.steps.pending
         held = {place.slot: place for place in self.controller.cache.places if place}
         assert len(resident.slots) == self.controller.cache.num_slots, (
             f"{len(resident.slots)} slots"
         )
         for slot, place in held.items():
-            own, device = (
-                resident.slots.device_of[slot],
-                self.controller.cache.partitions.of(place.key),
-            )
+            own = resident.slots.device_of[slot]
+            device = self.controller.cache.partitions.of(place.key)
             assert own == device, (
                 f"key {place.key} of device {device} is in slot {slot} of device {own}"
             )
-            size, room = self._slow.num_bytes(place), len(resident.slots[slot])
+            size = self._slow.num_bytes(place)
+            room = len(resident.slots[slot])
             assert size <= room, f"key {place.key} takes {size} bytes, and slot {slot} has {room}"
             transfer = pending.get(slot)
             is_its = transfer is not None and (transfer.key, transfer.bits) == (
@@ -229,7 +229,8 @@ class Engine:
         self, layer: MoeLayer
     ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         device = self._opened.model.device
-        run, captured = self._run_by_either if self.road else self.steps.run, self.captured
+        run = self._run_by_either if self.road else self.steps.run
+        captured = self.captured
 
         def forward(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             if captured and captured.launch:

@@ -103,7 +103,8 @@ def settle(layer: object, fixed: Fixed) -> None:
     """Give a layer of its own what it still has in `fixed`."""
     if isinstance(layer, LinearAttentionLayer):
         for name in _STATES:
-            own, there = getattr(layer, name), getattr(fixed, name)
+            own = getattr(layer, name)
+            there = getattr(fixed, name)
             own.update(
                 {
                     key: one.clone()
@@ -154,7 +155,8 @@ def _states_like(layer: LinearAttentionLayer) -> LinearAttentionLayer:
 def _share(layer: LinearAttentionLayer, fixed: LinearAttentionLayer) -> None:
     """Copy a layer's states to `fixed`, and have it use those."""
     for name in _STATES:
-        own, there = getattr(layer, name), getattr(fixed, name)
+        own = getattr(layer, name)
+        there = getattr(fixed, name)
         for number, state in there.items():
             if state is not None:
                 state.copy_(own[number])

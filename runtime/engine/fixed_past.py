@@ -27,7 +27,8 @@ class FixedPast:
     layers count tokens on the device. `num_tokens` is how many the lodged sequence has."""
 
     def __init__(self, past: DynamicCache, length: int, device: torch.device) -> None:
-        self.length, self.num_tokens = length, 0
+        self.length = length
+        self.num_tokens = 0
         self._guest: Callable[[], DynamicCache | None] = _nobody
         with torch.inference_mode(False):  # a session forwards within it, and `generate` without
             self._counts = torch.zeros(len(past.layers), dtype=torch.int64, device=device)
@@ -48,7 +49,8 @@ class FixedPast:
         self.leave()
         pairs = zip(past.layers, self._layers, strict=True)
         past.layers[:] = [lodged(layer, fixed, self, num_tokens) for layer, fixed in pairs]
-        self._guest, self.num_tokens = weakref.ref(past), num_tokens
+        self._guest = weakref.ref(past)
+        self.num_tokens = num_tokens
 
     def leave(self) -> None:
         """Copy the lodged sequence out, if its cache object still exists."""

@@ -44,11 +44,10 @@ class TokenKernels:
     them. An expert is found by its address."""
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
-        self._shadows, self._forms = (
-            resident.shadows,
-            forms_of(resident.slow, resident.shadows, opened),
-        )
-        self._threads, self._nbytes = threads, sizes_of(resident.slow, resident.shadows)
+        self._shadows = resident.shadows
+        self._forms = forms_of(resident.slow, resident.shadows, opened)
+        self._threads = threads
+        self._nbytes = sizes_of(resident.slow, resident.shadows)
         self._starts = [slot.data_ptr() for slot in resident.slots]
         self._like = torch.empty(0, dtype=AS_NUMPY[opened.dtype]).numpy()
         self._token = torch.empty(opened.layers[0].hidden_size)
@@ -68,7 +67,8 @@ class TokenKernels:
         """The kernel of a layer whose experts begin at `starts` [E], 0 for one that is absent or
         its replica: of the addresses of x, ids and weights, whether those are float32, and the
         address of the output. It returns whether all are there."""
-        form, like = self.whole_form, self._like
+        form = self.whole_form
+        like = self._like
         sizes = form.hidden_size, form.num_neurons, top_k
         run = partial(
             kernels("cpu.whole_layer").compute_layer, starts, form.matrices, sizes, replicas
@@ -129,7 +129,8 @@ class TokenKernels:
         by_row: dict[int, list[int]] = {}
         for i, row in enumerate(rows):
             by_row.setdefault(row, []).append(i)
-        pieces, sizes = list(by_row.values()), [self._nbytes(place) for place in places]
+        pieces = list(by_row.values())
+        sizes = [self._nbytes(place) for place in places]
         nbytes = [sum(sizes[i] for i in piece) for piece in pieces]
         shares = divided(nbytes, self._threads.num_shares(sum(nbytes)))
         return [[i for piece in share for i in pieces[piece]] for share in shares]
@@ -140,7 +141,8 @@ class TokenKernels:
         """As `add` on this thread, places of one form in one call."""
         forms = dict.fromkeys(self._forms[place.bits] for place in places)
         if len(forms) == 1:
-            form, like = next(iter(forms)), self._like
+            form = next(iter(forms))
+            like = self._like
             form.multiply(places, starts, TokenOperands(self._x, np.array(rows), y, like))
             return
         for form in forms:
@@ -240,8 +242,11 @@ class CpuWhole(CpuForm):
 
     def __init__(self, layout: ExpertLayout) -> None:
         inner, down = layout.parts
-        self._offsets, self._num_neurons = (inner.offset, down.offset), down.shape[1]
-        self._dtype, self._shape, self._nbytes = layout.dtype, down.shape, layout.nbytes
+        self._offsets = (inner.offset, down.offset)
+        self._num_neurons = down.shape[1]
+        self._dtype = layout.dtype
+        self._shape = down.shape
+        self._nbytes = layout.nbytes
 
     @cached_property
     def _has_tiles(self) -> bool:
@@ -269,7 +274,8 @@ class CpuWhole(CpuForm):
         kernels("cpu.gated").add_whole(addresses, self._num_neurons, *operands)
 
     def whole(self) -> LayerForm:
-        plain, (inner, down) = kernels("cpu.linear").PLAIN, self._offsets
+        plain = kernels("cpu.linear").PLAIN
+        inner, down = self._offsets
         return LayerForm(
             *self._shape, ((plain, inner), (plain, inner), (plain, down)), self._nbytes
         )
@@ -277,7 +283,8 @@ class CpuWhole(CpuForm):
     def forward(self, place: Place, start: int, x: torch.Tensor, like: np.ndarray) -> torch.Tensor:
         if not self._has_tiles:
             return super().forward(place, start, x, like)
-        out, (inner, down) = torch.empty_like(x), self._offsets
+        out = torch.empty_like(x)
+        inner, down = self._offsets
         own = [each.view(AS_NUMPY[x.dtype]).numpy() for each in (x, out)]
         kernels("cpu.several_tokens").compute_whole(
             start + inner, start + down, self._num_neurons, *own
@@ -289,7 +296,9 @@ class CpuSegments(CpuForm):
     """Segments of experts; a top lies behind its head."""
 
     def __init__(self, slow: SegmentTier) -> None:
-        itemsize, layout, nbytes = slow.layout.dtype.itemsize, slow.layout, slow.segments.nbytes
+        itemsize = slow.layout.dtype.itemsize
+        layout = slow.layout
+        nbytes = slow.segments.nbytes
         heads = [
             0 if slow.segments.is_bottom(key) else layout.head * itemsize
             for key in range(len(nbytes))
@@ -313,7 +322,8 @@ class CpuPacked(CpuForm):
 
     def __init__(self, layout: ReplicaLayout, dtype: torch.dtype) -> None:
         packed = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))
-        inner, down = packed[GATE_UP], packed[DOWN]
+        inner = packed[GATE_UP]
+        down = packed[DOWN]
         offsets = {part.name: part.offset for part in layout.parts}
         self._offsets = np.array([_offsets(offsets, name) for name in (GATE_UP, DOWN)])
         self._sizes = np.array([_num_groups(inner), _num_groups(down), down.num_inputs])

@@ -41,7 +41,9 @@ class GpuForms:
     them, None where all are cut."""
 
     def __init__(self, resident: ResidentExperts, module: nn.Module) -> None:
-        slots, slow, shadows = resident.slots, resident.slow, resident.shadows
+        slots = resident.slots
+        slow = resident.slow
+        shadows = resident.shadows
         self._num_experts = resident.num_experts
         self.full = self._packed = None
         if isinstance(slow, SegmentTier):
@@ -49,7 +51,8 @@ class GpuForms:
                 slow, self._num_experts, gate_of(module), slots.arena, slots.starts
             )
             return
-        layout, is_transposed = slow.stores[FULL_BITS].layout, module.is_transposed
+        layout = slow.stores[FULL_BITS].layout
+        is_transposed = module.is_transposed
         self.full = full_form(
             gate_of(module), layout, slots.arena, slots.starts, is_transposed=is_transposed
         )
@@ -94,7 +97,9 @@ class GpuFullPrecision:
     def __init__(
         self, arena: torch.Tensor, starts: torch.Tensor, strides: Strides, gate: Gate
     ) -> None:
-        self._arena, self._starts, self._own = arena, starts, {"strides": strides, "gate": gate}
+        self._arena = arena
+        self._starts = starts
+        self._own = {"strides": strides, "gate": gate}
         self._of_token = kernels("gpu.gated").GatedKernels(strides, gate)
 
     @classmethod
@@ -155,7 +160,9 @@ class GpuPacked:
     def __init__(
         self, layout: ReplicaLayout, buffer: torch.Tensor, starts: Sequence[int], *, is_by_key: bool
     ) -> None:
-        self._bits, self._buffer, self._is_by_key = layout.bits, buffer, is_by_key
+        self._bits = layout.bits
+        self._buffer = buffer
+        self._is_by_key = is_by_key
         self._starts = torch.tensor([start // WORD for start in starts], device=buffer.device)
         self._gate_up, self._down = (packed_matrix(layout, name) for name in (GATE_UP, DOWN))
 
@@ -175,7 +182,8 @@ class GpuTrellis:
     def __init__(
         self, layout: TrellisLayout, buffer: torch.Tensor, starts: Sequence[int], *, is_by_key: bool
     ) -> None:
-        self._buffer, self._is_by_key = buffer, is_by_key
+        self._buffer = buffer
+        self._is_by_key = is_by_key
         self._starts = torch.tensor([*starts], dtype=torch.int64, device=buffer.device)
         matrices = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))
         self._gate_up, self._down = (
@@ -239,10 +247,13 @@ def full_form(
 def segment_strides(layout: NeuronLayout, nbytes: int, *, is_bottom: bool) -> Strides:
     """Strides of a segment of so many bytes: each neuron has its row of gate, its row of up if
     there is one, its column of down, its biases."""
-    segment, hidden, row = layout.segment(nbytes, is_bottom=is_bottom), layout.hidden, layout.width
+    segment = layout.segment(nbytes, is_bottom=is_bottom)
+    hidden = layout.hidden
+    row = layout.width
     gate = layout.head if segment.has_head else 0
     up = gate + (layout.num_inner - 1) * hidden
-    down, bias = up + hidden, up + 2 * hidden
+    down = up + hidden
+    bias = up + 2 * hidden
     biases = Biases(bias, bias + layout.num_inner - 1, row, 0 if segment.has_head else None)
     return Strides(
         segment.last - segment.first,
@@ -279,7 +290,9 @@ def _segment_forms(
     slow: SegmentTier, num_experts: int, gate: Gate, arena: torch.Tensor, starts: Sequence[int]
 ) -> dict[int, GpuFullPrecision]:
     """Forms by row of the slow tier: the segments of a row are equally large."""
-    sizes, forms, dtype = slow.segments.nbytes, {}, slow.layout.dtype
+    sizes = slow.segments.nbytes
+    forms = {}
+    dtype = slow.layout.dtype
     for first in range(0, len(sizes), num_experts):
         is_bottom = slow.segments.is_bottom(first)
         if sizes[first]:

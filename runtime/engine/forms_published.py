@@ -64,7 +64,9 @@ class CpuPublished(CpuForm):
     def __init__(
         self, layout: QuantisedLayout, dtype: torch.dtype, gate: ClampedGate | None = None
     ) -> None:
-        self._layout, self._dtype, self._gate = layout, dtype, gate
+        self._layout = layout
+        self._dtype = dtype
+        self._gate = gate
         self._offsets = {
             piece.part: offset for piece, offset in zip(layout.pieces, layout.offsets, strict=True)
         }
@@ -72,10 +74,8 @@ class CpuPublished(CpuForm):
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         gate_up, down = self._multipliers
-        inner, acts = (
-            np.empty(2 * self._num_neurons, np.float32),
-            np.empty(self._num_neurons, np.float32),
-        )
+        inner = np.empty(2 * self._num_neurons, np.float32)
+        acts = np.empty(self._num_neurons, np.float32)
         for start, row in zip(starts, operands.rows, strict=True):
             inner[:] = 0
             self._multiply(gate_up, start, operands.x, inner)
@@ -103,10 +103,8 @@ class CpuPublished(CpuForm):
         if self._gate is None:
             kernels("cpu.gated").activate(inner, acts, like)
             return
-        bias, constants = (
-            start + self._offsets[f"{GATE_UP}_bias"],
-            (self._gate.alpha, self._gate.limit),
-        )
+        bias = start + self._offsets[f"{GATE_UP}_bias"]
+        constants = (self._gate.alpha, self._gate.limit)
         kernels("cpu.gated").activate_clamped(inner, acts, bias, *constants, like)
 
     @cached_property
@@ -158,17 +156,17 @@ def has_published_form(layout: Layout) -> bool:
 def _multipliers(layout: QuantisedLayout, part: str, dtype: torch.dtype) -> list[Multiplier]:
     """The matrices that are the rows of one part, each with its rows and its kernel for x in this
     dtype."""
-    multipliers, first, lanes = [], 0, kernels("cpu.lanes")
+    multipliers = []
+    first = 0
+    lanes = kernels("cpu.lanes")
     by_row = _NARROW_ROWS.get(dtype, _ROWS) if lanes.HAS_BYTE_TABLES else _ROWS
     others = _KERNELS | _OF_FLOAT16 if dtype is torch.float16 and lanes.HAS_PAIRS else _KERNELS
     for matrix in _matrices(layout, part):
         rows = slice(first, first + matrix.num_outputs)
         described = _DESCRIBED[type(matrix.format)](matrix)
         module, name, narrow = others.get(described["KIND"], by_row)
-        fields, is_narrow = (
-            np.array(_fields({"HEIGHT": 1} | described)),
-            lanes.HAS_PAIRS and dtype in narrow,
-        )
+        fields = np.array(_fields({"HEIGHT": 1} | described))
+        is_narrow = lanes.HAS_PAIRS and dtype in narrow
         multipliers.append((rows, fields, getattr(kernels(module), name), is_narrow))
         first = rows.stop
     return multipliers
@@ -187,7 +185,8 @@ def _matrix(placed: PlacedPieces) -> PublishedMatrix:
 
 def _places(matrix: PublishedMatrix, count: int) -> list[tuple[int, int]]:
     """Kind and place of so many matrices of equal size, which a matrix in blocks is by rows."""
-    start, nbytes = matrix.offsets["blocks"], matrix.tensors["blocks"].nbytes // count
+    start = matrix.offsets["blocks"]
+    nbytes = matrix.tensors["blocks"].nbytes // count
     return [
         (getattr(kernels("cpu.published"), matrix.format.name), start + i * nbytes)
         for i in range(count)
@@ -196,7 +195,8 @@ def _places(matrix: PublishedMatrix, count: int) -> list[tuple[int, int]]:
 
 def _fields(described: Described) -> list[int]:
     """The fields of `runtime.kernels.cpu.published`."""
-    names, values = kernels("cpu.published"), [_NOT_THERE] * kernels("cpu.published").NUM_FIELDS
+    names = kernels("cpu.published")
+    values = [_NOT_THERE] * kernels("cpu.published").NUM_FIELDS
     for name, value in described.items():
         values[getattr(names, name)] = getattr(names, value) if isinstance(value, str) else value
     return values
@@ -213,7 +213,8 @@ def _scales(matrix: PublishedMatrix, role: str, num_groups: int) -> Described:
 
 
 def _eight_bit_floats(matrix: PublishedMatrix) -> Described:
-    scale, weight = matrix.tensors["scale"], matrix.tensors["weight"]
+    scale = matrix.tensors["scale"]
+    weight = matrix.tensors["weight"]
     height, width = matrix.format.scaled_block(weight.shape, scale.shape)
     described = _scales(matrix, "scale", -(-matrix.num_inputs // width))
     kind = {torch.float8_e4m3fn: "E4M3", torch.float8_e5m2: "E5M2", torch.int8: "INT8"}[
@@ -292,7 +293,8 @@ _SCALE_TYPES = {
     torch.uint8: "E8M0",
     torch.float8_e4m3fn: "FLOAT8",
 }
-_BFLOAT16, _HALVES = (torch.bfloat16,), (torch.bfloat16, torch.float16)
+_BFLOAT16 = (torch.bfloat16,)
+_HALVES = (torch.bfloat16, torch.float16)
 _ROWS = ("cpu.rows", "multiply", ())
 _NARROW_ROWS = {
     torch.bfloat16: ("cpu.narrow_rows", "multiply", ()),

@@ -20,8 +20,11 @@ class GpuPublished:
     def __init__(
         self, layout: QuantisedLayout, arena: torch.Tensor, starts: torch.Tensor, gate: Gate
     ) -> None:
-        self._layout, self._arena, self._starts = layout, arena, starts
-        self._places, self._matrices = starts.tolist(), gated_matrices(layout, gate)
+        self._layout = layout
+        self._arena = arena
+        self._starts = starts
+        self._places = starts.tolist()
+        self._matrices = gated_matrices(layout, gate)
 
     def number(self, place: Place) -> int:
         return place.slot
@@ -41,15 +44,14 @@ class GpuPublished:
     ) -> None:
         """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise. With
         `total` the outputs of one token are then added up."""
-        starts, own = (
-            self._starts if starts is None else starts,
-            {"matrices": self._matrices, "total": total},
-        )
+        starts = self._starts if starts is None else starts
+        own = {"matrices": self._matrices, "total": total}
         kernels("gpu.gated_published").multiply(x, numbers, starts, self._arena, y=y, **own)
 
     def weights(self, place: Place) -> dict[str, torch.Tensor]:
         """The dequantised expert at a place, as the module has it."""
-        expert, matrices = self._arena[self._places[place.slot] :], self._matrices
+        expert = self._arena[self._places[place.slot] :]
+        matrices = self._matrices
         of_inner = (
             (matrices.gate,) if matrices.up is matrices.gate else (matrices.gate, matrices.up)
         )
@@ -61,7 +63,8 @@ class GpuPublished:
         self, name: str, expert: torch.Tensor, matrices: Sequence[StoredMatrix]
     ) -> dict[str, torch.Tensor]:
         """A part of the expert, with its bias; `matrices` are its rows."""
-        dtype, first = self._layout.dtype, matrices[0]
+        dtype = self._layout.dtype
+        first = matrices[0]
         shape = sum(matrix.num_outputs for matrix in matrices), first.num_inputs
         whole = torch.empty(shape, dtype=dtype, device=expert.device)
         for matrix, rows in zip(matrices, whole.split(first.num_outputs), strict=True):

@@ -22,18 +22,19 @@ class CpuTrellis(CpuForm):
 
     def __init__(self, layouts: Mapping[Width, TrellisLayout], dtype: torch.dtype) -> None:
         self._functions = kernels("cpu.trellis_vectors").functions()
-        self._rows, sizes = {bits: row for row, bits in enumerate(layouts)}, []
+        self._rows = {bits: row for row, bits in enumerate(layouts)}
+        sizes = []
         offsets = np.array([_coded_offsets(layout) for layout in layouts.values()])
-        self._are_there, self._offsets = offsets >= 0, np.maximum(offsets, 0)  # [W, 2, 4]
+        # [W, 2, 4]
+        self._are_there = offsets >= 0
+        self._offsets = np.maximum(offsets, 0)
         for layout in layouts.values():
             matrices = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))
             inner, down = (matrices[name] for name in (GATE_UP, DOWN))
             sizes.append([kernels("cpu.trellis").sizes_of(matrix) for matrix in (inner, down)])
         self._sizes = np.array(sizes)  # [W, 2, 5]
-        rotation, digits = (
-            kernels("cpu.rotation").rotation,
-            kernels("cpu.trellis").num_digits(dtype),
-        )
+        rotation = kernels("cpu.rotation").rotation
+        digits = kernels("cpu.trellis").num_digits(dtype)
         outer, back = (rotation(down.num_outputs, is_back=is_back) for is_back in (False, True))
         acts = rotation(down.num_inputs, is_back=False)
         self._rotations = outer.signs, acts.signs, outer.odd, back.odd, acts.odd, digits

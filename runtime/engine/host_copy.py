@@ -60,7 +60,9 @@ class Mailbox:
     letter."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._number, self._count = device, 0, 1
+        self._device = device
+        self._number = 0
+        self._count = 1
         self._words = torch.empty(0, dtype=torch.int32)
         self._letter = self._words.numpy()  # the same memory
 
@@ -85,7 +87,8 @@ class Mailbox:
         )
         count = 1 + ids.numel() + values.numel()
         if self._words.numel() < count:
-            self._words, self._number = page_locked(count, torch.int32), 0
+            self._words = page_locked(count, torch.int32)
+            self._number = 0
             self._letter = self._words.numpy()
             self._letter[0] = 0
         self._number = self._number % _MOST + 1
@@ -102,7 +105,9 @@ class Letter:
     def __init__(
         self, letter: np.ndarray, number: int, widths: list[int], device: torch.device
     ) -> None:
-        self._number, self._widths, self._device = number, widths, device
+        self._number = number
+        self._widths = widths
+        self._device = device
         self._letter = letter  # kept: the graph knows the address only
 
     def forget(self) -> None:
@@ -124,7 +129,8 @@ class NumberedLetters:
     COUNT: ClassVar[int] = 16
 
     def __init__(self, device: torch.device, width: int) -> None:
-        self._device, self._number = device, 0
+        self._device = device
+        self._number = 0
         self._words = page_locked(self.COUNT * (1 + width), torch.int32).zero_()
         self._letters = self._words.view(self.COUNT, -1).numpy()  # the same memory
         with torch.inference_mode(False):
@@ -180,7 +186,8 @@ class HostTokens:
     copy, through page-locked memory that is kept, while the device computes."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._has_streams = device, has_streams(device)
+        self._device = device
+        self._has_streams = has_streams(device)
         self._there = self._back = torch.empty(0, dtype=torch.uint8)
         self._fetched, self._sent = (
             (torch.cuda.Event(), torch.cuda.Event()) if self._has_streams else (None, None)
@@ -205,7 +212,8 @@ class HostTokens:
         """`numbers` int64 [n] and `values` [n, H] on the device."""
         if not self._has_streams:
             return torch.from_numpy(numbers), values
-        first, nbytes = numbers.nbytes, numbers.nbytes + values.nbytes
+        first = numbers.nbytes
+        nbytes = numbers.nbytes + values.nbytes
         self._sent.synchronize()  # a copy of the step before may still read the memory
         self._back = _with_room(self._back, nbytes)
         self._back[:first].view(torch.int64).copy_(torch.from_numpy(numbers))
@@ -243,7 +251,8 @@ def separated(values: np.ndarray, widths: list[int]) -> list[np.ndarray]:
     """Copies of what `joined` took: ids as int64, the others as float32. Those of one token are
     parts of one array."""
     first, *following = widths
-    ids, others = values[:, :first].view(np.int32).astype(np.int64), values[:, first:]
+    ids = values[:, :first].view(np.int32).astype(np.int64)
+    others = values[:, first:]
     if len(values) == 1:
         others = others.copy()
         if len(following) == 1:

@@ -29,8 +29,11 @@ class NearExperts:
     """
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
-        self._opened, self._resident, self._threads = opened, resident, threads
-        self._num_experts, self._tokens = resident.num_experts, HostTokens(resident.slots.device)
+        self._opened = opened
+        self._resident = resident
+        self._threads = threads
+        self._num_experts = resident.num_experts
+        self._tokens = HostTokens(resident.slots.device)
 
     def begin(self, hidden: torch.Tensor) -> None:
         """Send for tokens [T, H], before the device is given more to do."""
@@ -42,7 +45,8 @@ class NearExperts:
         """Compute the experts at `places`, where tokens go to `experts` [T, K]: pairs [n], numbered
         T * K, and their outputs [n, H], both on the device. Those of two segments of an expert are
         added up."""
-        tokens, assigned = self._tokens.there(), assign(experts, _HOST)
+        tokens = self._tokens.there()
+        assigned = assign(experts, _HOST)
         found: dict[int, torch.Tensor] = {}
         for place, y in zip(
             places, self._computed(module, places, near, tokens, assigned), strict=True
@@ -57,7 +61,8 @@ class NearExperts:
     def _kernels(self) -> TokenKernels | None:
         """Those of the CPU, if they know such experts; made when first needed, as some import
         numba."""
-        opened, resident = self._opened, self._resident
+        opened = self._opened
+        resident = self._resident
         has_replicas = resident.shadows is not None or len(resident.slow.stores) > 1
         if not has_numba() or opened.dtype not in AS_NUMPY:
             return None

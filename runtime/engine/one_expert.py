@@ -58,7 +58,8 @@ class OneExpertRunner:
     """
 
     def __init__(self, opened: MoeModel, decide: Callable[[Routed], np.ndarray]) -> None:
-        self._opened, self._decide = opened, decide
+        self._opened = opened
+        self._decide = decide
         self._expert = ExpertBuffer(opened)
         self._scores: dict[int, torch.Tensor] = {}
         self._handles: list = []

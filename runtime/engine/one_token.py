@@ -26,18 +26,17 @@ class OneToken:
     @classmethod
     def of(cls, args: tuple, named: Mapping[str, object]) -> "OneToken | None":
         """What a forward is asked for; None for anything else than one more token of a sequence."""
-        ids, past = named.get("input_ids", args[0] if args else None), named.get("past_key_values")
+        ids = named.get("input_ids", args[0] if args else None)
+        past = named.get("past_key_values")
         is_plain = (
             len(args) < 2 and bool(named.get("use_cache")) and named.get("return_dict") is not False
         )
         is_plain &= isinstance(past, Cache) and ids is not None and ids.shape == (1, 1)
         if not is_plain:
             return None
-        positions, mask, num_tokens = (
-            named.get("position_ids"),
-            named.get("attention_mask"),
-            past.get_seq_length(),
-        )
+        positions = named.get("position_ids")
+        mask = named.get("attention_mask")
+        num_tokens = past.get_seq_length()
         if not isinstance(num_tokens, int):  # it is counted on the device
             return None
         is_next = positions is None or positions.shape == (1, 1)

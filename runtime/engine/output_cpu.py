@@ -38,12 +38,11 @@ class CpuOutput:
     needs_all: ClassVar[bool] = False  # to note a layer
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
-        self._kernels, self._num_experts = (
-            TokenKernels(opened, resident, threads),
-            opened.shape.num_experts,
-        )
+        self._kernels = TokenKernels(opened, resident, threads)
+        self._num_experts = opened.shape.num_experts
         self._shape = opened.shape
-        self._as_numpy, self._top_k = AS_NUMPY[opened.dtype], opened.shape.top_k
+        self._as_numpy = AS_NUMPY[opened.dtype]
+        self._top_k = opened.shape.top_k
         self.whole: dict[int, Callable[[int, int, int, bool, int], bool]] = {}
         self._y = np.zeros((opened.shape.top_k, opened.layers[0].hidden_size), np.float32)
 
@@ -61,12 +60,11 @@ class CpuOutput:
         """A function to be timed: it computes expert number i of `contents`, uint8 on the CPU, on
         one token."""
         first = opened.layers[0]
-        form, hidden = (
-            form_of(opened.store.layout, opened.dtype, clamped_gate(first.experts)),
-            first.hidden_size,
-        )
+        form = form_of(opened.store.layout, opened.dtype, clamped_gate(first.experts))
+        hidden = first.hidden_size
         like = torch.empty(0, dtype=AS_NUMPY[opened.dtype]).numpy()
-        x, y = np.zeros(hidden, np.float32), np.zeros((1, hidden), np.float32)
+        x = np.zeros(hidden, np.float32)
+        y = np.zeros((1, hidden), np.float32)
         operands = TokenOperands(x, np.zeros(1, np.int64), y, like)
         starts = [content.data_ptr() for content in contents]
         return lambda turn: form.multiply((), [starts[turn % len(starts)]], operands)
@@ -138,11 +136,10 @@ class CpuOutput:
     @cached_property
     def all_whole(self) -> WholeExperts:
         """Where the experts of layers begin that are noted."""
-        form, shape = self._kernels.whole_form, self._shape
-        starts, matrices = (
-            np.zeros((shape.num_layers, shape.num_experts), np.int64),
-            np.array(form.matrices),
-        )
+        form = self._kernels.whole_form
+        shape = self._shape
+        starts = np.zeros((shape.num_layers, shape.num_experts), np.int64)
+        matrices = np.array(form.matrices)
         replicas = self._kernels.whole_replicas(shape.num_layers)
         return WholeExperts(
             starts, np.tile(matrices, (shape.num_layers, 1, 1)), form.num_neurons, replicas
@@ -153,10 +150,14 @@ class CpuOutput:
     ) -> torch.Tensor | None:
         """A whole step of one token [1, H] in a layer that is noted, ids and weights [1, K] as the
         router left them; None if an expert is absent."""
-        hidden, ids, weights = hidden.contiguous(), ids.contiguous(), weights.contiguous()
-        out, are_wide = torch.empty_like(hidden), weights.dtype is torch.float32
+        hidden = hidden.contiguous()
+        ids = ids.contiguous()
+        weights = weights.contiguous()
+        out = torch.empty_like(hidden)
+        are_wide = weights.dtype is torch.float32
         if weights.dtype not in (hidden.dtype, torch.float32):
-            weights, are_wide = weights.float(), True
+            weights = weights.float()
+            are_wide = True
         places = ids.data_ptr(), weights.data_ptr()
         return (
             out if self.whole[layer](hidden.data_ptr(), *places, are_wide, out.data_ptr()) else None
@@ -169,7 +170,8 @@ class CpuOutput:
     def _start(self, hidden: torch.Tensor, weights: np.ndarray) -> None:
         """Take a token; `weights` are by ascending expert, the order in which the module adds
         experts up."""
-        self._hidden, self._weights = hidden, weights
+        self._hidden = hidden
+        self._weights = weights
         self._kernels.take(hidden)
         self._y[: len(weights)] = 0
 

@@ -51,11 +51,10 @@ class GpuOutput:
     )
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
-        self._resident, self._num_experts = resident, opened.shape.num_experts
-        self._forms, self._device = (
-            GpuForms(resident, opened.layers[0].experts),
-            resident.slots.device,
-        )
+        self._resident = resident
+        self._num_experts = opened.shape.num_experts
+        self._forms = GpuForms(resident, opened.layers[0].experts)
+        self._device = resident.slots.device
         self._is_wide = opened.sum_dtype is torch.float32  # how the model adds experts up
         self._near = NearExperts(opened, resident, threads)
         self._done = torch.zeros(
@@ -80,14 +79,14 @@ class GpuOutput:
     def timed_expert(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
         """A function to be timed: it computes expert number i of `contents`, uint8 on the GPU, on
         one token."""
-        layout, device = opened.store.layout, contents[0].device
+        layout = opened.store.layout
+        device = contents[0].device
         first = opened.layers[0]
         x = torch.zeros(1, first.hidden_size, dtype=layout.dtype, device=device)
-        zero, y = (
-            torch.zeros(1, 1, dtype=torch.int32, device=device),
-            torch.empty(1, x.shape[1], device=device),
-        )
-        gate, is_transposed = gate_of(first.experts), first.experts.is_transposed
+        zero = torch.zeros(1, 1, dtype=torch.int32, device=device)
+        y = torch.empty(1, x.shape[1], device=device)
+        gate = gate_of(first.experts)
+        is_transposed = first.experts.is_transposed
         forms = [
             full_form(gate, layout, content, [0], is_transposed=is_transposed)
             for content in contents
@@ -156,10 +155,8 @@ class GpuOutput:
         """Take an expert's output on its tokens [t, H], or that of a segment, computed
         elsewhere."""
         tokens, ranks = self._assigned_to(expert)
-        by_token, rows = (
-            self._y.view(*self._experts.shape, -1),
-            (0 if tokens is None else tokens, ranks),
-        )
+        by_token = self._y.view(*self._experts.shape, -1)
+        rows = (0 if tokens is None else tokens, ranks)
         y = y.to(by_token.dtype)
         by_token[rows] = by_token[rows] + y if self._forms.are_cut else y
 
@@ -174,7 +171,9 @@ class GpuOutput:
                 self._y, self._keys, weights, output, is_wide=self._is_wide
             )
         del self._y, self._keys, self._weights, self._hidden
-        self._assigned, self._groups, self._output = {}, None, None
+        self._assigned = {}
+        self._groups = None
+        self._output = None
         return output
 
     def forward(
@@ -238,10 +237,14 @@ class GpuOutput:
         weights: torch.Tensor,
     ) -> None:
         """Take tokens and make room for their outputs; `keys` are the experts on the device."""
-        self._module, self._hidden, self._experts = module, hidden.contiguous(), experts
-        self._keys, self._weights = keys, weights
+        self._module = module
+        self._hidden = hidden.contiguous()
+        self._experts = experts
+        self._keys = keys
+        self._weights = weights
         self._assigned: dict[int, Assigned] = {}
-        is_cut, self._output = self._forms.are_cut, None
+        is_cut = self._forms.are_cut
+        self._output = None
         # The experts of a token that are not computed yet; many tokens, and segments, are added up
         # apart.
         self._left = {_NONE}

@@ -39,12 +39,10 @@ class TorchOutput:
         sum_dtype: torch.dtype,
         is_fused: bool = False,
     ) -> None:
-        self._resident, self._batched, self._kernels, self._sum_dtype = (
-            resident,
-            batched,
-            kernels,
-            sum_dtype,
-        )
+        self._resident = resident
+        self._batched = batched
+        self._kernels = kernels
+        self._sum_dtype = sum_dtype
         self._few = kernels if is_fused else None
         self._num_experts = resident.num_experts
         self.clear()
@@ -53,7 +51,9 @@ class TorchOutput:
         self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, weights: torch.Tensor
     ) -> None:
         """Tokens [T, H] that go to `experts` [T, K], -1 for none, with `weights` [T, K]."""
-        self._module, self._hidden, self._weights = module, hidden, weights
+        self._module = module
+        self._hidden = hidden
+        self._weights = weights
         self._assigned = assign(experts, hidden.device)
         self._packed = self._kernels if len(hidden) == 1 else None  # the kernels take one token
         # An expert that a token names twice is given it as two rows, which one product rounds
@@ -89,7 +89,8 @@ class TorchOutput:
             self._add_batch([*places, *ready], [*views, *map(self._resident.weights, ready)])
             return
         keys = [place.key % self._num_experts for place in places]
-        host, assigned = self._hidden.cpu(), [_on_host(self._assigned[key]) for key in keys]
+        host = self._hidden.cpu()
+        assigned = [_on_host(self._assigned[key]) for key in keys]
         self.add(ready)  # after the copies to the host: a GPU computes while the host does
         for place, key, own in zip(places, keys, assigned, strict=True):
             if self._is_packed(place):
@@ -105,7 +106,8 @@ class TorchOutput:
     def finish(self) -> torch.Tensor:
         """The layer's output [T, H]. Experts add up in ascending order, or the sum would round
         differently."""
-        out, dtype = torch.zeros_like(self._hidden, dtype=self._sum_dtype), self._hidden.dtype
+        out = torch.zeros_like(self._hidden, dtype=self._sum_dtype)
+        dtype = self._hidden.dtype
         for expert in sorted(self._outputs):
             assigned = self._assigned[expert]
             accumulate(out, weigh(self._outputs[expert], self._weights, assigned), assigned)

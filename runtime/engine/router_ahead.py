@@ -39,7 +39,10 @@ class RouterAhead:
     def __init__(
         self, layer: MoeLayer, block: nn.Module, *, arguments: tuple[str, ...], is_matrix: bool
     ) -> None:
-        self._layer, self._gate, self._block, self._arguments = layer, layer.gate, block, arguments
+        self._layer = layer
+        self._gate = layer.gate
+        self._block = block
+        self._arguments = arguments
         self._is_matrix = is_matrix
 
     def answer(
@@ -66,7 +69,9 @@ def routers_ahead(opened: MoeModel) -> list[RouterAhead]:
     is_matrix: dict[type, bool] = {}
     routers = []
     for layer in opened.layers:
-        gate, block, kind = layer.gate, _block(opened, layer.name), type(layer.gate)
+        gate = layer.gate
+        block = _block(opened, layer.name)
+        kind = type(layer.gate)
         arguments, _ = _further(gate, block)
         if kind not in is_matrix:  # routers of one class and one config are of one kind
             is_matrix[kind] = not arguments and _selects_by_its_matrix(gate)
@@ -114,7 +119,8 @@ def _further(gate: nn.Module, block: nn.Module) -> tuple[tuple[str, ...], tuple[
 
     One that may be left out is, if its block has no more to give than the router's input.
     """
-    known, unknown = [], []
+    known = []
+    unknown = []
     for parameter in _parameters(gate)[1:]:
         if parameter.name in (_OF_THE_PASS, _CARRIED) or hasattr(block, parameter.name):
             known.append(parameter.name)

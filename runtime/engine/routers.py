@@ -114,7 +114,8 @@ class Watcher:
         """Note whose tokens the model is given. Returns the number of tokens."""
         ids = kwargs.get("input_ids", args[0] if args else None)
         batch, length = (ids if ids is not None else kwargs["inputs_embeds"]).shape[:2]
-        requests, rows = self.token_requests, None
+        requests = self.token_requests
+        rows = None
         if requests is None:
             requests = np.arange(
                 self.first_request, self.first_request + batch, dtype=np.int32
@@ -124,7 +125,8 @@ class Watcher:
         phase, prompts = (
             self._phases(requests) if length > 1 and not self.decodes else (DECODE, None)
         )
-        self._pass, self._letter = _Pass(phase, rows, requests, prompts, ids), None
+        self._pass = _Pass(phase, rows, requests, prompts, ids)
+        self._letter = None
         self._pass_index += 1
         if self.on_pass is not None:
             self.on_pass(requests)
@@ -151,7 +153,8 @@ class Watcher:
     def step(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Step:
         """One layer as policies see it, with ids and weights [T, K]. This is the only copy of a
         step to the host."""
-        letter, self._letter = self._letter, None
+        letter = self._letter
+        self._letter = None
         arrays = letter.read() if letter else self._to_host(self._to_be_seen(layer, ids, weights))
         self._forget(layer)
         if self._pass.rows is not None:
@@ -197,7 +200,8 @@ class Watcher:
     def captured(self, ids: torch.Tensor) -> Iterator[None]:
         """While a pass is captured, take it for one of these `ids` [1, 1], which stay where they
         are."""
-        before, self._pass.ids = self._pass.ids, ids
+        before = self._pass.ids
+        self._pass.ids = ids
         try:
             yield
         finally:
@@ -267,7 +271,9 @@ class Watcher:
         routed = self._routed[index]
 
         def hook(gate: nn.Module, args: tuple, output: tuple) -> None:
-            routed.x, routed.logits, routed.carried = args[0], output[0], carried_on(output)
+            routed.x = args[0]
+            routed.logits = output[0]
+            routed.carried = carried_on(output)
 
         return hook
 
@@ -277,7 +283,8 @@ class Watcher:
         asked with those of this pass."""
         if layer < self._distance:
             self._pass.carried.append(routed.carried)
-        carried, answers = routed.carried, []
+        carried = routed.carried
+        answers = []
         for ahead in range(layer + 1, layer + 1 + self._distance):
             turns, index = divmod(ahead, len(self._ahead))
             if turns:

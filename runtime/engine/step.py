@@ -48,18 +48,18 @@ class StepExecutor:
         threads: KernelThreads,
         is_fused: bool,
     ) -> None:
-        self.controller, self.watcher = controller, watcher
-        self.link, self.near = tiers.link, tiers.near
+        self.controller = controller
+        self.watcher = watcher
+        self.link = tiers.link
+        self.near = tiers.near
         self.pending: dict[int, Transfer] = {}
         self.num_not_landed = 0
         self.last_token: dict[int, Plan | torch.Tensor] = {}
         self.on_plan: Callable[[Step, Plan], None] | None = None
-        self._opened, self._slow, self._shadows, self._is_fused = (
-            opened,
-            tiers.slow,
-            shadows,
-            is_fused,
-        )
+        self._opened = opened
+        self._slow = tiers.slow
+        self._shadows = shadows
+        self._is_fused = is_fused
         self._threads = threads
         self._batched = None if is_fused or slots.are_apart else tiers.slow.together(opened)
         self._waits_for_all = (
@@ -175,11 +175,9 @@ class StepExecutor:
     def _is_noted(self, layer: int) -> bool:
         """Note where a layer's experts are, unless that is done; False where the output needs one
         that is absent."""
-        output, cache, num_experts = (
-            self._whole_output,
-            self.controller.cache,
-            self.controller.shape.num_experts,
-        )
+        output = self._whole_output
+        cache = self.controller.cache
+        num_experts = self.controller.shape.num_experts
         if layer in output.whole:
             return True
         if output.needs_all and not cache.is_whole(layer):

@@ -154,8 +154,10 @@ class _Trial:
     """
 
     def __init__(self, opened: MoeModel) -> None:
-        self.module, self.layout = opened.layers[0].experts, opened.store.layout
-        self.num_experts, self._hidden_size = opened.shape.top_k, opened.layers[0].hidden_size
+        self.module = opened.layers[0].experts
+        self.layout = opened.store.layout
+        self.num_experts = opened.shape.top_k
+        self._hidden_size = opened.layers[0].hidden_size
         self._random = torch.Generator().manual_seed(0)
         self._experts = [
             self.layout.views(anonymous(self.layout.nbytes)) for _ in range(self.num_experts)

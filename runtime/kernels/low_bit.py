@@ -69,7 +69,8 @@ def _codes(words: torch.Tensor, bits: int, first: int, count: int) -> torch.Tens
     """Read `count` codes, beginning with code `first`, of each stream in `words` [w, m]: int32
     [count, m]."""
     starts = torch.arange(first, first + count, device=words.device) * bits
-    index, shift = starts // 32, (starts % 32).int()[:, None]
+    index = starts // 32
+    shift = (starts % 32).int()[:, None]
     num_low = (32 - shift).clamp(max=bits)  # bits of each code in its first word
     low = (words[index] >> shift) & ((1 << num_low) - 1)
     following = words[(index + 1).clamp(max=len(words) - 1)]

@@ -59,7 +59,8 @@ class CudaLink(ThreadLink):
         is_pinned: bool,
     ) -> None:
         self._device = device
-        self._demands, self._prefetches = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._demands = torch.cuda.Stream(device)
+        self._prefetches = torch.cuda.Stream(device)
         for stream in (self._demands, self._prefetches):
             stream.wait_stream(
                 torch.cuda.current_stream(device)
@@ -121,7 +122,8 @@ class CudaLink(ThreadLink):
         """The compute stream waits for the copies; the host waits only until they are queued."""
         if late := self._late(transfers):
             stream = torch.cuda.current_stream(self._device)
-            asked, resumed = self._pool.take(), self._pool.take()
+            asked = self._pool.take()
+            resumed = self._pool.take()
             asked.record(
                 stream
             )  # before the host waits, so that the time in which nothing is queued counts
@@ -179,7 +181,8 @@ class CudaLink(ThreadLink):
 
     def _late(self, transfers: Sequence[CudaTransfer]) -> list[CudaTransfer]:
         """Those of these transfers that compute has to wait for; each copy is asked once."""
-        late, has_ended = [], {None: True}
+        late = []
+        has_ended = {None: True}
         for transfer in transfers:
             if transfer.is_whole:  # asked first: only then the copy is the last one
                 copy = transfer.copy
@@ -232,7 +235,8 @@ class CudaLink(ThreadLink):
         them."""
         with self._handing:
             for transfer in transfers:
-                transfer.is_taken, transfer.unread = True, None
+                transfer.is_taken = True
+                transfer.unread = None
 
     def _kept_view(self, transfer: CudaTransfer) -> torch.Tensor:
         at = transfer.key, transfer.bits
@@ -269,7 +273,8 @@ class CudaLink(ThreadLink):
     ) -> None:
         """Hand over a transfer piece by piece, to its end or until `_take` ends it; then record
         `read`."""
-        is_demand, nbytes = transfer.urgency == DEMAND, transfer.nbytes
+        is_demand = transfer.urgency == DEMAND
+        nbytes = transfer.nbytes
         stream = self._demands if is_demand else self._prefetches
         with torch.cuda.stream(stream):
             while transfer.num_handed < nbytes and not transfer.is_taken:
@@ -310,9 +315,11 @@ class CudaLink(ThreadLink):
 
     def _hand_over(self, transfer: CudaTransfer, host: torch.Tensor, stop: int) -> None:
         """Queue the bytes of a transfer up to `stop` on the current stream."""
-        slot, first = transfer.slot, transfer.num_handed
+        slot = transfer.slot
+        first = transfer.num_handed
         if stop - first < transfer.nbytes:
-            slot, host = slot[first:stop], host[first:stop]
+            slot = slot[first:stop]
+            host = host[first:stop]
         slot.copy_(host, non_blocking=True)
 
     def _note(self, transfers: Sequence[CudaTransfer], copy: Copy, stop: int | None = None) -> None:

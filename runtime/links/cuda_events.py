@@ -54,7 +54,8 @@ class CopyTimes:
     """The bytes of copies, and the seconds in which at least one was under way."""
 
     def __init__(self, pool: EventPool) -> None:
-        self._pool, self._num_begun = pool, 0
+        self._pool = pool
+        self._num_begun = 0
         self._unmeasured: deque[Copy] = deque()
         self._latest: Copy | None = None  # that ended last among measured copies
 
@@ -73,7 +74,8 @@ class CopyTimes:
 
     def drain(self) -> tuple[float, int]:
         """Seconds and bytes of the copies that have ended since the last call."""
-        seconds, nbytes = 0.0, 0
+        seconds = 0.0
+        nbytes = 0
         while self._unmeasured and self._unmeasured[0].done.query():
             copy = self._unmeasured.popleft()
             seconds += self._added_ms(copy) / 1e3

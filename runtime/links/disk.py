@@ -49,7 +49,8 @@ class DiskLink(ThreadLink):
             is_direct  # copies from the page cache take cores, so that they land one after another
         )
         self._kept = kept
-        self._num_reading, self._since_s = 0, 0.0
+        self._num_reading = 0
+        self._since_s = 0.0
         self._page_cache = "bypassed" if is_direct else "used"
         super().__init__(source, shape, patience_s=patience_s)
 

@@ -39,8 +39,10 @@ class EmulatedLink(Link):
         latency_s: float = 0.0,
         clock: Clock | None = None,
     ) -> None:
-        self._source, self._shape = source, shape
-        self._timeline, self.clock = Timeline(bandwidth, latency_s), clock or WallClock()
+        self._source = source
+        self._shape = shape
+        self._timeline = Timeline(bandwidth, latency_s)
+        self.clock = clock or WallClock()
         self._queue: list[_TimedTransfer] = []  # not started, demands first
         self._num_demands = 0  # in the queue
         self._stall_s = 0.0
@@ -94,7 +96,8 @@ class EmulatedLink(Link):
         """Return at once: slots are written on collection only."""
 
     def drain_stalls(self) -> float:
-        stall_s, self._stall_s = self._stall_s, 0.0
+        stall_s = self._stall_s
+        self._stall_s = 0.0
         return stall_s
 
     def conditions(self) -> dict[str, float | str]:

@@ -14,7 +14,8 @@ import torch
 from artifacts.errors import OutOfResources
 from artifacts.shape import FULL_BITS, Shape
 
-DEMAND, PREFETCH = 0, 1
+DEMAND = 0
+PREFETCH = 1
 PATIENCE_S = 120.0  # without a single byte: a network failure of a minute should not end a long run
 _CLOSING_S = 10.0
 _CLOSED = "the link is closed"
@@ -126,13 +127,18 @@ class ThreadLink(Link):
     def __init__(
         self, source: ExpertSource, shape: Shape, *, patience_s: float = PATIENCE_S
     ) -> None:
-        self._source, self._shape, self._patience_s = source, shape, patience_s
+        self._source = source
+        self._shape = shape
+        self._patience_s = patience_s
         self._queue: list[tuple[int, int, ThreadTransfer]] = []
         self._order = count()
         self._wake = threading.Condition()
-        self._closed, self._num_landed = False, 0
+        self._closed = False
+        self._num_landed = 0
         self._running: set[ThreadTransfer] = set()
-        self._stall_s, self.copy_s, self._copied_nbytes = 0.0, 0.0, 0
+        self._stall_s = 0.0
+        self.copy_s = 0.0
+        self._copied_nbytes = 0
         name = f"moectl-{self.kind}-link"
         self._threads = [
             threading.Thread(target=self._serve, name=name, daemon=True)
@@ -181,7 +187,8 @@ class ThreadLink(Link):
             self._await(transfer)
 
     def drain_stalls(self) -> float:
-        stall_s, self._stall_s = self._stall_s, 0.0
+        stall_s = self._stall_s
+        self._stall_s = 0.0
         return stall_s
 
     def conditions(self) -> dict[str, float | str]:
@@ -246,7 +253,9 @@ class ThreadLink(Link):
         with self._wake:
             transfer.urgency = DEMAND
             if not self._closed:
-                transfer.error, transfer.started, transfer.landed = None, False, threading.Event()
+                transfer.error = None
+                transfer.started = False
+                transfer.landed = threading.Event()
                 self._push(transfer)
 
     @torch.inference_mode()  # a slot that was made in it takes no other copies

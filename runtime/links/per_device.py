@@ -15,12 +15,11 @@ class LinkPerDevice(Link):
     and `close` concern all links."""
 
     def __init__(self, partitions: Partitions, links: Sequence[Link]) -> None:
-        self._partitions, self._links = partitions, links
-        self.kind, self.is_concurrent, self.is_queued = (
-            links[0].kind,
-            links[0].is_concurrent,
-            links[0].is_queued,
-        )
+        self._partitions = partitions
+        self._links = links
+        self.kind = links[0].kind
+        self.is_concurrent = links[0].is_concurrent
+        self.is_queued = links[0].is_queued
 
     def issue(
         self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS

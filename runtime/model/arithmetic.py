@@ -12,7 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-GATE_UP, DOWN = "gate_up_proj", "down_proj"  # the parameters of a gated expert
+# the parameters of a gated expert
+GATE_UP = "gate_up_proj"
+DOWN = "down_proj"
 
 
 class Assigned(NamedTuple):

@@ -70,7 +70,8 @@ def check_fields(stored: Mapping, config: PreTrainedConfig, model: PreTrainedMod
 def check_value(name: object, value: object, folder: Path) -> None:
     """Raise BadInput for a value of a field, at any depth, with which a model computes nothing that
     has a meaning: an epsilon that is no small number, a base of positions that is not above 0."""
-    name, is_number = str(name), isinstance(value, int | float) and not isinstance(value, bool)
+    name = str(name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is None or not (name.endswith(("_eps", "_epsilon")) or name in _BASES):
         return
     if not is_number or not (0 < value < inf if name in _BASES else 0 <= value < 1):
@@ -90,7 +91,8 @@ def unfollowed_fields(stored: Mapping, model: PreTrainedModel) -> tuple[str, ...
         for name, instead, followed in newer
         if followed is not None and stored.get(name) not in (None, followed)
     ]
-    own, named = type(model).__name__, stored.get("architectures")
+    own = type(model).__name__
+    named = stored.get("architectures")
     if named is not None and own not in (named if isinstance(named, list) else ()):
         lines.append(
             f"config.json says architectures {_shown(named)}: not followed, {model.config.model_type} is {own}"

@@ -38,7 +38,9 @@ class DenseQuantiser:
 
     def __init__(self, model: PreTrainedModel, bits: int, layers: Iterable[MoeLayer]) -> None:
         check_dense(bits)
-        self._model, self._bits, self._form = model, bits, GGML[DENSE[bits].name]
+        self._model = model
+        self._bits = bits
+        self._form = GGML[DENSE[bits].name]
         routers = {module for layer in layers for module in layer.gate.modules()}
         linear = {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear)}
         linear = {name: each for name, each in linear.items() if each not in routers}
@@ -68,10 +70,8 @@ class DenseQuantiser:
         other tensors, and those of a wrong shape, which it reports."""
         left = {}
         for name, value in tensors.items():
-            matrix, layer_name = (
-                value[0] if isinstance(value, list) else value,
-                name.removesuffix(".weight"),
-            )
+            matrix = value[0] if isinstance(value, list) else value
+            layer_name = name.removesuffix(".weight")
             is_fit = (
                 name in self._streamed
                 and matrix.shape == self._model.get_submodule(layer_name).weight.shape
@@ -114,13 +114,15 @@ class DenseQuantiser:
         }
 
     def _replace_tied(self, name: str, owners: dict[str, nn.Module]) -> None:
-        embedding, head = self._model.get_input_embeddings(), self._model.get_output_embeddings()
+        embedding = self._model.get_input_embeddings()
+        head = self._model.get_output_embeddings()
         if set(owners.values()) != {embedding, head} or type(embedding) is not nn.Embedding:
             raise BadInput(
                 f"--dense {self._bits}: {' and '.join(sorted(owners))} share a matrix and are not all of a kind that "
                 "can be quantised: leave out --dense"
             )
-        shape, dtype = embedding.weight.shape, embedding.weight.dtype
+        shape = embedding.weight.shape
+        dtype = embedding.weight.dtype
         blocks = self._replace(name, embedding.weight.data)
         [embedding_name] = owners.keys() - {name}
         self._put(embedding_name, QuantisedEmbedding(blocks, self._form, shape=shape, dtype=dtype))

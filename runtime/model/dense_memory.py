@@ -40,10 +40,9 @@ def gather(model: nn.Module) -> None:
 
 def _move(group: list[nn.Parameter], place: torch.Tensor) -> None:
     """Move parameters of one storage to `place`, uint8."""
-    old, new = (
-        group[0].untyped_storage(),
-        torch.from_numpy(place.numpy()).untyped_storage(),
-    )  # no larger than `place`
+    # no larger than `place`
+    old = group[0].untyped_storage()
+    new = torch.from_numpy(place.numpy()).untyped_storage()
     place[: old.nbytes()].copy_(torch.empty(0, dtype=torch.uint8).set_(old))
     for parameter in group:
         like = parameter.storage_offset(), parameter.shape, parameter.stride()

@@ -51,13 +51,16 @@ class Extent:
         assert self.num_rows is None, (
             "only experts that are packed have rows by turns, and these are read whole"
         )
-        first, last = max(start, self.start), min(stop, self.stop)
+        first = max(start, self.start)
+        last = min(stop, self.stop)
         if first >= last:
             return None
         if self.swapped:
             skipped = self.skipped + (first - self.start) // self.slot_dtype.itemsize
             return replace(self, start=first, stop=last, skipped=skipped)
-        scale, size = self.nbytes, self.stop - self.start  # stored bytes for bytes of the slot
+        # stored bytes for bytes of the slot
+        scale = self.nbytes
+        size = self.stop - self.start
         offset = self.offset + (first - self.start) * scale // size
         return replace(
             self, offset=offset, nbytes=(last - first) * scale // size, start=first, stop=last
@@ -95,8 +98,10 @@ class DiskStore:
         extents: Sequence[Sequence[Extent]],
     ) -> None:
         assert len(extents) == shape.num_keys, (len(extents), shape)
-        self.layout, self.shape = layout, shape
-        self._checkpoint, self._extents = checkpoint, extents
+        self.layout = layout
+        self.shape = shape
+        self._checkpoint = checkpoint
+        self._extents = extents
         self._reads = [_Reads.of(expert) for expert in extents]
         self._checked: set[tuple[int, Spans]] = set()
         self._direct: dict[Path, DirectFile] = {}
@@ -139,7 +144,8 @@ class DiskStore:
         never read before.
         """
         key = layer * self.shape.num_experts + expert
-        reads, target = self._reads[key], memoryview(out.numpy())
+        reads = self._reads[key]
+        target = memoryview(out.numpy())
         if self._direct or reads.conversions or (key, ()) not in self._checked:
             return False
         is_kept = all(

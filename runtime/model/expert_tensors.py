@@ -104,7 +104,8 @@ class _Names:
     pinned version."""
 
     def __init__(self, model: PreTrainedModel, mapping: Sequence[WeightTransform]) -> None:
-        self._prefix, self._state = model.base_model_prefix, model.state_dict()
+        self._prefix = model.base_model_prefix
+        self._state = model.state_dict()
         self._renamings = [rule for rule in mapping if isinstance(rule, WeightRenaming)]
         self._converters = [rule for rule in mapping if isinstance(rule, WeightConverter)]
         self._by_source = {
@@ -166,7 +167,9 @@ class _Search:
     part's rows."""
 
     def __init__(self, shape: Shape, layout: ExpertLayout, layers: tuple[MoeLayer, ...]) -> None:
-        self._shape, self._layers, self._layout = shape, layers, layout
+        self._shape = shape
+        self._layers = layers
+        self._layout = layout
         self._is_transposed = layers[0].experts.is_transposed
         self._slices: list[dict[tuple[str, int], list[_Slice]]] = [
             {} for _ in range(shape.num_keys)
@@ -229,7 +232,8 @@ class _Search:
         check_plain(converter, tensor.name)
         sources = tuple(converter.source_patterns)
         self._sources[layer.index, part.name] = sources
-        index, rows = sources.index(source), part.shape[0] // len(sources)
+        index = sources.index(source)
+        rows = part.shape[0] // len(sources)
         _check_shape(tensor, (rows, *part.shape[1:]))
         expert = self._expert(layer, tensor.name, source, renamed)
         self._slices[self._key(layer, expert)][part.name, index] = _whole(tensor)
@@ -284,7 +288,8 @@ class _Search:
 
     def _packed(self, key: int, layout: QuantisedLayout, start: int = 0) -> tuple[Extent, ...]:
         """The extents of an expert that lies in its slot from `start` on."""
-        extents, places = [], zip(layout.pieces, layout.offsets, strict=True)
+        extents = []
+        places = zip(layout.pieces, layout.offsets, strict=True)
         for _, _, slice_ in self._in_order(key):
             if slice_.turn != 1:
                 piece, offset = next(places)

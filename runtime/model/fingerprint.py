@@ -13,11 +13,9 @@ from runtime.model.locate import read_config
 VOLATILE = {"transformers_version", "_name_or_path"}  # config entries that do not change the model
 # Entries in the headers that `moectl pack` writes: the origin's fingerprint, the config, and
 # samples of the new files.
-REPACKED_FROM, REPACKED_CONFIG, REPACKED_CONTENT = (
-    "moectl_packed_from",
-    "moectl_packed_config",
-    "moectl_packed_content",
-)
+REPACKED_FROM = "moectl_packed_from"
+REPACKED_CONFIG = "moectl_packed_config"
+REPACKED_CONTENT = "moectl_packed_content"
 SAMPLE = 512  # bytes read at a place
 # bytes: a tensor up to this size is read whole, and places in a tensor are this far apart on
 # average

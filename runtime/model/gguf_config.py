@@ -49,7 +49,8 @@ def read_headers(path: Path) -> list[GgufHeader]:
 
 def _check_place(part: Path, number: int, headers: list[GgufHeader]) -> None:
     """Raise BadInput for a part that says otherwise than its name, or than the first one."""
-    first, entries = headers[0].entries, headers[number].entries
+    first = headers[0].entries
+    entries = headers[number].entries
     stated = entries.get("split.count", len(headers)) or 1, entries.get("split.no", number)
     if stated != (len(headers), number):
         shown = ", ".join(

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 
-SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # how routers' scores are made (`expert_gating_func`)
+# how routers' scores are made (`expert_gating_func`)
+SOFTMAX = 1
+SIGMOID = 2
+SOFTMAX_OF_CHOSEN = 3
 
 _FIELDS = {
     "attention.head_count": "num_attention_heads",

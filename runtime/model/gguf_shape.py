@@ -60,11 +60,10 @@ def _shape(
     for tensor in experts:
         layer, _, kind = _EXPERTS.fullmatch(tensor.name).groups()
         by_layer[layer] += tensor.nbytes if kind == "weight" else prod(tensor.shape) * dtype_nbytes
-    num_experts, whole = own["expert_count"], sum(by_layer.values())
-    largest, mean = (
-        max(by_layer.values()) // num_experts,
-        round(whole / len(by_layer) / num_experts),
-    )
+    num_experts = own["expert_count"]
+    whole = sum(by_layer.values())
+    largest = max(by_layer.values()) // num_experts
+    mean = round(whole / len(by_layer) / num_experts)
     shared = sum(prod(tensor.shape) for tensor in tensors if "_shexp." in tensor.name)
     attention = sum(
         prod(tensor.shape)

@@ -151,7 +151,8 @@ def _merges(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, 
         if SPACE not in text and vocabulary.types[token] in _MATCHED:
             continue  # never made: it is found in the text before
         for cut in range(1, len(text)):
-            left, right = text[:cut], text[cut:]
+            left = text[:cut]
+            right = text[cut:]
             if left in ids and right in ids:
                 found.append((-scores[token], token, (left, right)))
             elif (left in ids or cut == 1) and (right in ids or len(right) == 1):
@@ -212,7 +213,8 @@ def _post_processor(
             raise BadInput(
                 f"{path} says tokenizer.ggml.add_{role}_token, and no {role}_token_id: take another file"
             )
-    before, after = "bos " * adds_bos, " eos" * adds_eos
+    before = "bos " * adds_bos
+    after = " eos" * adds_eos
     special = [
         {
             "id": role,

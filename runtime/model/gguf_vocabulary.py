@@ -12,9 +12,15 @@ from pathlib import Path
 from artifacts.errors import BadInput
 from artifacts.formats.gguf_header import read_array, read_header
 
-BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # how text becomes tokens, `tokenizer.ggml.model`
+# how text becomes tokens, `tokenizer.ggml.model`
+BYTE_LEVEL = "gpt2"
+SENTENCEPIECE = "llama"
 _NO_TEXT = (None, "none", "no_vocab")
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of tokens
+# types of tokens
+NORMAL = 1
+UNKNOWN = 2
+CONTROL = 3
+USER_DEFINED = 4
 _PREFIX = "tokenizer.ggml."
 
 _DEFAULTS = {BYTE_LEVEL: {"bos": 11, "eos": 11}, SENTENCEPIECE: {"bos": 1, "eos": 2, "unknown": 0}}

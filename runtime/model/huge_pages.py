@@ -20,7 +20,8 @@ import torch
 
 HUGE_PAGE = 2 << 20  # bytes: those of x86-64, and of ARM where small pages have 4 KiB
 _IS_OFFERED = hasattr(mmap, "MADV_HUGEPAGE")  # only on Linux
-_MODE, _MAPPINGS = Path("/sys/kernel/mm/transparent_hugepage/enabled"), Path("/proc/self/smaps")
+_MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_MAPPINGS = Path("/proc/self/smaps")
 
 
 class _Held(NamedTuple):
@@ -85,7 +86,8 @@ def _share(tensors: Iterable[torch.Tensor], mappings: Sequence[_Held]) -> float 
     """The mean share of the mappings, each with the weight of what it holds of the tensors."""
     held: Counter[_Held] = Counter()  # bytes
     for tensor in tensors:
-        start, stop = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        start = tensor.data_ptr()
+        stop = tensor.data_ptr() + tensor.nbytes
         first = bisect_right(mappings, start, key=attrgetter("stop"))
         behind = bisect_left(mappings, stop, key=attrgetter("start"))
         for mapping in mappings[first:behind]:

@@ -63,7 +63,8 @@ class MoeLayer:
     def distribution(self, scores: torch.Tensor) -> torch.Tensor:
         """The router's distribution [T, E], float32, from the first of its outputs: the softmax of
         the experts' logits."""
-        scores, kind = scores.float(), type(self.gate).__name__
+        scores = scores.float()
+        kind = type(self.gate).__name__
         if kind in _GIVE_PROBABILITIES:
             return scores
         return (scores[..., :-1] if kind in _MAY_SKIP else scores).softmax(-1)
@@ -110,7 +111,8 @@ def _layer(
     model: PreTrainedModel, index: int, name: str, routers: tuple[type[nn.Module], ...]
 ) -> MoeLayer:
     block_name = name.rpartition(".")[0]
-    block, experts = model.get_submodule(block_name), model.get_submodule(name)
+    block = model.get_submodule(block_name)
+    experts = model.get_submodule(name)
     gate = _gate(block, block_name, routers)
     owner = next((module for module in (gate, block) if hasattr(module, "top_k")), None)
     top_k = owner.top_k if owner else _configured_top_k(experts.config)

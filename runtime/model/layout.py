@@ -75,7 +75,8 @@ class ExpertLayout:
     def of(cls, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> "ExpertLayout":
         """Lay out parameters of the given shapes (one expert's, without the expert dimension) in
         their order."""
-        parts, offset = [], 0
+        parts = []
+        offset = 0
         for name, shape in shapes.items():
             part = Part(name, shape, offset, prod(shape) * dtype.itemsize)
             parts.append(part)

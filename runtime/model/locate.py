@@ -11,7 +11,8 @@ from artifacts.common.untrusted import existing, has_json, read_json, readable
 from artifacts.errors import BadInput, first_line
 from artifacts.formats.gguf_header import read_header
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 GGUF = ".gguf"
 PART = re.compile(
     r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?i:\.gguf)"
@@ -189,7 +190,8 @@ def parts_of(path: Path) -> list[Path]:
         raise BadInput(
             f"{path} is no part by its name: give the file the name that it was downloaded with"
         )
-    before, behind = path.name[: found.start("number")], path.name[found.end("number") :]
+    before = path.name[: found.start("number")]
+    behind = path.name[found.end("number") :]
     parts = [
         path.with_name(f"{before}{number:05}{behind}")
         for number in range(1, int(found["count"]) + 1)

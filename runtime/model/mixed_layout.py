@@ -71,7 +71,8 @@ class _Views(Mapping):
     """The views of a slot by each layout, of which its first byte chooses one."""
 
     def __init__(self, buffer: torch.Tensor, views: Sequence[Parts]) -> None:
-        self._buffer, self._views = buffer, views
+        self._buffer = buffer
+        self._views = views
 
     def __getitem__(self, name: str) -> object:
         return self._views[int(self._buffer[0])][name]

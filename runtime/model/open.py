@@ -24,7 +24,9 @@ from runtime.model.skeleton import build_skeleton, load_resident
 from runtime.model.source import Source, source_of
 from runtime.model.trial import try_model
 
-_WINDOWS, _LEAST_WINDOW = ("sliding_window", "attention_chunk_size"), 2  # of attention, in tokens
+# of attention, in tokens
+_WINDOWS = ("sliding_window", "attention_chunk_size")
+_LEAST_WINDOW = 2
 _MOST = torch.finfo(torch.float32).max  # the largest number that torch computes with in float32
 _COMPUTED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 DEPTHS = (
@@ -91,7 +93,8 @@ def open_model(
     BadUsage for another number of bits.
     """
     source = source_of(locate(name))
-    stored_config, checkpoint = source.read_config(), source.open()
+    stored_config = source.read_config()
+    checkpoint = source.open()
     tensors = source.tensors(checkpoint, stored_config)
     _check_numbers(stored_config, checkpoint)
     config = _parsed(source, stored_config)

@@ -95,7 +95,8 @@ def pack(
 
 
 def _located(opened: MoeModel, checkpoint: Checkpoint) -> LocatedExperts:
-    layout, shape = opened.store.layout, opened.shape
+    layout = opened.store.layout
+    shape = opened.shape
     return locate_experts(
         opened.model, opened.layers, shape=shape, layout=layout, tensors=checkpoint.tensors
     )
@@ -104,7 +105,8 @@ def _located(opened: MoeModel, checkpoint: Checkpoint) -> LocatedExperts:
 def _shards(opened: MoeModel, located: LocatedExperts) -> dict[str, list[StoredTensor]]:
     """Return by file name the tensors to write, in order, under their new names and at their
     present places."""
-    places, num_experts = _published(opened), opened.shape.num_experts
+    places = _published(opened)
+    num_experts = opened.shape.num_experts
     shards = {}
     for layer in range(opened.shape.num_layers):
         keys = range(layer * num_experts, (layer + 1) * num_experts)
@@ -168,7 +170,8 @@ def _write(
 ) -> None:
     """Write one safetensors file with the tensors in this order, unless it is complete already.
     `check` raises where what was read is not to be kept."""
-    header, nbytes = _header(tensors, metadata), sum(tensor.nbytes for tensor in tensors)
+    header = _header(tensors, metadata)
+    nbytes = sum(tensor.nbytes for tensor in tensors)
     if (
         path.is_file()
         and path.stat().st_size == len(header) + nbytes

@@ -54,7 +54,8 @@ class QuantisedLayout:
         cls, pieces: Sequence[Piece], dtype: torch.dtype, *, is_transposed: bool
     ) -> "QuantisedLayout":
         """Lay out the pieces in their order."""
-        offsets, offset = [], 0
+        offsets = []
+        offset = 0
         for piece in pieces:
             offsets.append(offset)
             offset = round_up(offset + piece.nbytes)

@@ -25,8 +25,10 @@ class QuantisedLinear(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.blocks, self.bias = blocks, bias
-        self.form, self.dtype = form, dtype
+        self.blocks = blocks
+        self.bias = bias
+        self.form = form
+        self.dtype = dtype
         self.out_features, self.in_features = shape
 
     @property
@@ -50,7 +52,9 @@ class QuantisedEmbedding(nn.Module):
         self, blocks: nn.Parameter, form: GgmlBlocks, *, shape: torch.Size, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        self.blocks, self.form, self.dtype = blocks, form, dtype
+        self.blocks = blocks
+        self.form = form
+        self.dtype = dtype
         self.num_embeddings, self.embedding_dim = shape
 
     @property

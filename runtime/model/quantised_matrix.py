@@ -13,7 +13,9 @@ from artifacts.formats.numbers import ROWS_STEP, Fill, filler, turn
 from runtime.model.arithmetic import project
 
 PLAIN = ""  # the role of the only tensor of a part that is not quantised
-_MULTIPLIED, _TURNED = 1 << 21, 1 << 16  # weights of a tile: torch multiplies by small ones slowly
+# weights of a tile: torch multiplies by small ones slowly
+_MULTIPLIED = 1 << 21
+_TURNED = 1 << 16
 
 
 class QuantisedMatrix(NamedTuple):
@@ -81,7 +83,8 @@ def linear_in_tiles(matrices: Sequence[QuantisedMatrix], x: torch.Tensor) -> tor
     """x [t, in] times the rows of all matrices, [t, out], without ever writing a whole matrix to
     memory. Products of float16 are made in float32, in which torch multiplies faster."""
     dtype = torch.float32 if x.dtype is torch.float16 else x.dtype
-    y, wide = x.new_empty(len(x), sum(matrix.shape[0] for matrix in matrices)), x.to(dtype)
+    y = x.new_empty(len(x), sum(matrix.shape[0] for matrix in matrices))
+    wide = x.to(dtype)
     for first, tile in _tiles(matrices, dtype, _MULTIPLIED):
         y[:, first : first + len(tile)] = F.linear(wide, tile)
     return y
@@ -92,9 +95,11 @@ def joined(
 ) -> torch.Tensor:
     """The rows of all matrices as one, [out, in], or [in, out] if `is_transposed`."""
     shapes = [matrix.shape for matrix in matrices]  # asked once, for each answer is checked
-    num_rows, num_columns = sum(height for height, _ in shapes), shapes[0][1]
+    num_rows = sum(height for height, _ in shapes)
+    num_columns = shapes[0][1]
     shape = (num_columns, num_rows) if is_transposed else (num_rows, num_columns)
-    whole, first = torch.empty(shape, dtype=dtype, device=matrices[0].device), 0
+    whole = torch.empty(shape, dtype=dtype, device=matrices[0].device)
+    first = 0
     if is_transposed:
         for first, tile in _tiles(matrices, dtype, _TURNED):
             turn(tile, whole[:, first : first + len(tile)])
@@ -110,11 +115,13 @@ def _tiles(
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Rows of all matrices in turn, a tile of about so many weights at a time in the same memory,
     each with the number of its first."""
-    num_columns, start = matrices[0].shape[1], 0
+    num_columns = matrices[0].shape[1]
+    start = 0
     height = max(1, num_weights // (num_columns * ROWS_STEP)) * ROWS_STEP
     room = torch.empty(height, num_columns, dtype=dtype, device=matrices[0].device)
     for matrix in matrices:
-        fill, num_rows = matrix.filler(dtype), matrix.shape[0]
+        fill = matrix.filler(dtype)
+        num_rows = matrix.shape[0]
         for first in range(0, num_rows, height):
             tile = room[: num_rows - first]
             fill(first, tile)

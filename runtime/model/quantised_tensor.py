@@ -108,7 +108,8 @@ def gather_matrices(
         for name, stem, components in list(_found(quantisation, spelling, rest)):
             for ending in spelling.roles.values():
                 rest.pop(stem + ending, None)
-            is_first, form = form is None, form or _settled(spelling, components)
+            is_first = form is None
+            form = form or _settled(spelling, components)
             rest[name] = _quantised(name, form, _completed(spelling, form, components))
             if is_first:
                 rest[name].check_first()

@@ -101,8 +101,10 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """The entry of AttentionInterface: queries [1, heads, T, D], keys and values of these tokens ->
     [1, T, heads, D]. Writes keys and values into the rows of the pass."""
-    own, is_causal = _own(module, moectl_rows.own), moectl_rows.own != "eager"
-    begin, outputs = 0, []
+    own = _own(module, moectl_rows.own)
+    is_causal = moectl_rows.own != "eager"
+    begin = 0
+    outputs = []
     for piece in moectl_rows.pieces:
         tokens = slice(begin, begin + piece.num_rows * piece.num_tokens)
         q, k, v = (_by_row(each[:, :, tokens], piece) for each in (query, key, value))

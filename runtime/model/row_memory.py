@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-LEAST_ROOM, MOST_ROWS, _GROWTH = 64, 32, 4
+LEAST_ROOM = 64
+MOST_ROWS = 32
+_GROWTH = 4
 
 
 def room_for(num_tokens: int) -> int:
@@ -136,7 +138,8 @@ class RowMemory:
     def drop(self, line: RowLine) -> None:
         """Free the row of a request that is over: the last row of its block moves into its
         place."""
-        block, lines = line.block, self.blocks[line.block]
+        block = line.block
+        lines = self.blocks[line.block]
         last = lines.pop()
         if last is not line:
             block.copy(last, line.place)
@@ -156,7 +159,8 @@ class RowMemory:
             if block.room == room and len(lines) < MOST_ROWS:
                 break
         else:
-            block, lines = Block(room, 0, self._in_ram), []
+            block = Block(room, 0, self._in_ram)
+            lines = []
             self.blocks[block] = lines
         if len(lines) == block.num_rows:
             block.grow(min(block.num_rows + _GROWTH, MOST_ROWS))

@@ -18,7 +18,10 @@ from artifacts.errors import BadInput, first_line
 from runtime.model.arithmetic import accumulate, assign, expert_forward, gather, weigh
 from runtime.model.layers import MoeLayer
 
-_NUM_TOKENS, _NUM_EXPERTS, _NUM_NEURONS = 6, 8, 4  # of the random experts
+# of the random experts
+_NUM_TOKENS = 6
+_NUM_EXPERTS = 8
+_NUM_NEURONS = 4
 
 
 def try_model(model: PreTrainedModel, layers: tuple[MoeLayer, ...]) -> torch.dtype:
@@ -78,7 +81,8 @@ def _sum_dtype(layer: MoeLayer, like: torch.Tensor, weights_dtype: torch.dtype) 
     """The dtype of the sum with which `runtime.model.arithmetic` gives the bits of the module's own
     eager code, tried on a few narrow experts. Raises BadInput if there is none."""
     random = torch.Generator().manual_seed(0)
-    experts, top_k = _narrow(layer, like, random), min(layer.top_k, _NUM_EXPERTS)
+    experts = _narrow(layer, like, random)
+    top_k = min(layer.top_k, _NUM_EXPERTS)
     hidden = torch.randn(_NUM_TOKENS, like.shape[-1], generator=random).to(like)
     weights = torch.rand(_NUM_TOKENS, top_k, generator=random).to(like.device, weights_dtype)
     ids = torch.rand(_NUM_TOKENS, min(_NUM_EXPERTS, layer.num_experts), generator=random).argsort(
@@ -114,7 +118,8 @@ def _added(
 
 def _narrow(layer: MoeLayer, like: torch.Tensor, random: torch.Generator) -> nn.Module:
     """The experts module with a few random experts of a few neurons."""
-    hidden, experts = like.shape[-1], copy.copy(layer.experts)
+    hidden = like.shape[-1]
+    experts = copy.copy(layer.experts)
     sizes = {"gate_up_proj": (2 * _NUM_NEURONS, hidden), "up_proj": (_NUM_NEURONS, hidden)}
     sizes["down_proj"] = (hidden, _NUM_NEURONS)
     experts._parameters = {}

@@ -120,7 +120,8 @@ def fitting(experts: Sequence[int], room: Sequence[int]) -> list[int]:
     Expert e belongs to device e % N, which has `room` [N] for so many."""
     if len(room) == 1:
         return list(experts[: room[0]])
-    left, placed = list(room), []
+    left = list(room)
+    placed = []
     for expert in experts:
         device = expert % len(left)
         if left[device]:

@@ -27,7 +27,8 @@ def check_model(trace: Trace, model: ModelShape) -> None:
 def check_columns(trace: Trace, policies: Policies) -> None:
     """Raise BadInput when a policy reads what the trace does not hold."""
     prefetch = policies.prefetch
-    text, deep = describe(prefetch), min(prefetch.distance, trace.num_layers)
+    text = describe(prefetch)
+    deep = min(prefetch.distance, trace.num_layers)
     for is_read, held, source, reach in (
         (prefetch.reads_predictions, trace.predicted, "predictions", prefetch.distance),
         (prefetch.reads_learned, trace.learned, "what fitted predictors say", deep),

@@ -24,7 +24,8 @@ _MOVES: Mapping[str, tuple[str, float]] = {
     "locality": ("reuse", 1.0),
     "similarity": ("similarity", 1.0),
 }
-_ROUNDS, _HALVINGS = 3, 7
+_ROUNDS = 3
+_HALVINGS = 7
 _COARSE = {"skew": (0.0, 0.4, 0.8, 1.4, 2.2), "locality": (0.0, 0.2, 0.5, 0.8)}
 _STEPS = {"skew": 0.2, "locality": 0.1}  # around the best of these, halved down to an eighth
 _MOST = {"skew": MOST_SKEW, "locality": 1.0}
@@ -95,7 +96,8 @@ def _response(dials: Dials, name: str, statistic: str, shape: Shape) -> Callable
 def _halved(rising: Callable[[float], float], wanted: float, most: float) -> float:
     """Return where a rising function takes the wanted value, to `most / 2**_HALVINGS`, in four
     decimals."""
-    low, high = 0.0, most
+    low = 0.0
+    high = most
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if rising(middle) < wanted else (low, middle)
@@ -156,7 +158,8 @@ def fit_hit_rates(
         return tried[dials]
 
     grid = product(*(((name, value) for value in values) for name, values in _COARSE.items()))
-    best, share = min((replace(start, **dict(turned)) for turned in grid), key=cost), 1.0
+    best = min((replace(start, **dict(turned)) for turned in grid), key=cost)
+    share = 1.0
     while share >= 1 / 8:
         nearest = min([best, *_neighbours(best, share)], key=cost)
         if nearest == best:

@@ -29,7 +29,9 @@ _COUNTED = {
     "coactivated": "buddy lists",
     "entropy": "percentiles of token entropy",
 }
-_ALPHA, _LONGEST = 0.95, 16  # the defaults of `moectl build-buddies`
+# the defaults of `moectl build-buddies`
+_ALPHA = 0.95
+_LONGEST = 16
 
 
 def buddies(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
@@ -40,7 +42,8 @@ def buddies(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
         raise BadInput(
             "the trace selects an expert twice for one token: who is selected with whom cannot be counted"
         )
-    tables, shares = [], []
+    tables = []
+    shares = []
     for layer in range(shape.num_layers):
         at = trace.layer == layer
         counts = Coactivation(shape.num_experts)
@@ -124,8 +127,10 @@ class TraceArtefacts:
     def __init__(
         self, trace: Trace, model: ModelShape, stored: Artefacts, assumed: list[str]
     ) -> None:
-        self.stored, self.assumed = stored, assumed
-        self._trace, self._model = trace, model
+        self.stored = stored
+        self.assumed = assumed
+        self._trace = trace
+        self._model = model
         self._curves: dict[tuple[tuple[str, object], ...], Curves] = {}  # by the parameters of lcp
         self._typical: dict[
             frozenset[int], Replicas
@@ -139,7 +144,8 @@ class TraceArtefacts:
     def for_policies(self, policies: Policies) -> Artefacts:
         """Return what these policies require and want, except splits, and no more: some of it takes
         long to count."""
-        artefacts, needs = self.stored, policies.requires
+        artefacts = self.stored
+        needs = policies.requires
         if "next_use" in needs:
             artefacts = replace(artefacts, next_use=self._next_use)
         for name in sorted(needs & _COUNTED.keys()):

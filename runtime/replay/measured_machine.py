@@ -25,7 +25,8 @@ def costs_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None)
     step counts with the rest of the layer, its work per load with the load. Raises BadInput for a
     link that was not measured.
     """
-    single, many = profile.decode, profile.compute[-1]
+    single = profile.decode
+    many = profile.compute[-1]
     # A layer's expert time is a difference between passes, which other work on the machine can make
     # zero or negative.
     expert_s = (
@@ -72,7 +73,8 @@ def _over_rate(costs: Costs, load: Load, shape: Shape, copy_s: float) -> Costs:
     """Return costs with loads over an emulated link. The link keeps its rate exactly; besides,
     compute copies what arrives while the link goes on, and waits end late."""
     bandwidth, latency_s = sizes.rate(load.link)
-    load_s, left_s = shape.expert_nbytes / bandwidth, _host_seconds(load)
+    load_s = shape.expert_nbytes / bandwidth
+    left_s = _host_seconds(load)
     host_s = min(left_s, costs.deciding.get(EACH_LOAD, 0.0))
     copy_s = min(left_s - host_s, copy_s)
     return replace(
@@ -97,7 +99,8 @@ def _host_seconds(load: Load) -> float:
 def machine_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None) -> Machine:
     """Return the same costs as bandwidths: one expert's bytes over its seconds. Arithmetic is not
     measured apart from memory, so that peak arithmetic is infinite."""
-    costs, nbytes = costs_of(profile, shape, link=link), shape.expert_nbytes / 1e9
+    costs = costs_of(profile, shape, link=link)
+    nbytes = shape.expert_nbytes / 1e9
     return Machine(
         HERE,
         fast_gbps=nbytes / costs.expert.memory_s,

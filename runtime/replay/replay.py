@@ -29,7 +29,8 @@ def replay(
         raise BadInput(
             f"the trace has {trace.num_layers} layers, the model {controller.shape.num_layers}: it is another model's"
         )
-    current, idle = -1, _begin_idle(trace) if reconfiguration else frozenset()
+    current = -1
+    idle = _begin_idle(trace) if reconfiguration else frozenset()
     ordered, spans = replace(trace, experts=trace.experts.astype(np.int64)).scheduled()
     for pass_index, phase, layer, rows in spans:
         step = _step(ordered, rows, pass_index, phase, layer, controller)
@@ -59,7 +60,8 @@ def replay(
 
 def _pass_of(trace: Trace, rows: slice) -> dict[str, int]:
     """Return what `ReplayTiming` is told of a pass, by the rows of its first layer."""
-    phases, requests = trace.phase[rows], trace.request[rows]
+    phases = trace.phase[rows]
+    requests = trace.request[rows]
     return {
         "num_tokens": len(phases),
         "num_decoded": int((phases == DECODE).sum()),
@@ -88,15 +90,11 @@ def _step(
     them."""
     predicted = learned = last = embedding = None
     if controller.num_predicted and trace.predicted is not None:
-        predicted, last = (
-            trace.predicted[rows, : controller.num_predicted],
-            last_tokens(trace.request[rows]),
-        )
+        predicted = trace.predicted[rows, : controller.num_predicted]
+        last = last_tokens(trace.request[rows])
     if controller.num_learned and trace.learned is not None:
-        learned, last = (
-            trace.learned[rows, : controller.num_learned],
-            last_tokens(trace.request[rows]),
-        )
+        learned = trace.learned[rows, : controller.num_learned]
+        last = last_tokens(trace.request[rows])
     if controller.sees_embeddings and trace.iteration is not None:
         last = last_tokens(trace.request[rows])
         embedding = trace.embeddings[trace.iteration[rows][last]]

@@ -33,7 +33,8 @@ class ReplayTiming:
     def __init__(self, costs: Costs, num_experts: int, nbytes: Mapping[int, int]) -> None:
         """`nbytes`: size of an expert, by bits."""
         self.passes: list[PassTime] = []
-        self._costs, self._num_experts = costs, num_experts
+        self._costs = costs
+        self._num_experts = num_experts
         self._share = {bits: size / nbytes[FULL_BITS] for bits, size in nbytes.items()}
         self._fast_share = {**self._share, **costs.shares}
         self._fast_share[NOTHING] = min(
@@ -214,7 +215,8 @@ class _Link:
 
     def _start(self, transfer: _Transfer) -> None:
         self.free_s = max(self.free_s, transfer.issued_s) + transfer.seconds
-        transfer.is_started, transfer.lands_s = True, self.free_s
+        transfer.is_started = True
+        transfer.lands_s = self.free_s
 
 
 def _tokens_by_expert(selected: np.ndarray, num_experts: int) -> list[int] | None:

@@ -29,7 +29,9 @@ from runtime.replay.replay import replay
 from runtime.replay.settings import Outcome, Setting
 from runtime.replay.virtual_time import ReplayTiming
 
-_ENOUGH, _LEAST = 3_000, 150  # steps, and the least number of passes, to compare splits on
+# steps, and the least number of passes, to compare splits on
+_ENOUGH = 3_000
+_LEAST = 150
 
 
 class Workload:
@@ -56,11 +58,9 @@ class Workload:
     ) -> None:
         check_model(trace, model)
         self.served = serve(trace, clients) if clients else None
-        self.trace, self.model, self.machine = (
-            self.served.trace if self.served else trace,
-            model,
-            machine,
-        )
+        self.trace = self.served.trace if self.served else trace
+        self.model = model
+        self.machine = machine
         self.assumed: list[str] = [
             *trace.assumed,
             *model.assumed,
@@ -80,7 +80,8 @@ class Workload:
     def run(self, setting: Setting, watch: Callable[[Step, Plan], None] | None = None) -> Outcome:
         """Replay the trace from an empty cache and call `watch` with every step. Raises BadUsage,
         BadInput or Incompatible."""
-        policies, shape = setting.build(), self.model.shape
+        policies = setting.build()
+        shape = self.model.shape
         scope = Scope(setting.scope or preset(setting.preset).scope)
         check_columns(self.trace, policies)
         window = self._window_for(policies)
@@ -158,10 +159,8 @@ class Workload:
 
     def _costs_of(self, policies: Policies) -> Costs:
         """Return the costs, with the time that these policies take to decide in every layer."""
-        texts, deciding = (
-            [f"{axis} {describe(getattr(policies, axis))}" for axis in POLICIES],
-            self._costs.deciding,
-        )
+        texts = [f"{axis} {describe(getattr(policies, axis))}" for axis in POLICIES]
+        deciding = self._costs.deciding
         own_s = sum(deciding.get(text, deciding.get(text.partition(":")[0], 0.0)) for text in texts)
         return replace(
             self._costs, rest=replace(self._costs.rest, memory_s=self._costs.rest.memory_s + own_s)

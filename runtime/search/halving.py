@@ -118,7 +118,8 @@ def climb(
     """Move from `start` to its best neighbour while that is better on the last amount, trying at
     most `most` neighbours. Neighbours are tried on a shorter amount first, and only the best of
     them on the last."""
-    brief, whole = amounts[max(0, len(amounts) - 2)], amounts[-1]
+    brief = amounts[max(0, len(amounts) - 2)]
+    whole = amounts[-1]
     while most > 0:
         near = list(around(start))[:most]
         most -= len(near)

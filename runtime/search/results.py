@@ -8,7 +8,9 @@ from runtime.control.counters import is_exact
 from runtime.search.halving import ETA, rungs
 from runtime.search.space import Combination
 
-LEAST_PASSES, MOST_PASSES = 96, 864  # of the shortest and of the longest replay
+# of the shortest and of the longest replay
+LEAST_PASSES = 96
+MOST_PASSES = 864
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,11 +57,15 @@ class Search:
         clients: Clients | None = None,
     ) -> None:
         trace = serve(trace, clients).trace if clients else trace
-        self.machine, self.budget, self.scale = machine, budget, LossScale()
-        self._trace, self._model = trace, model
+        self.machine = machine
+        self.budget = budget
+        self.scale = LossScale()
+        self._trace = trace
+        self._model = model
         self._known = {"artefacts": artefacts, "costs": costs, "window": window}
         self._similarity = similarity
-        self._passes, self._serves_many = trace.pass_indices(), clients is not None
+        self._passes = trace.pass_indices()
+        self._serves_many = clients is not None
         self._workloads: dict[int, Workload] = {}
         self._assumed: set[str] = set()  # by replays elsewhere
         self.num_replays = 0
@@ -181,7 +185,8 @@ class Search:
             space.lossless(self.ratio, tokens),
             space.lossy(self.ratio, self._widths, tokens),
         )
-        replay_all, published = replay_all or one_by_one(self.replay), _published()
+        replay_all = replay_all or one_by_one(self.replay)
+        published = _published()
         limits = (
             [{"is_late": late, "at_once": time.at_once} for late in time.is_late]
             if time
@@ -275,7 +280,8 @@ class Search:
     def _tried(
         self, combination: Combination, outcome: Outcome, damage: tuple[float, float]
     ) -> Tried:
-        counters, num_altered = outcome.counters, altered(outcome.counters)
+        counters = outcome.counters
+        num_altered = altered(outcome.counters)
         return Tried(
             combination if outcome.num_slots else combination.without_slots,
             ms=_ms(outcome),

@@ -105,10 +105,8 @@ def lossy(
     ratio: float, widths: Iterable[int] = USUAL_WIDTHS, tokens: float = inf
 ) -> list[Combination]:
     """Return combinations that may change the output; `widths` has the bits of stored replicas."""
-    exact, more = (
-        ("fetch", "near", f"qstar:ratio={ratio:.3g}{_near(tokens)}"),
-        sorted({*widths} - {*USUAL_WIDTHS}),
-    )
+    exact = ("fetch", "near", f"qstar:ratio={ratio:.3g}{_near(tokens)}")
+    more = sorted({*widths} - {*USUAL_WIDTHS})
     every = (*USUAL_WIDTHS, *more)
     shadows = (
         "shadow",

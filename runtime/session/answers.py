@@ -51,7 +51,9 @@ class Stream:
     ) -> None:
         """`generate` starts the generation, and calls its argument `told` with the effort at the
         end; until then the effort is `effort`."""
-        self._tokenizer, self._receipt, self._so_far = tokenizer, receipt, _SoFar(effort)
+        self._tokenizer = tokenizer
+        self._receipt = receipt
+        self._so_far = _SoFar(effort)
         self._pieces = _pieces(generate, tokenizer, self._so_far)
 
     def __iter__(self) -> "Stream":
@@ -69,7 +71,8 @@ class Stream:
         cannot take."""
         for _ in self._pieces:
             pass
-        so_far, timing = self._so_far, self._so_far.timing
+        so_far = self._so_far
+        timing = self._so_far.timing
         text = self._tokenizer.decode(so_far.token_ids, skip_special_tokens=True)
         return Answer(
             so_far.token_ids, text, so_far.effort, timing.ttft_ms, timing.tpot_ms, self._receipt()

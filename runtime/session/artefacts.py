@@ -29,7 +29,9 @@ from artifacts.store.runs import StoredRun, as_written
 from artifacts.store.store import Store
 from runtime.policies.base import Artefacts, Origin
 
-_MOST_NAMED, _SHOWN = 3, 40  # differences of two runs in a line, and characters of each
+# differences of two runs in a line, and characters of each
+_MOST_NAMED = 3
+_SHOWN = 40
 _INCIDENTAL = (
     "profile_run",
     "folder",
@@ -53,7 +55,8 @@ def load_artefacts(
     Raises BadInput for damaged tables, Incompatible for replicas that do not cover every expert.
     """
     buddies, q = _buddies(store, store.latest_run("build-buddies", model_id), shape) or (None, None)
-    profile, quantised = store.latest_run("profile", model_id), _quantised(store, model_id, base)
+    profile = store.latest_run("profile", model_id)
+    quantised = _quantised(store, model_id, base)
     maps_run = latest_maps(store, model_id)
     runs = store.runs()
     used = {
@@ -137,7 +140,8 @@ def _differs(runs: Sequence[StoredRun], name: str, run: StoredRun) -> str:
     same = [other for other in runs if _kind(other) == _kind(run) and other.run_id < run.run_id]
     if not same:
         return ""
-    other, new = same[-1], _made_with(run)
+    other = same[-1]
+    new = _made_with(run)
     old = _made_with(other)
     changed = [key for key in new if new[key] != old.get(key)]
     if not changed:
@@ -263,7 +267,8 @@ def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
     missing, BadInput for unknown widths."""
     rows = store.read("replicas", run.run_id)
     key = rows["layer"].to_numpy().astype(np.int64) * shape.num_experts + rows["expert"].to_numpy()
-    bits, nbytes = rows["bits"].to_numpy(), rows["nbytes"].to_numpy()
+    bits = rows["bits"].to_numpy()
+    nbytes = rows["nbytes"].to_numpy()
     if not set(bits.tolist()) <= set(MADE_WIDTHS):
         raise BadInput(
             f"{store.path} has replicas of widths that there are not: run moectl quantize again"
@@ -277,7 +282,8 @@ def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
     losses = quant_loss_matrices(
         store.read("quant_loss", run.run_id), shape.num_layers, shape.num_experts
     )
-    gated, mse = losses["gated"], losses["mse"]
+    gated = losses["gated"]
+    mse = losses["mse"]
     use = np.divide(gated, mse, out=np.zeros_like(mse), where=mse > 0)  # equal at every width
     nothing = column_of(NOTHING)
     use[..., nothing] = np.nanmean(use, axis=2)

@@ -25,7 +25,10 @@ from runtime.session.probe import widened_window
 from runtime.session.reading import Prompt, Reading
 from runtime.session.session import Session
 
-ROWS, TILE, ROOM = 64, 2048, 1 << 30  # requests, tokens, bytes
+# requests, tokens, bytes
+ROWS = 64
+TILE = 2048
+ROOM = 1 << 30
 _KEPT_SHARE = 8  # of the room, one part for prompts that are kept for their beginnings
 _MANY_PASSES = 1000
 
@@ -113,7 +116,10 @@ class RequestBatch:
         kept_nbytes: int | None = None,
         in_ram: bool = False,
     ) -> None:
-        self.session, self.rows, self.tile, self.room = session, rows, tile, room
+        self.session = session
+        self.rows = rows
+        self.tile = tile
+        self.room = room
         self.memory = RowMemory(in_ram=in_ram)
         most_kept = room // _KEPT_SHARE if kept_nbytes is None else kept_nbytes
         self.reading = Reading(self.memory, most_kept_nbytes=min(most_kept, room))
@@ -132,7 +138,8 @@ class RequestBatch:
     def _widen_window(self, undo: ExitStack) -> None:
         """Let a step prefetch what the link moves beside so many rows of a layer, unless the user
         said."""
-        arrivals, parts = self.session.controller.mover.arrivals, self.session.parts
+        arrivals = self.session.controller.mover.arrivals
+        parts = self.session.parts
         if parts.policies.brings_ahead and not parts.settings.window and len(parts.slots):
             undo.callback(setattr, arrivals, "window", arrivals.window)
             known = {"bytes_per_s": parts.tiers.bandwidth}
@@ -177,7 +184,8 @@ class RequestBatch:
             opened.model, prompt.to(opened.model.device), sampling, tokenizer=opened.tokenizer
         )
         self.session.new_requests(1)
-        request, ids = self.session.watcher.first_request, prompt[0].numpy()
+        request = self.session.watcher.first_request
+        ids = prompt[0].numpy()
         self._rows[request] = _Row(
             owner, Prompt(request, ids, len(ids) + sampling.max_new_tokens), next_token
         )
@@ -214,7 +222,8 @@ class RequestBatch:
             return ended
 
     def _pass(self, plan: _Plan) -> list[RowResult]:
-        begin_s, session = time.perf_counter(), self.session
+        begin_s = time.perf_counter()
+        session = self.session
         if session.num_passes > _MANY_PASSES:
             session.engine.fold()
         first_pass = session.num_passes
@@ -265,7 +274,8 @@ class RequestBatch:
             first = torch.tensor([line.length for line in lines])
             plan.pieces.append(RowPiece(block, len(lines), 1, first))
         for prompt, length in self.reading.tiles(self.tile):
-            line, end = prompt.line, prompt.num_read + length
+            line = prompt.line
+            end = prompt.num_read + length
             plan.pieces.append(RowPiece(line.block, 1, length, torch.tensor([line.length])))
             ids = prompt.ids[line.length : end].tolist()
             plan.add(self._rows[prompt.request], line, ids, gets_token=end == len(prompt.ids))
@@ -294,7 +304,8 @@ class RequestBatch:
                 self.reading.end(row.prompt, is_read=True)
 
     def _result(self, row: _Row, token: int | Exception | None, charge: Charge) -> RowResult:
-        request, is_over = row.prompt.request, row.next_token.is_over
+        request = row.prompt.request
+        is_over = row.next_token.is_over
         if is_over:
             del self._rows[request], self._running[request]
             self._leave(row.line)

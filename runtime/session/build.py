@@ -109,11 +109,10 @@ def _open_threads(settings: Settings, undo: ExitStack) -> KernelThreads:
 def _choose(
     opened: MoeModel, settings: Settings, artefacts: Artefacts, threads: KernelThreads
 ) -> Choices:
-    chosen, policies = (
-        preset(settings.preset),
-        _without_predictions(build(settings.texts()), opened),
-    )
-    scope, budget = Scope(settings.scope or chosen.scope), chosen.budget or settings.budget
+    chosen = preset(settings.preset)
+    policies = _without_predictions(build(settings.texts()), opened)
+    scope = Scope(settings.scope or chosen.scope)
+    budget = chosen.budget or settings.budget
     partitions = Partitions(opened.shape.num_experts, settings.devices)
     devices = devices_for(opened, settings.devices)
     fast = _choose_fast_tier(
@@ -192,7 +191,8 @@ def _choose_fast_tier(
 
 def _with_maps_to_learn(opened: MoeModel, artefacts: Artefacts) -> Artefacts:
     """The artefacts with expert maps that the run adds to: none yet if there are none."""
-    shape, hidden = opened.shape, opened.model.get_input_embeddings().weight.shape[1]
+    shape = opened.shape
+    hidden = opened.model.get_input_embeddings().weight.shape[1]
     empty = ExpertMaps.empty(
         num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden
     )
@@ -202,7 +202,8 @@ def _with_maps_to_learn(opened: MoeModel, artefacts: Artefacts) -> Artefacts:
 
 
 def _open_slots(choices: Choices) -> Slots:
-    opened, fast = choices.opened, choices.fast
+    opened = choices.opened
+    fast = choices.fast
     shared = pools(
         choices.policies,
         opened.shape,
@@ -238,7 +239,8 @@ def _open_shadows(choices: Choices, slots: Slots, artefacts: Artefacts) -> Shado
 def _open_tiers(choices: Choices, artefacts: Artefacts, undo: ExitStack) -> Tiers:
     """The slow tier, the link and the near tier."""
     replicas = open_replicas(choices.opened, artefacts.replicas, choices.policies.widths)
-    split, devices = choices.fast.split, choices.devices
+    split = choices.fast.split
+    devices = choices.devices
     tiers = open_tiers(choices.opened, choices.link, replicas, split=split, devices=devices)
     undo.callback(tiers.link.close)
     return tiers
@@ -250,7 +252,8 @@ def _measured_window(choices: Choices, slots: Slots, tiers: Tiers) -> int:
         return 0
     if choices.settings.scaled_to:
         return scaled_window(choices.opened.shape, machine(choices.settings.scaled_to))
-    num_experts, num_devices = choices.partitions.num_experts, choices.partitions.count
+    num_experts = choices.partitions.num_experts
+    num_devices = choices.partitions.count
     bytes_per_s = tiers.bandwidth or link_bytes_per_second(
         tiers.link, slots.alike(), num_experts, num_devices=num_devices
     )
@@ -277,8 +280,10 @@ def _watch_routers(
     choices: Choices, artefacts: Artefacts, controller: Controller, undo: ExitStack
 ) -> Watcher:
     """Hook into the model what the policies read, and no more."""
-    opened, policies = choices.opened, choices.policies
-    watcher, prefetch = Watcher(opened), policies.prefetch
+    opened = choices.opened
+    policies = choices.policies
+    watcher = Watcher(opened)
+    prefetch = policies.prefetch
     undo.callback(watcher.stop)
     if prefetch.reads_predictions:
         watcher.see_predictions(prefetch.distance)

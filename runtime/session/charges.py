@@ -48,14 +48,16 @@ class Charges:
 
     def begin(self, rows: np.ndarray, num_rows: int) -> None:
         """Begin a pass over tokens of the requests `rows` [T], each below `num_rows`."""
-        self._rows, self._by_tokens = rows, np.bincount(rows, minlength=num_rows) / len(rows)
+        self._rows = rows
+        self._by_tokens = np.bincount(rows, minlength=num_rows) / len(rows)
         self._parts: dict[
             int, dict[Counter, np.ndarray]
         ] = {}  # by layer; by tokens where nothing is noted
 
     def see(self, step: Step, plan: Plan) -> None:
         """Note whose experts a step wanted, and what became of them."""
-        num_rows, num_experts = len(self._by_tokens), self._num_experts
+        num_rows = len(self._by_tokens)
+        num_experts = self._num_experts
         if num_rows == 1:
             return  # all of it
         cells = self._rows[:, None] * num_experts + step.selected

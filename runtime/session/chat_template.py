@@ -27,8 +27,11 @@ class ChatTemplates:
     take turns."""
 
     def __init__(self, *, limit_s: float = LIMIT_S, limit_nbytes: int = LIMIT_NBYTES) -> None:
-        self._limit_s, self._limit_nbytes = limit_s, limit_nbytes
-        self._lock, self._process, self._is_closed = threading.Lock(), None, False
+        self._limit_s = limit_s
+        self._limit_nbytes = limit_nbytes
+        self._lock = threading.Lock()
+        self._process = None
+        self._is_closed = False
 
     def render(self, tokenizer: PreTrainedTokenizerBase, turns: Sequence[Mapping[str, str]]) -> str:
         """The prompt for the answer to `turns`, as `tokenizer.apply_chat_template` makes it. Raises
@@ -102,7 +105,8 @@ class ChatTemplates:
 
     def _end(self) -> None:
         if self._process is not None:
-            process, self._process = self._process, None
+            process = self._process
+            self._process = None
             process.kill()
             process.communicate()
 

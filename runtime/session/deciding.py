@@ -14,7 +14,9 @@ def cache_on_device(choices: Choices, controller: Controller) -> CacheOnDevice |
     nothing is left to decide. Raises BadUsage where the device is to decide and cannot."""
     if choices.settings.decide == HOST:
         return None
-    device, shape, kind = choices.opened.model.device.type, choices.opened.shape, choices.link.kind
+    device = choices.opened.model.device.type
+    shape = choices.opened.shape
+    kind = choices.link.kind
     if choices.fused is not GpuOutput:
         raise BadUsage(
             f"--decide device needs a GPU with Triton and kernels for the experts, and there are none for "

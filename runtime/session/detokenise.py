@@ -42,13 +42,15 @@ class Stops:
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self.is_met = False
-        self._stops, self._held = stops, ""
+        self._stops = stops
+        self._held = ""
 
     def add(self, text: str) -> str:
         """The text that certainly belongs to the answer."""
         held = self._held + text
         if starts := [start for stop in self._stops if (start := held.find(stop)) >= 0]:
-            self.is_met, self._held = True, ""
+            self.is_met = True
+            self._held = ""
             return held[: min(starts)]
         num_held = max((_overlap(held, stop) for stop in self._stops), default=0)
         self._held = held[len(held) - num_held :]

@@ -27,10 +27,9 @@ TakeTurn = Callable[[threading.Event], AbstractContextManager[bool]]
 begin."""
 
 _END = object()
-_LEAST, _MOST = (
-    1e-4,
-    1e4,
-)  # of what logits are divided by: divided by more or less, they are no longer finite
+# of what logits are divided by: divided by more or less, they are no longer finite
+_LEAST = 1e-4
+_MOST = 1e4
 _NO_PROBABILITY = "probability tensor contains either"  # as torch.multinomial begins
 NOTHING_TO_DRAW = (
     "the options of the request and of the model's generation_config.json leave no token to draw"
@@ -238,7 +237,9 @@ def _cuda_devices(tensor: torch.Tensor) -> list[torch.device]:
 
 class _Streamer(BaseStreamer):
     def __init__(self, tokens: queue.SimpleQueue, start_s: float) -> None:
-        self._tokens, self._start_s, self._index = tokens, start_s, -1
+        self._tokens = tokens
+        self._start_s = start_s
+        self._index = -1
 
     def put(self, value: torch.Tensor) -> None:
         if self._index < 0:  # the prompt comes first

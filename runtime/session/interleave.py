@@ -66,12 +66,16 @@ class Generation:
         self, session: Session, mine: threading.local, prompt: torch.Tensor, sampling: Sampling
     ) -> None:
         self.is_over = False
-        self._session, self._mine, self._request = session, mine, session.watcher.first_request
+        self._session = session
+        self._mine = mine
+        self._request = session.watcher.first_request
         self._is_drawn = sampling.temperature > 0
-        self._go, self._back = threading.Event(), threading.Event()
+        self._go = threading.Event()
+        self._back = threading.Event()
         self._has_passed = self._is_left = False
         self._random_state = _random_state() if self._is_drawn else []
-        model, tokenizer = session.opened.model, session.opened.tokenizer
+        model = session.opened.model
+        tokenizer = session.opened.tokenizer
         self._tokens = stream(
             model, prompt.to(model.device), sampling, tokenizer=tokenizer, turn=self._take_turns
         )
@@ -79,7 +83,8 @@ class Generation:
     def step(self) -> PassResult:
         """Run one pass and draw its token; the turn ends where the next pass would begin. Raises
         the error that ended the generation."""
-        session, begin_s = self._session, time.perf_counter()
+        session = self._session
+        begin_s = time.perf_counter()
         if len(session.controller.counters.passes) > _MANY_PASSES:
             session.engine.fold()
         first_pass = len(session.controller.counters.passes)

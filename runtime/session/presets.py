@@ -28,10 +28,8 @@ def find_presets(
     from artifacts.store.store import Store
 
     with Store.open(store, read_only=True) as opened:
-        kept, models = (
-            stored_presets(opened),
-            {model.model_id: model.name for model in opened.models()},
-        )
+        kept = stored_presets(opened)
+        models = {model.model_id: model.name for model in opened.models()}
     tuned = {}
     for name in wanted:
         of_any = [preset for preset in kept if preset.preset.name == name]

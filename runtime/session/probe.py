@@ -104,10 +104,8 @@ def _body_seconds(opened: MoeModel, num_rows: int, attention: str) -> float:
     only the body is called. The fastest of a few, since other work of the machine only adds to
     them."""
     tokens = torch.zeros(1, num_rows, dtype=torch.int64, device=opened.model.device)
-    body, given = (
-        opened.model.base_model,
-        {"input_ids": tokens, "position_ids": tokens, "use_cache": False},
-    )
+    body = opened.model.base_model
+    given = {"input_ids": tokens, "position_ids": tokens, "use_cache": False}
     with without_experts(opened, after=ENGINE):
         rows = one_token_each(num_rows, attention)
         forward = partial(body, **given, moectl_rows=rows)
@@ -134,15 +132,15 @@ def link_bytes_per_second(
 def expert_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:
     """Measure the seconds in which torch, or fused kernels if `is_fused`, compute one resident
     expert on one token. Several experts take turns."""
-    device, module, contents = opened.model.device, opened.layers[0].experts, _some_contents(opened)
+    device = opened.model.device
+    module = opened.layers[0].experts
+    contents = _some_contents(opened)
     if is_fused:
         return _median_seconds(
             choose_output(opened).timed_expert(opened, contents), device, turns=200
         )
-    views, project = (
-        [opened.store.layout.views(content) for content in contents],
-        opened.store.layout.project,
-    )
+    views = [opened.store.layout.views(content) for content in contents]
+    project = opened.store.layout.project
     x = torch.zeros(1, opened.layers[0].hidden_size, dtype=opened.dtype, device=device)
     return _median_seconds(
         lambda turn: expert_forward(module, views[turn % len(views)], x, project=project),

@@ -22,7 +22,9 @@ class PromptEncoder:
     the receipt's."""
 
     def __init__(self, opened: MoeModel, *, fallbacks: list[str]) -> None:
-        self._opened, self._fallbacks, self._templates = opened, fallbacks, ChatTemplates()
+        self._opened = opened
+        self._fallbacks = fallbacks
+        self._templates = ChatTemplates()
         self.close: Callable[[], None] = self._templates.close
 
     def encode(self, prompt: Prompt) -> torch.Tensor:

@@ -70,19 +70,22 @@ class Reading:
     def _begin(self, prompt: Prompt) -> bool:
         """Give a prompt room, with the longest beginning that is known. False if an earlier prompt
         under way is about to read a longer one."""
-        longest, source = 0, None
+        longest = 0
+        source = None
         for other in (*self._kept, *self._before(prompt)):
             shared = shared_beginning(prompt.ids, other.ids)
             known = min(shared, other.num_read)
             if known > longest:
-                longest, source = known, other
+                longest = known
+                source = other
         coming = max(
             (shared_beginning(prompt.ids, other.ids) for other in self._before(prompt)), default=0
         )
         if coming >= longest + LEAST_SHARED:
             return False
         if longest < LEAST_SHARED:
-            longest, source = 0, None
+            longest = 0
+            source = None
         prompt.line = self._memory.begin(len(prompt.ids), source.line if source else None, longest)
         prompt.num_reused = longest
         return True

@@ -23,12 +23,10 @@ def receipt(
     parts: Parts, reconfiguration: Reconfiguration | None, *, fallbacks: list[str]
 ) -> dict[str, object]:
     """By name, as it is printed and stored."""
-    opened, policies, settings, cache = (
-        parts.opened,
-        parts.policies,
-        parts.settings,
-        parts.controller.cache,
-    )
+    opened = parts.opened
+    policies = parts.policies
+    settings = parts.settings
+    cache = parts.controller.cache
     return {
         "model": opened.config.name_or_path or opened.family,
         "family": opened.family,
@@ -147,7 +145,8 @@ def _replicas(parts: Parts) -> dict[str, object]:
 def _dense_fallbacks(opened: MoeModel, *, is_multiplied: bool) -> list[str]:
     """What of the dense weights is not as asked: layers that stay as published, and products of
     dequantised ones."""
-    width, lines = opened.dense, []
+    width = opened.dense
+    lines = []
     if width.num_left:
         lines.append(
             f"dense: {width.num_left} linear layers stay as published: too small, or no whole blocks of 32"
@@ -167,7 +166,9 @@ def _dense_fallbacks(opened: MoeModel, *, is_multiplied: bool) -> list[str]:
 def fallbacks_of(parts: Parts) -> list[str]:
     """What the session does otherwise than it was asked, a line each; those of the policies come
     first."""
-    opened, devices, num_devices = parts.opened, parts.devices, parts.settings.devices
+    opened = parts.opened
+    devices = parts.devices
+    num_devices = parts.settings.devices
     lines = [*parts.policies.fallbacks, *filter(None, [preset(parts.settings.preset).note])]
     lines += dict.fromkeys(origin.note for origin in _used(parts).values() if origin.note)
     if parts.settings.experts == FUSED and not parts.is_fused:

@@ -56,11 +56,14 @@ class Session:
     def __init__(
         self, opened: MoeModel, settings: Settings, *, artefacts: Artefacts | None = None
     ) -> None:
-        self._lock, self._next_request = SessionLock(), 0
+        self._lock = SessionLock()
+        self._next_request = 0
         with ExitStack() as undo:
             self.parts = build_parts(opened, settings, artefacts or Artefacts(), undo)
-            self.opened, self.controller = opened, self.parts.controller
-            self.watcher, self.engine = self.parts.watcher, self.parts.engine
+            self.opened = opened
+            self.controller = self.parts.controller
+            self.watcher = self.parts.watcher
+            self.engine = self.parts.engine
             self.reconfiguration = reconfiguration(self.parts, lay_out=self._lay_out)
             self.fallbacks = fallbacks_of(self.parts)
             self.prompts = PromptEncoder(opened, fallbacks=self.fallbacks)
@@ -122,10 +125,8 @@ class Session:
         """Raise AssertionError where the session's state contradicts itself or exceeds the budget.
         Between passes."""
         self.engine.validate()
-        nbytes, budget = (
-            self.parts.fast_nbytes,
-            sizes.budget_nbytes(self.parts.budget, self.opened.shape),
-        )
+        nbytes = self.parts.fast_nbytes
+        budget = sizes.budget_nbytes(self.parts.budget, self.opened.shape)
         borders = ALIGNMENT * (len(self.parts.slots) + 1)
         assert nbytes <= budget + borders, f"{nbytes} bytes of fast tier, the budget is {budget}"
 
@@ -170,7 +171,8 @@ class Session:
         """Run one pass over tokens of several requests: ids, positions and `requests` [T], as the
         pieces of `rows` lie. Returns the logits [N, V] of the tokens `keep` [N]. Raises as
         `forward`, for ids that were checked."""
-        model, watcher = self.opened.model, self.watcher
+        model = self.opened.model
+        watcher = self.watcher
         with self._lock.raw, torch.inference_mode():
             self._lock.check()
             watcher.token_requests = requests
@@ -224,7 +226,8 @@ class Session:
         """Stream tokens after `prompt` [1, S] int64; other requests wait until the last one. `told`
         is then called with the effort of this generation. Raises BadInput for a prompt that the
         model cannot take."""
-        model, tokenizer = self.opened.model, self.opened.tokenizer
+        model = self.opened.model
+        tokenizer = self.opened.tokenizer
         turn = partial(self._turn, told=told)
         try:
             yield from stream(
@@ -298,7 +301,8 @@ class Session:
     def effort(self, *, first_pass: int = 0) -> Effort:
         """The counters and the exposed stall of the passes from `first_pass` on, by default of
         all."""
-        counters, stall_s = self.controller.counters, sum(self.engine.stall_s[first_pass:])
+        counters = self.controller.counters
+        stall_s = sum(self.engine.stall_s[first_pass:])
         by_layer = counters.by_layer(first_pass=first_pass)
         return Effort(totals(by_layer), by_layer, stall_s * 1e3)
 

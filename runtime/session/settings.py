@@ -12,11 +12,12 @@ from runtime.policies.eviction.lfu import Lfu
 from runtime.policies.prefetch.next_gate import NextGate
 from runtime.policies.presets import Preset, Scope, preset
 
-EXACT, FUSED = (
-    "exact",
-    "fused",
-)  # how experts are computed: to the model's own bits, or by compiled kernels
-HOST, DEVICE = "host", "device"  # who decides what a decoded token's experts push out
+# how experts are computed: to the model's own bits, or by compiled kernels
+EXACT = "exact"
+FUSED = "fused"
+# who decides what a decoded token's experts push out
+HOST = "host"
+DEVICE = "device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,9 @@ class Settings:
 
     def _check_device_decides(self, policies: Policies) -> None:
         """Raise BadUsage where a device could not decide as the policies would."""
-        plain, prefetch, eviction = (
-            build(preset("on-demand").texts()),
-            policies.prefetch,
-            policies.eviction,
-        )
+        plain = build(preset("on-demand").texts())
+        prefetch = policies.prefetch
+        eviction = policies.eviction
         others = {axis for axis in POLICIES if getattr(policies, axis) != getattr(plain, axis)}
         if eviction in (Lfu(), LateHorizon()):
             others -= {"eviction"}

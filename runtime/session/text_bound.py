@@ -19,7 +19,8 @@ _KEEPS = (
 )  # remove no character
 # A composed character is four code points at most when it is decomposed (Unicode Standard Annex
 # 15).
-_COMPOSES, _PARTS = ("NFC", "NFKC"), 4
+_COMPOSES = ("NFC", "NFKC")
+_PARTS = 4
 _BYTES = {f"<0x{byte:02X}>" for byte in range(256)}
 
 

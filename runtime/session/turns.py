@@ -43,7 +43,8 @@ class Turns:
     def __init__(self, session: Session, *, rows: int = 1) -> None:
         # Where residency follows the prompt, a second request would change it during the answer to
         # the first.
-        self.session, self.rows = session, 1 if session.parts.policies.residency.places else rows
+        self.session = session
+        self.rows = 1 if session.parts.policies.residency.places else rows
         self._interleave = Interleave(session)
         self._waiting: deque[_Asked] = deque()
         self._running: deque[_Asked] = deque()  # the first one has the turn

@@ -36,7 +36,8 @@ def map_twice(
     try:
         with os.fdopen(os.memfd_create("moectl-slots"), "r+b", buffering=0) as file:
             file.truncate(nbytes)
-            by_part, by_slot = mmap.mmap(file.fileno(), nbytes), mmap.mmap(-1, nbytes)
+            by_part = mmap.mmap(file.fileno(), nbytes)
+            by_slot = mmap.mmap(-1, nbytes)
             _map_by_slot(by_slot, num_slots, sizes, file.fileno())
     except OSError:
         return None
@@ -53,11 +54,10 @@ def map_twice(
 def _map_by_slot(by_slot: mmap.mmap, num_slots: int, sizes: Sequence[int], descriptor: int) -> None:
     """Replace the pages of `by_slot` by those of a file that has part after part."""
     at_address = CDLL(None, use_errno=True).mmap
-    at_address.argtypes, at_address.restype = (
-        [c_void_p, c_size_t, c_int, c_int, c_int, c_long],
-        c_void_p,
-    )
-    address, access = addressof(c_char.from_buffer(by_slot)), mmap.PROT_READ | mmap.PROT_WRITE
+    at_address.argtypes = [c_void_p, c_size_t, c_int, c_int, c_int, c_long]
+    at_address.restype = c_void_p
+    address = addressof(c_char.from_buffer(by_slot))
+    access = mmap.PROT_READ | mmap.PROT_WRITE
     for slot in range(num_slots):
         before = 0
         for size in sizes:
@@ -67,4 +67,5 @@ def _map_by_slot(by_slot: mmap.mmap, num_slots: int, sizes: Sequence[int], descr
             )
             if mapped != address:
                 raise OSError("no room in the address space")
-            address, before = address + size, before + size
+            address = address + size
+            before = before + size

@@ -35,7 +35,9 @@ class ResidentExperts:
         *,
         is_fused: bool = False,
     ) -> None:
-        self.slots, self.slow, self.shadows = slots, slow, shadows
+        self.slots = slots
+        self.slow = slow
+        self.shadows = shadows
         self.num_experts = opened.shape.num_experts
         self._is_split = isinstance(slow, SegmentTier)
         has_tiles = (
@@ -48,7 +50,8 @@ class ResidentExperts:
         # By slot the part that a whole expert takes.
         self._rooms = [] if self._is_split else [slot[: slow.nbytes(FULL_BITS)] for slot in slots]
         self._segments: dict[tuple[int, int], Views] = {}  # by slot and row of the slow tier
-        layout, by_part = opened.store.layout, slots.by_part
+        layout = opened.store.layout
+        by_part = slots.by_part
         parts = layout.parts if by_part else ()
         self._by_part = {part.name: layout.several(part, by_part[part.name]) for part in parts}
         self._rows: dict[
@@ -85,7 +88,8 @@ class ResidentExperts:
     def beside(self, places: Sequence[Place]) -> dict[str, torch.Tensor] | None:
         """Each part of n whole experts together, [n, *shape] by name; None where they do not lie in
         this order."""
-        first, count = places[0].slot, len(places)
+        first = places[0].slot
+        count = len(places)
         if not self._by_part or any(place.slot != first + row for row, place in enumerate(places)):
             return None
         if (first, count) not in self._rows:
@@ -98,7 +102,8 @@ class ResidentExperts:
         """The part of its slot that the expert, replica or segment takes."""
         if place.bits == FULL_BITS and self._rooms:
             return self._rooms[place.slot]
-        slot, nbytes = self.slots[place.slot], self.slow.num_bytes(place)
+        slot = self.slots[place.slot]
+        nbytes = self.slow.num_bytes(place)
         return slot if slot.nbytes == nbytes else slot[:nbytes]
 
 

@@ -92,10 +92,8 @@ class NeuronLayout:
         """Write an expert, or a segment of it, to `out`, uint8 on the CPU and of that size.
         `expert` has the module's parameters by name."""
         written = segment or Segment(0, self.num_neurons, has_head=True)
-        views, neurons = (
-            self.views(out, has_head=written.has_head),
-            slice(written.first, written.last),
-        )
+        views = self.views(out, has_head=written.has_head)
+        neurons = slice(written.first, written.last)
         weight = (
             expert[self._inner_name] if self.is_transposed else expert[self._inner_name].T
         )  # [H, num_inner * I]

@@ -135,6 +135,7 @@ def _open_link(opened: MoeModel, choice: LinkChoice, slow: SlowTier, device: tor
     if choice.kind == "emulated":
         return EmulatedLink(slow, shape, bandwidth=choice.bandwidth, latency_s=choice.latency_s)
     if device.type == "cuda":
-        is_pinned, nbytes = choice.kind == "cuda", opened.store.layout.nbytes
+        is_pinned = choice.kind == "cuda"
+        nbytes = opened.store.layout.nbytes
         return CudaLink(slow, shape, device=device, slot_nbytes=nbytes, is_pinned=is_pinned)
     return DiskLink(slow, shape, kept=slow, is_direct=choice.is_direct)

@@ -8,7 +8,9 @@ import torch
 from artifacts.common.host_memory import host_memory
 from artifacts.errors import OutOfResources
 
-_PORTABLE, _MAPPED = 1, 2  # cudaHostRegister's flags: for every device, and readable from kernels
+# cudaHostRegister's flags: for every device, and readable from kernels
+_PORTABLE = 1
+_MAPPED = 2
 # of the memory that is available: with all of it the system would swap, or end the process
 _SHARE = 0.95
 _PAGE = 4096  # bytes
@@ -33,7 +35,8 @@ class PageLock:
     """
 
     def __init__(self, buffer: torch.Tensor, owner: object) -> None:
-        self._start, self._end = buffer.data_ptr(), buffer.data_ptr() + buffer.nbytes
+        self._start = buffer.data_ptr()
+        self._end = buffer.data_ptr() + buffer.nbytes
         self._locked_to = self._start
         self._parts: list[int] = []
         weakref.finalize(owner, _unlock, self._parts).atexit = False

@@ -19,8 +19,11 @@ class RamStore:
     def __init__(
         self, disk: ExpertStore, *, pin: bool = False, progress: Callable[[int], None] | None = None
     ) -> None:
-        self.layout, self.shape, self.is_pinned = disk.layout, disk.shape, pin
-        num_keys, stride = self.shape.num_keys, round_up(self.layout.nbytes)
+        self.layout = disk.layout
+        self.shape = disk.shape
+        self.is_pinned = pin
+        num_keys = self.shape.num_keys
+        stride = round_up(self.layout.nbytes)
         if pin:
             check_budget(num_keys * stride)
         self.buffer = aligned(num_keys * stride).view(num_keys, stride)

@@ -77,10 +77,8 @@ class ReplicaLayout:
             part.name: (dtype, part) for part, dtype in zip(self.parts, self.dtypes, strict=True)
         }
         fields = {field: parts[f"{name}.{field}"] for field in PARTS if f"{name}.{field}" in parts}
-        scales, num_inputs = (
-            fields["scales"][1].shape if "scales" in fields else (),
-            self.num_inputs[name],
-        )
+        scales = fields["scales"][1].shape if "scales" in fields else ()
+        num_inputs = self.num_inputs[name]
         if len(scales) != 2 or not scales[0] or num_inputs % scales[0]:
             return False
         shapes = {field: (dtype, part.shape) for field, (dtype, part) in fields.items()}
@@ -125,7 +123,8 @@ class TrellisLayout(ReplicaLayout):
             for part, dtype in zip(self.parts, self.dtypes, strict=True)
             if part.name.startswith(f"{name}.")
         }
-        rate, num_inputs = self.rates.get(name), self.num_inputs[name]
+        rate = self.rates.get(name)
+        num_inputs = self.num_inputs[name]
         if rate is None or "codes" not in fields:
             return False
         low, high = (num_words(rate.half_bits + more, rate.num_outputs) for more in (0, 1))
@@ -141,10 +140,8 @@ class TrellisLayout(ReplicaLayout):
         return is_aligned and shapes == expected
 
     def _matrix(self, name: str, tensors: dict[str, torch.Tensor]) -> Trellis:
-        rate, parts = (
-            self.rates[name],
-            {part: tensors.get(f"{name}.{part}") for part in trellis.PARTS},
-        )
+        rate = self.rates[name]
+        parts = {part: tensors.get(f"{name}.{part}") for part in trellis.PARTS}
         return Trellis(
             rate.half_bits,
             rate.state_bits,
@@ -161,7 +158,8 @@ def layout_of(
 
     Raises Incompatible where they are not projections of so many inputs: kernels check no bounds.
     """
-    first, dtypes = tensors[0].offset, tuple(tensor.dtype for tensor in tensors)
+    first = tensors[0].offset
+    dtypes = tuple(tensor.dtype for tensor in tensors)
     parts = tuple(
         Part(tensor.name.partition(".")[2], tensor.shape, tensor.offset - first, tensor.nbytes)
         for tensor in tensors

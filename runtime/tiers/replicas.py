@@ -34,7 +34,8 @@ class ReplicaStore:
         model: str,
     ) -> None:
         assert len(files) == shape.num_keys, (len(files), shape)
-        self.shape, self._files = shape, files
+        self.shape = shape
+        self._files = files
         tensors = [_tensors(path, bits) for path in files]
         self.layout = layout_of(bits, tensors[0], num_inputs)
         for key, (path, of_file) in enumerate(zip(files, tensors, strict=True)):
@@ -56,7 +57,8 @@ class ReplicaStore:
         written again passes.
         """
         key = layer * self.shape.num_experts + expert
-        path, target = self._files[key], memoryview(out.numpy())[: self.layout.stored_nbytes]
+        path = self._files[key]
+        target = memoryview(out.numpy())[: self.layout.stored_nbytes]
         try:
             with path.open("rb", buffering=0) as file:
                 self._recognise(key, _stamp(os.fstat(file.fileno())))

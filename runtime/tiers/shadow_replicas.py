@@ -29,7 +29,8 @@ class Shadows:
             width: store.layout for width, store in stores.items()
         }
         self.layouts = {width: by_width[width] for width in self.widths}
-        layouts, is_made = [by_width[width] for width in self.widths], bits != NOTHING
+        layouts = [by_width[width] for width in self.widths]
+        is_made = bits != NOTHING
         ends = np.cumsum(
             [layout.nbytes * made for layout, made in zip(layouts, is_made, strict=True)]
         )

@@ -27,11 +27,13 @@ class Slots:
         self.device_of = [pool.device for pool in pools for _ in range(pool.num_slots)]  # by slot
         self.are_apart = len(set(devices)) > 1  # on devices that do not share memory
         sizes = [pool.slot_nbytes for pool in pools for _ in range(pool.num_slots)]
-        ends, self.starts = [0] * len(devices), []
+        ends = [0] * len(devices)
+        self.starts = []
         for device, size in zip(self.device_of, sizes, strict=True):
             self.starts.append(ends[device])
             ends[device] += round_up(size)
-        self.nbytes, self.device = sum(ends), devices[0]
+        self.nbytes = sum(ends)
+        self.device = devices[0]
         self.by_part: dict[str, torch.Tensor] = {}
         if mapped := map_twice(len(sizes), parts) if self._fit_in_cache(sizes, parts) else None:
             arena, self.by_part = mapped

@@ -22,7 +22,9 @@ class NeuronMajorStore:
     each thread keeps a buffer of one expert."""
 
     def __init__(self, disk: DiskStore, layout: NeuronLayout) -> None:
-        self.layout, self.shape, self._disk = layout, disk.shape, disk
+        self.layout = layout
+        self.shape = disk.shape
+        self._disk = disk
         self._own = threading.local()
 
     def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
@@ -38,7 +40,8 @@ class NeuronMajorStore:
     def read_segment(self, layer: int, expert: int, out: torch.Tensor, *, is_bottom: bool) -> None:
         """Fill `out`, as long as the segment, with a top or a bottom. Reads only the spans that
         hold the segment."""
-        stored, segment = self._stored(), self.layout.segment(len(out), is_bottom=is_bottom)
+        stored = self._stored()
+        segment = self.layout.segment(len(out), is_bottom=is_bottom)
         self._disk.read(layer, expert, stored, spans=self.layout.spans(self._disk.layout, segment))
         self.layout.pack(self._disk.layout.views(stored), out, segment)
 
@@ -84,7 +87,8 @@ class SegmentTier(SlowTier):
         """Make the views of all segments in RAM anew, after `segments` has changed."""
         store = self.stores[FULL_BITS]
         if isinstance(store, RamStore):
-            keys, num_experts = range(store.shape.num_keys), store.shape.num_experts
+            keys = range(store.shape.num_keys)
+            num_experts = store.shape.num_experts
             whole = [store.view(*divmod(key, num_experts)) for key in keys]
             sizes = self.segments.nbytes[: len(whole)]
             tops = [expert[:size] for expert, size in zip(whole, sizes, strict=True)]
@@ -101,7 +105,8 @@ class SegmentTier(SlowTier):
         if self.views_in_ram:
             fill(out, self.view(layer, expert))
             return
-        row, store = layer % self.stores[FULL_BITS].shape.num_layers, self.stores[FULL_BITS]
+        row = layer % self.stores[FULL_BITS].shape.num_layers
+        store = self.stores[FULL_BITS]
         nbytes = self.segments.nbytes[layer * store.shape.num_experts + expert]
         try:
             store.read_segment(row, expert, out[:nbytes], is_bottom=row != layer)

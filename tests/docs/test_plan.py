@@ -39,6 +39,7 @@ def test_what_the_table_says(
     least, most = (
         f"{float(format(said['tokens_per_s'][name], '.2g')):g}" for name in ("none", "all")
     )
-    share, speeds = f"{100 * said['memory']['share']:.1f} %", f"{least} to {most}"
+    share = f"{100 * said['memory']['share']:.1f} %"
+    speeds = f"{least} to {most}"
     expected = f"all: at most {most}" if said["memory"]["share"] == 1 else f"{share}: {speeds}"
     assert text.replace(" of the experts", "") == expected

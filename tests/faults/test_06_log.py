@@ -55,7 +55,8 @@ def test_without_its_log_a_store_has_what_it_had(logged: Path) -> None:
 
 @pytest.mark.parametrize("read_only", [True, False])
 def test_a_log_that_is_cut_off_gives_whole_runs(logged: Path, read_only: bool) -> None:
-    store, log = logged.read_bytes(), wal_of(logged).read_bytes()
+    store = logged.read_bytes()
+    log = wal_of(logged).read_bytes()
     for size in (0, 7, 40, len(log) // 2, len(log) - 1):
         logged.write_bytes(store)
         wal_of(logged).write_bytes(log[:size])

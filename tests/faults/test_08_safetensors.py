@@ -102,13 +102,15 @@ def test_a_tensor_named_twice(copy: Copy) -> None:
     assert "truncated or no safetensors file" in refusal(path.parent)
 
 
-ROUTER, HEAD = "model.layers.0.mlp.gate.weight", "lm_head.weight"
+ROUTER = "model.layers.0.mlp.gate.weight"
+HEAD = "lm_head.weight"
 
 
 def in_two_files(folder: Path, *, twice: str, zeros_in: str, said: str | None) -> Path:
     """Cut the weights in two, with one tensor in both, of zeros in one; the index says it is in the
     file `said`."""
-    path, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    path = folder / "model.safetensors"
+    index = folder / "model.safetensors.index.json"
     tensors = load_file(path)
     path.unlink()
     files = {"a": dict(tensors), "b": {}}

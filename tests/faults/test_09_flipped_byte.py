@@ -37,7 +37,8 @@ def replica(tmp_path: Path) -> Path:
 
 
 def test_every_byte_counts(replica: Path) -> None:
-    hash, whole = file_hash(replica), replica.read_bytes()
+    hash = file_hash(replica)
+    whole = replica.read_bytes()
     for at in range(8 + int.from_bytes(whole[:8], "little"), len(whole), 397):
         flip(replica, at)
         assert not is_intact(replica), at

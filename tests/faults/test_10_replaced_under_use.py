@@ -60,7 +60,8 @@ def test_a_replica_cut_off_is_told(in_use: ReplicaStore, tmp_path: Path) -> None
 def test_a_replica_written_again_is_as_good_and_another_is_told(
     in_use: ReplicaStore, tmp_path: Path
 ) -> None:
-    path, before = tmp_path / "expert.safetensors", read(in_use)
+    path = tmp_path / "expert.safetensors"
+    before = read(in_use)
     written(path, seed=0)
     assert read(in_use) == before
     written(path, seed=1)
@@ -70,7 +71,8 @@ def test_a_replica_written_again_is_as_good_and_another_is_told(
 
 def test_a_shard_replaced_is_read_to_its_end_and_one_cut_off_is_told(tmp_path: Path) -> None:
     path = written(tmp_path / "model.safetensors", seed=0)
-    shard, whole = Shard(path), path.read_bytes()
+    shard = Shard(path)
+    whole = path.read_bytes()
     target = bytearray(len(whole))
     written(path, seed=1)
     shard.read_into(0, [memoryview(target)])
@@ -138,7 +140,8 @@ def test_experts_in_ram_are_of_one_checkpoint(copy: Copy) -> None:
 def test_a_checkpoint_written_into_while_it_is_packed_leaves_no_folder(
     copy: Copy, tmp_path: Path
 ) -> None:
-    opened, out = open_model(str(folder := copy("olmoe"))), tmp_path / "packed"
+    opened = open_model(str(folder := copy("olmoe")))
+    out = tmp_path / "packed"
     with pytest.raises(BadInput, match="was replaced since it was opened"), rewritten(folder, UP):
         pack(opened, open_checkpoint(folder), out)
     with pytest.raises(BadInput, match=CHANGED):

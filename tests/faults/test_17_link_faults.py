@@ -108,7 +108,8 @@ def test_a_link_that_is_stuck_is_told_until_it_is_not(model: Model, faults: Faul
     with session_of(model) as session:
         next_is_exact(session, model)
         faults.mend()
-        faults.moving, faults.patience_s = held(0, gate), 0.2
+        faults.moving = held(0, gate)
+        faults.patience_s = 0.2
         for _ in range(2):
             with pytest.raises(OutOfResources, match="nothing came over the disk link for 0.2 s"):
                 said(session, model.requests[1])
@@ -122,7 +123,8 @@ def test_slow_is_not_stuck(model: Model, faults: Faults) -> None:
     """Other transfers that land show that the link works."""
     with session_of(model) as session:
         link = session.parts.tiers.link
-        faults.moving, faults.patience_s = sleeping(lambda number: 0.25), 1.0
+        faults.moving = sleeping(lambda number: 0.25)
+        faults.patience_s = 1.0
         buffers = [
             torch.empty(model.opened.shape.expert_nbytes, dtype=torch.uint8)
             for _ in range(5 * link.num_threads)
@@ -141,7 +143,8 @@ def test_any_order_of_arrival_gives_the_same_bits(link: str, model: Model, fault
 def test_a_thread_that_waits_keeps_no_slot(model: Model) -> None:
     """Slots that are replaced must be freed entirely, since the budget has no room for both."""
     with session_of(model) as session:
-        link, before = session.parts.tiers.link, Held.now()
+        link = session.parts.tiers.link
+        before = Held.now()
         slots = [torch.empty(model.opened.shape.expert_nbytes, dtype=torch.uint8) for _ in range(8)]
         for transfer in [
             link.issue(key, slot, urgency=key % 2 and PREFETCH) for key, slot in enumerate(slots)
@@ -171,7 +174,8 @@ def test_a_session_that_cannot_be_built_leaves_nothing(model: Model) -> None:
     opened."""
     with allocations() as asked, session_of(model):
         num_allocations = len(asked)
-    before, failed = Held.now(), 0
+    before = Held.now()
+    failed = 0
     for at in range(1, num_allocations + 1):
         try:
             with allocations(at), session_of(model):

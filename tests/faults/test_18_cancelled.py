@@ -153,7 +153,8 @@ def test_closing_a_session_ends_what_it_generates_with_a_reason(model: Model) ->
 def test_a_row_of_a_batch_that_is_given_up_leaves_the_others_as_they_were(
     session: Session, model: Model
 ) -> None:
-    request, keep = model.requests[2], torch.tensor([0, 2])
+    request = model.requests[2]
+    keep = torch.tensor([0, 2])
 
     def plain(ids: torch.Tensor, past: object = None) -> object:
         with torch.inference_mode():
@@ -183,7 +184,8 @@ def test_a_request_beyond_the_models_positions_is_refused(session: Session, mode
 
 
 def test_an_interrupted_job_is_done_by_who_asks_next() -> None:
-    jobs, calls = BackgroundJobs(), []
+    jobs = BackgroundJobs()
+    calls = []
 
     def work() -> int:
         calls.append(1)

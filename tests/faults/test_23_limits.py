@@ -133,7 +133,8 @@ def test_a_port_in_use_is_told_before_the_model_is_opened(
 def test_a_clock_that_goes_backwards_makes_no_negative_duration(
     monkeypatch: pytest.MonkeyPatch, path: Path
 ) -> None:
-    hours, said = iter(range(9, 0, -1)), {}
+    hours = iter(range(9, 0, -1))
+    said = {}
     monkeypatch.setattr(run, "utc_now", lambda: datetime(2026, 1, 1, next(hours)))
     monkeypatch.setattr(run, "write_learned_maps", lambda learned, **given: said.update(given))
     monkeypatch.setattr(run, "model_info", lambda *names: None)

@@ -146,7 +146,8 @@ def test_a_store_behind_a_link_is_on_its_own_file_system(path: Path, elsewhere: 
 
 
 def test_a_file_behind_a_link_is_replaced_where_it_lies(tmp_path: Path, elsewhere: Path) -> None:
-    link, file = tmp_path / "report.html", elsewhere / "served.html"
+    link = tmp_path / "report.html"
+    file = elsewhere / "served.html"
     file.write_text("old")
     link.symlink_to(file)
     with replacing(link) as temporary:

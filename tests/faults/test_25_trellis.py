@@ -59,7 +59,8 @@ def read(store: ReplicaStore) -> torch.Tensor:
 
 
 def test_every_byte_counts(path: Path) -> None:
-    hash, whole = file_hash(path), path.read_bytes()
+    hash = file_hash(path)
+    whole = path.read_bytes()
     for at in range(8 + int.from_bytes(whole[:8], "little"), len(whole), 97):
         flip(path, at)
         assert not is_intact(path), at
@@ -71,7 +72,8 @@ def test_every_byte_counts(path: Path) -> None:
 
 def test_a_file_cut_off_or_replaced_under_use_is_told(path: Path) -> None:
     store = opened(path)
-    before, whole = read(store), path.read_bytes()
+    before = read(store)
+    whole = path.read_bytes()
     path.write_bytes(whole[:-100])
     with pytest.raises(
         BadInput, match="changed while in use and is damaged: run moectl quantize again"

@@ -94,7 +94,8 @@ def _runs(path: Path) -> list[tuple[str, dict, dict[str, pa.Table]]]:
     predictors = Predictors(np.ones(2, np.float32), rng.random((2, 1, 6, 4), np.float32), 2, 0)
     told = {name: np.zeros((2, 1)) for name in ("recall", "next_gate_recall", "frequent_recall")}
     told |= {"samples": np.ones((2, 1), np.int64), "target": np.full((2, 1), "logits", object)}
-    near, conditions = (NearCompute(16, 1, _SPREAD),), {"device": "cpu", "link": "disk"}
+    near = (NearCompute(16, 1, _SPREAD),)
+    conditions = {"device": "cpu", "link": "disk"}
     hardware = HardwareProfile(
         (Compute(1, *[_SPREAD] * 4),), (Load("disk", _SPREAD, 1.0),), near, conditions
     )
@@ -132,7 +133,8 @@ def _runs(path: Path) -> list[tuple[str, dict, dict[str, pa.Table]]]:
 
 def _replicas(root: Path) -> dict[str, pa.Table]:
     (root / "run").mkdir(parents=True)
-    losses, files = [], []
+    losses = []
+    files = []
     for key in range(SHAPE.num_keys):
         path = write_replica(root / "run" / f"{key}.safetensors", key)
         layer, expert = divmod(key, SHAPE.num_experts)

@@ -35,7 +35,9 @@ class Tab:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.said: list[str] = []
         self.asked: list[str] = []
-        self._socket, self._answers, self._number = socket, {}, 0
+        self._socket = socket
+        self._answers = {}
+        self._number = 0
         self._listening = asyncio.create_task(self._listen())
 
     async def open(self, url: str, *, width: int, height: int) -> None:

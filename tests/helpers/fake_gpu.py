@@ -26,7 +26,8 @@ class Gpu:
     can run."""
 
     def __init__(self, seed: int) -> None:
-        self.random, self.lock = random.Random(seed), threading.RLock()
+        self.random = random.Random(seed)
+        self.lock = threading.RLock()
         self.streams: list[Stream] = []
         self.current = threading.local()
         self.compute = Stream(self)
@@ -39,7 +40,8 @@ class Gpu:
 
     @contextmanager
     def stream(self, stream: "Stream") -> Iterator[None]:
-        before, self.current.stream = self.current_stream(), stream
+        before = self.current_stream()
+        self.current.stream = stream
         yield
         self.current.stream = before
 
@@ -55,7 +57,8 @@ class Gpu:
 
 class Stream:
     def __init__(self, gpu: Gpu) -> None:
-        self.gpu, self.queue = gpu, deque()
+        self.gpu = gpu
+        self.queue = deque()
         gpu.streams.append(self)
 
     def add(self, work: Callable[[], None], ready: Callable[[], bool] = lambda: True) -> None:
@@ -78,7 +81,9 @@ class Stream:
 class Event:
     def __init__(self, gpu: Gpu) -> None:
         gpu.num_events += 1
-        self.gpu, self.mark, self.passed = gpu, 0, {0}
+        self.gpu = gpu
+        self.mark = 0
+        self.passed = {0}
         self.time_ms = 0.0
 
     def record(self, stream: Stream) -> None:
@@ -108,7 +113,9 @@ class Memory:
     def __init__(
         self, gpu: Gpu, *, pinned: bool = False, of: "Memory | None" = None, part: slice = slice(64)
     ) -> None:
-        self.gpu, self.pinned, self._whole = gpu, pinned, of or self
+        self.gpu = gpu
+        self.pinned = pinned
+        self._whole = of or self
         self._places = range(*part.indices(64))
         if of is None:
             self.bytes = [-1] * 64

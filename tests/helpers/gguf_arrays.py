@@ -42,10 +42,12 @@ def stored_arrays(model: PreTrainedModel, architecture: gguf.MODEL_ARCH) -> dict
             array.swapaxes(1, 2) if config.model_type == "gpt_oss" and array.ndim == 3 else array
         )
         if found := re.search(r"\.(\d+)\..*gate_up_proj(_bias)?$", name):
-            stem, ending = f"blk.{found[1]}.ffn", "bias" if found[2] else "weight"
+            stem = f"blk.{found[1]}.ffn"
+            ending = "bias" if found[2] else "weight"
             by_turns = (array[:, ::2], array[:, 1::2])
             gate, up = by_turns if config.model_type == "gpt_oss" else np.split(array, 2, 1)
-            arrays[f"{stem}_gate_exps.{ending}"], arrays[f"{stem}_up_exps.{ending}"] = gate, up
+            arrays[f"{stem}_gate_exps.{ending}"] = gate
+            arrays[f"{stem}_up_exps.{ending}"] = up
         elif own := _own_names(name, array, config):
             arrays |= {f"blk.{name.split('.')[2]}.{found}": each for found, each in own.items()}
         else:
@@ -118,10 +120,8 @@ def _linear(name: str, array: np.ndarray, config: PreTrainedConfig) -> dict[str,
 
 def tiled(array: np.ndarray, config: PreTrainedConfig, *, back: bool = False) -> np.ndarray:
     """The value heads of an array [heads * n, ...] tiled, or back by key heads."""
-    count, each = (
-        config.linear_num_key_heads,
-        config.linear_num_value_heads // config.linear_num_key_heads,
-    )
+    count = config.linear_num_key_heads
+    each = config.linear_num_value_heads // config.linear_num_key_heads
     shape = (each, count) if back else (count, each)
     return array.reshape(*shape, -1, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
 

@@ -27,7 +27,8 @@ SIZES = {
     "head_dim": 64,
 }
 _LINEAR_HEADS = ("linear_key_head_dim", "linear_value_head_dim")
-_HEADS, _LIMITED = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), "group_limited_greedy"
+_HEADS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_LIMITED = "group_limited_greedy"
 _GROUPED = {
     "n_routed_experts": 6,
     "n_group": 2,
@@ -234,10 +235,8 @@ def blocks(type_: str, count: int, seed: int = 0) -> np.ndarray:
             rng.normal(size=(count, weights)).astype(np.float32), Type[type_]
         )
     drawn = rng.integers(0, 256, (count, nbytes), dtype=np.uint8)
-    scales, start = (
-        (rng.random((count, 1)) * _LARGEST.get(type_, 3e-4)).astype(np.float16),
-        SCALES[type_],
-    )
+    scales = (rng.random((count, 1)) * _LARGEST.get(type_, 3e-4)).astype(np.float16)
+    start = SCALES[type_]
     drawn[:, start : start + 2] = scales.view(np.uint8)
     if type_ in _MIDDLE:
         drawn[:, start + 2 : start + 4] = (scales * np.float16(_MIDDLE[type_])).view(np.uint8)

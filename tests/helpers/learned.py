@@ -14,7 +14,8 @@ from runtime.session.learn_maps import WrittenMaps, write_learned_maps
 
 SHAPE = Shape(num_layers=2, num_experts=4, top_k=2, expert_nbytes=100)
 MODEL = ModelInfo("demo", "a" * 64, "olmoe", SHAPE)
-HIDDEN, CAPACITY = 3, 8
+HIDDEN = 3
+CAPACITY = 8
 
 
 def maps_of(seed: int, count: int, maps: ExpertMaps | None = None) -> ExpertMaps:

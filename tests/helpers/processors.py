@@ -24,7 +24,8 @@ def as_processor(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     from llvmlite import binding
 
-    features, kept = binding.get_host_cpu_features(), _WIDE[name]
+    features = binding.get_host_cpu_features()
+    kept = _WIDE[name]
     for feature in features:
         if feature.startswith("avx512") and kept is not None and feature not in kept:
             features[feature] = False

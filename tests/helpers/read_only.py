@@ -18,7 +18,8 @@ def read_only(folder: Path) -> Iterator[None]:
     modes = [path.stat().st_mode for path in paths]
     for path in paths:
         path.chmod(path.stat().st_mode & ~0o222)
-    header, sets = (ctypes.c_uint32 * 2)(_VERSION, 0), (ctypes.c_uint32 * 6)()
+    header = (ctypes.c_uint32 * 2)(_VERSION, 0)
+    sets = (ctypes.c_uint32 * 6)()
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.capget(header, sets) == 0, os.strerror(ctypes.get_errno())
     effective = sets[0]

@@ -44,7 +44,8 @@ class Graph:
         assert Graph.under_way is None and not self._work, (
             "a capture within a capture, or a second one"
         )
-        Graph.under_way, self._mode = self, _Recording(self)
+        Graph.under_way = self
+        self._mode = _Recording(self)
         self._mode.__enter__()
 
     def capture_end(self) -> None:

@@ -18,7 +18,9 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from runtime.model.layers import moe_layers
 
-_NUM_EXPERTS, _TOP_K, _NUM_LAYERS = 8, 3, 3
+_NUM_EXPERTS = 8
+_TOP_K = 3
+_NUM_LAYERS = 3
 # What families call the same field: each takes those that its config has.
 _FIELDS: dict[str, object] = {
     **dict.fromkeys(

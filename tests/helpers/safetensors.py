@@ -28,7 +28,8 @@ class Tensors:
     @classmethod
     def together(cls, parts: Mapping[str, tuple[str, list[int], bytes]]) -> "Tensors":
         """Tensors from kind, shape and bytes by name, in this order."""
-        header, data = {}, b""
+        header = {}
+        data = b""
         for name, (kind, shape, raw) in parts.items():
             header[name] = {
                 "dtype": kind,

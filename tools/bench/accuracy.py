@@ -96,7 +96,8 @@ def _answers(one: Preset, opened: MoeModel, artefacts: Artefacts, tasks: Tasks) 
 
 
 def _table(answers: dict[tuple[str, str], np.ndarray], model: str | None) -> Table:
-    rows, by_label = [], {}
+    rows = []
+    by_label = {}
     for one in PRESETS:
         right = answers[one.label, one.budget]
         by_label[one.label] = right

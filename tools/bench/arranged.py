@@ -53,8 +53,11 @@ def main() -> None:
 def measure(name: str, stored: Stored, hidden: int, neurons: int, *, rounds: int) -> Result:
     """One format, on experts of one shape."""
     layout, content = stored_expert(stored, hidden, neurons, torch.bfloat16)
-    count, slot = max(2, COLD_NBYTES // layout.nbytes), aligned(layout.nbytes)
-    target, read_ms, arrange_ms = memoryview(slot.numpy()), [], []
+    count = max(2, COLD_NBYTES // layout.nbytes)
+    slot = aligned(layout.nbytes)
+    target = memoryview(slot.numpy())
+    read_ms = []
+    arrange_ms = []
     with tempfile.TemporaryFile() as file:
         for _ in range(count):
             file.write(content[: layout.nbytes].numpy())

@@ -52,7 +52,8 @@ def main() -> int:
     options = _options()
     torch.set_num_threads(1)
     quieten()
-    cells, is_sound = [], True
+    cells = []
+    is_sound = True
     with tempfile.TemporaryDirectory(prefix="moectl-types-") as folder:
         for kind in TYPES:
             path = _converted(Path(folder), kind)

@@ -39,14 +39,14 @@ from runtime.session.settings import FUSED, Settings
 from tools.bench import performance
 from tools.bench.performance import Section, Table
 
-MACHINE, BUDGET = "rtx3090-pcie4", "25%"
+MACHINE = "rtx3090-pcie4"
+BUDGET = "25%"
 SHARED = "near, qstar"  # misses are shared between link and near tier
 PRESETS = ("on-demand", "horizon", "near", SHARED)
 FASTER = {64: 5.0, 256: 12.0}  # aims: tokens a second over one at a time
-OVER_BOUND, OVER_DISTINCT = (
-    1.15,
-    1.1,
-)  # a step over the longer of link and compute; bytes over those of its experts
+# a step over the longer of link and compute; bytes over those of its experts
+OVER_BOUND = 1.15
+OVER_DISTINCT = 1.1
 _ONE_BY_ONE = 8  # requests
 _THEIRS = 64  # requests at a time up to which transformers' batch is measured: more take minutes
 _PROBES = 20  # of the speed that link and near tier are scaled to; the fastest is undisturbed
@@ -115,7 +115,8 @@ def _open(
     link, near = (f"{rate:.0f}B/s" for rate in (rates.link, rates.near))
     policies = {}
     if preset == SHARED:
-        preset, policies = "near", {"miss": f"qstar:ratio={rates.link / rates.near:.4f}"}
+        preset = "near"
+        policies = {"miss": f"qstar:ratio={rates.link / rates.near:.4f}"}
     settings = Settings(
         preset=preset,
         policies=policies,
@@ -125,7 +126,8 @@ def _open(
         near=near,
         experts=options.experts,
     )
-    session, clock = Session.open(str(demo_model()), settings), CpuClock()
+    session = Session.open(str(demo_model()), settings)
+    clock = CpuClock()
     assert isinstance(session.parts.tiers.link, EmulatedLink)
     session.parts.tiers.link.clock = session.parts.tiers.near.clock = clock
     return session, clock
@@ -174,13 +176,15 @@ def _alone(preset: str, options: argparse.Namespace) -> float:
 def _together(rows: int, options: argparse.Namespace, *, preset: str, budget: str = BUDGET) -> Way:
     session, clock = _open(options, preset=preset, budget=budget)
     with session:
-        asked, steps = list(prompts(session, rows)), []
+        asked = list(prompts(session, rows))
+        steps = []
         with RequestBatch(session, rows=rows) as batch:
             begin_s = clock.now_s()
             for prompt in asked:
                 batch.add(prompt, _sampling(options))
             while not batch.is_idle:
-                first_pass, step_s = session.num_passes, clock.now_s()
+                first_pass = session.num_passes
+                step_s = clock.now_s()
                 results = batch.step()
                 if len(results) == rows and all(result.token_id is not None for result in results):
                     counted = session.controller.counters.sum(first_pass=first_pass).sum(axis=1)

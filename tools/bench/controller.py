@@ -57,13 +57,18 @@ _TUNED = {
     "miss": "near:ratio=0.312",
 }
 OLMOE: ModelShape = MODELS["olmoe-1b-7b"]
-_HIDDEN, _DISTANCE = 64, 3
-_MACHINE, _BUDGET, _WINDOW = "rtx3090-pcie4", "25%", 0.5  # of an expert a layer
+_HIDDEN = 64
+_DISTANCE = 3
+# of an expert a layer
+_MACHINE = "rtx3090-pcie4"
+_BUDGET = "25%"
+_WINDOW = 0.5
 
 
 def main() -> None:
     options = _options()
-    model, rows = MODELS[options.model], []
+    model = MODELS[options.model]
+    rows = []
     trace = foreseeing(options.passes, model)
     for name in options.preset:
         owner, matching = controller(name, trace, model)
@@ -88,7 +93,8 @@ def main() -> None:
 def foreseeing(num_passes: int, model: ModelShape = OLMOE, *, seed: int = 0) -> Trace:
     """The synthetic trace of `tools.bench.simulator` with noisy predictions and an embedding a
     pass."""
-    shape, rng = model.shape, np.random.default_rng(seed)
+    shape = model.shape
+    rng = np.random.default_rng(seed)
     trace = synthetic(shape, num_passes, seed=seed)
     logits = rng.normal(size=(len(trace), shape.num_experts))
     np.put_along_axis(logits, trace.experts.astype(np.int64), 2.0, axis=1)
@@ -150,7 +156,9 @@ class Times:
 
 def timed(trace: Trace, owner: Controller, matching: Matching | None) -> Times:
     """Time a replay step by step."""
-    decide, begin, found = owner.step, owner.open_pass, Times([], [], [])
+    decide = owner.step
+    begin = owner.open_pass
+    found = Times([], [], [])
 
     def open_pass(opening: Opening) -> tuple[Place, ...]:
         begin_s = time.thread_time()
@@ -168,7 +176,8 @@ def timed(trace: Trace, owner: Controller, matching: Matching | None) -> Times:
             found.searches_us.append((time.thread_time() - decided_s) * 1e6)
         return plan
 
-    owner.step, owner.open_pass = step, open_pass
+    owner.step = step
+    owner.open_pass = open_pass
     replay(trace, owner)
     return found
 

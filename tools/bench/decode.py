@@ -52,7 +52,8 @@ from tools.bench import (
 )
 from tools.bench.performance import Ratio, Section, Table
 
-BUNDLED, RANDOM = "the bundled model", "random, OLMoE's shape"
+BUNDLED = "the bundled model"
+RANDOM = "random, OLMoE's shape"
 SIZED = "random, two layers of OLMoE's size"
 PAGE = ROOT / "docs" / "performance.md"
 LINKS = {
@@ -125,12 +126,14 @@ def _controller(models: dict[str, Path], options: argparse.Namespace) -> Section
 
 
 def _decisions(model: ModelShape, effort: int) -> Table:
-    shape, is_first = model.shape, model is bench_controller.OLMOE
+    shape = model.shape
+    is_first = model is bench_controller.OLMOE
     names = (*bench_controller.LOSSLESS, bench_controller.TUNED)
     trace = bench_controller.foreseeing(160 * effort // shape.num_layers, model)
     rounds = [[_steps_us(name, trace, model) for name in names] for _ in range(max(2, effort // 2))]
     middles = np.median(rounds, axis=2)  # [rounds, presets]
-    rows, ratios = [], {}
+    rows = []
+    ratios = {}
     for name, own, times in zip(
         names, np.swapaxes(rounds, 0, 1), (middles / middles[:, :1]).T, strict=True
     ):
@@ -169,10 +172,12 @@ def _prefill(models: dict[str, Path], options: argparse.Namespace) -> Section:
 
 def _disk(models: dict[str, Path], options: argparse.Namespace) -> Section:
     """Each way in a process of its own, on the model in Accelerate's layout."""
-    rounds, tokens = max(1, options.rounds // 5), max(4, options.tokens // 2)
+    rounds = max(1, options.rounds // 5)
+    tokens = max(4, options.tokens // 2)
     with bench_disk.checkpoint(None) as folder:
         found = bench_disk.rows(folder, rounds=rounds, tokens=tokens)
-    sheet, ratios = bench_disk.sheet(found, rounds=rounds, tokens=tokens), {}
+    sheet = bench_disk.sheet(found, rounds=rounds, tokens=tokens)
+    ratios = {}
     for row in found:
         if row.way.startswith(bench_disk.OURS):
             for which, times in (("cold", row.cold_times), ("warm", row.warm_times)):

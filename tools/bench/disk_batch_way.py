@@ -51,7 +51,8 @@ def measure(asked: BatchWay, folder: Path) -> BatchReading:
         opened = stack.enter_context(open_way(asked.way, folder, scratch))
         vocab_size = (opened.opened.model if asked.way.name == OURS else opened).config.vocab_size
         ids = torch.randint(3, vocab_size, (asked.rows, PROMPT), generator=torch.manual_seed(0))
-        read, begin_s = read_nbytes(), time.perf_counter()
+        read = read_nbytes()
+        begin_s = time.perf_counter()
         (_by_moectl if asked.way.name == OURS else _by_transformers)(opened, ids, asked.tokens)
         return BatchReading(time.perf_counter() - begin_s, read_nbytes() - read)
 

@@ -19,8 +19,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-PROMPT, WARM_UP = 16, 2  # tokens; the first of the decoded ones, cold or warm, do not count
-DEVICE_MAP, WHOLE_MODEL, OURS = "accelerate, device_map disk", "accelerate, disk_offload", "moectl"
+# tokens; the first of the decoded ones, cold or warm, do not count
+PROMPT = 16
+WARM_UP = 2
+DEVICE_MAP = "accelerate, device_map disk"
+WHOLE_MODEL = "accelerate, disk_offload"
+OURS = "moectl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +96,13 @@ def _decode(model: object, tokens: int, *, before: Callable[[], None]) -> tuple[
     )
     with torch.inference_mode():
         past = model(input_ids=ids[:, :PROMPT], use_cache=True).past_key_values
-        seconds, nbytes = [], []
+        seconds = []
+        nbytes = []
         for position in range(PROMPT, ids.shape[1]):
             before()
-            token, read, begin_s = (
-                ids[:, position : position + 1],
-                read_nbytes(),
-                time.perf_counter(),
-            )
+            token = ids[:, position : position + 1]
+            read = read_nbytes()
+            begin_s = time.perf_counter()
             past = model(input_ids=token, past_key_values=past, use_cache=True).past_key_values
             seconds.append(time.perf_counter() - begin_s)
             nbytes.append(read_nbytes() - read)

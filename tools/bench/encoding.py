@@ -77,7 +77,8 @@ def times(name: str, *, rounds: int, tokens: int) -> Table:
 def hours(name: str, num_experts: int, *, tokens: int) -> Table:
     """Processor seconds of one expert at the widths that each recipe makes unasked, and hours of
     all on two cores."""
-    opened, rows = open_quietly(name, device="cpu"), []
+    opened = open_quietly(name, device="cpu")
+    rows = []
     for method in (Method(), Method(recipe=TRELLIS, bits=TRELLIS_WIDTHS)):
         seconds = expert_s(opened, method, tokens, clock=process_time)
         all_h = seconds * num_experts / 3600
@@ -110,7 +111,8 @@ def main() -> None:
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    name, command = options.model or str(demo_model()), "python -m tools.bench.encoding"
+    name = options.model or str(demo_model())
+    command = "python -m tools.bench.encoding"
     if options.experts:
         tables = [hours(name, options.experts, tokens=options.tokens)]
         command += f" --model MODEL --experts {options.experts} --tokens {options.tokens}"

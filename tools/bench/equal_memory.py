@@ -33,7 +33,8 @@ from tools.make.full_size import make
 
 log = logging.getLogger("bench_equal_memory")
 
-MODEL, CHANGES = "qwen3-30b-a3b-fp8", {"num_hidden_layers": 12}
+MODEL = "qwen3-30b-a3b-fp8"
+CHANGES = {"num_hidden_layers": 12}
 BUDGETS = ("25%",)
 LINKS = ("disk", "direct")
 
@@ -58,7 +59,8 @@ def main() -> int:
 
 def _files(folder: Path) -> tuple[Path, Path]:
     """The checkpoint and llama.cpp's file in `folder`, made unless they are there."""
-    checkpoint, file = folder / "checkpoint", folder / "model.gguf"
+    checkpoint = folder / "checkpoint"
+    file = folder / "model.gguf"
     if not (checkpoint / "config.json").is_file():
         make(MODEL, checkpoint, changes=CHANGES)
     if not file.is_file():

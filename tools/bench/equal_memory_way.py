@@ -50,11 +50,9 @@ class LimitedReading:
 
 
 def main() -> None:
-    way, vocab_size, tokens = (
-        LimitedWay(**json.loads(sys.argv[1])),
-        int(sys.argv[2]),
-        int(sys.argv[3]),
-    )
+    way = LimitedWay(**json.loads(sys.argv[1]))
+    vocab_size = int(sys.argv[2])
+    tokens = int(sys.argv[3])
     print(json.dumps(asdict(measure(way, vocab_size, tokens=tokens))))
 
 
@@ -66,7 +64,8 @@ def measure(way: LimitedWay, vocab_size: int, *, tokens: int) -> LimitedReading:
         begin_s = time.perf_counter()
         decode = _opened(way, vocab_size, ids.shape[1], stack)
         decode(ids[:, : PROMPT + 1])
-        first_s, read = time.perf_counter() - begin_s, read_nbytes()
+        first_s = time.perf_counter() - begin_s
+        read = read_nbytes()
         seconds = decode(ids)
         return LimitedReading(first_s, median(seconds), read_nbytes() - read)
 

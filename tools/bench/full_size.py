@@ -39,7 +39,8 @@ from tools.make.published_configs import CONFIGS
 
 log = logging.getLogger("bench_full_size")
 
-BUDGETS, OF_PROMPT = ("12.5%", "25%", "50%"), "25%"
+BUDGETS = ("12.5%", "25%", "50%")
+OF_PROMPT = "25%"
 _SPARE_NBYTES = 2 << 30  # of the disk, to be left free
 _TEXT = (
     "Experts that do not fit into memory stay on disk and are read when a router asks for them. "
@@ -115,7 +116,8 @@ def _profile(folder: Path, tokens: int) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         text = Path(scratch) / "text.txt"
         text.write_text(_TEXT * (1 + tokens // len(_TEXT)))
-        length, prefill = str(tokens), str(tokens // 2)
+        length = str(tokens)
+        prefill = str(tokens // 2)
         sizes = (
             "--tokens",
             length,

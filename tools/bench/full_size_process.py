@@ -112,7 +112,8 @@ class _Token(NamedTuple):
 
 
 def main() -> None:
-    folder, request = Path(sys.argv[1]), json.loads(sys.argv[2])
+    folder = Path(sys.argv[1])
+    request = json.loads(sys.argv[2])
     request = FullSizeRequest(**request | {"budgets": tuple(request["budgets"])})
     print(json.dumps(asdict(measure(folder, request))))
 
@@ -148,14 +149,17 @@ def _cell(opened: MoeModel, folder: Path, budget: str, *, tokens: int) -> Cell:
     forget_peak()
     with _session(opened, budget) as session:
         first_pass = session.num_passes + 1
-        cold, alone, past = [], [], []
+        cold = []
+        alone = []
+        past = []
         for token in _decoded(session, budget, tokens, before=lambda _: forget()):
             cold.append(token)
             forget()
             alone.append(cached_rate(token.places))
             forget()
             past.append(direct_rate(token.places))
-        peak, slots_nbytes = peak_nbytes(), session.parts.slots.nbytes
+        peak = peak_nbytes()
+        slots_nbytes = session.parts.slots.nbytes
         hit_rate = session.effort(first_pass=first_pass).hit_rate
     with _session(opened, budget) as session:
         warm = list(
@@ -175,7 +179,8 @@ def _prompted(opened: MoeModel, folder: Path, request: FullSizeRequest) -> Promp
         seconds = time.perf_counter() - begin_s
         effort = session.effort()
         is_finite = bool(logits[0, -1].isfinite().all())
-    loaded, waited_s = effort.counters["demand_bytes"], effort.exposed_ms / 1e3
+    loaded = effort.counters["demand_bytes"]
+    waited_s = effort.exposed_ms / 1e3
     return Prompted(request.prompt, request.of_prompt, seconds, waited_s, loaded, is_finite)
 
 
@@ -188,13 +193,16 @@ def _decoded(
 ) -> Iterator[_Token]:
     """Decode after a prompt that fills the fast tier; `before` is called with each token's number
     and not measured."""
-    opened, link = session.opened, session.parts.tiers.link
+    opened = session.opened
+    link = session.parts.tiers.link
     length = _filling(opened, float(budget.removesuffix("%")) / 100)
     ids = _ids(opened, length + tokens)
     past = session.forward(ids[:, :length]).past_key_values
     for number in range(tokens):
         before(number)
-        first_pass, copy_s, read = session.num_passes, link.copy_s, read_nbytes()
+        first_pass = session.num_passes
+        copy_s = link.copy_s
+        read = read_nbytes()
         with _recorded(opened.store) as keys:
             begin_s = time.perf_counter()
             past = session.forward(ids[:, [length + number]], past=past).past_key_values
@@ -221,7 +229,8 @@ def _ids(opened: MoeModel, count: int) -> torch.Tensor:
 @contextmanager
 def _recorded(store: DiskStore) -> Iterator[list[tuple[int, int]]]:
     """The layers and experts that are read meanwhile."""
-    keys, read = [], store.read
+    keys = []
+    read = store.read
 
     def recording(layer: int, expert: int, out: torch.Tensor, **options: object) -> None:
         keys.append((layer, expert))

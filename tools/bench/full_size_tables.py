@@ -7,7 +7,10 @@ from tools.bench.full_size_process import Cell, FullSizeMeasurement, Opening, Pr
 from tools.bench.performance import Table
 
 _GIB = 1 << 30
-MOST_OPENING_S, MOST_BESIDES_GIB, LEAST_COLD, LEAST_WARM = 15, 2.5, 0.8, 0.6
+MOST_OPENING_S = 15
+MOST_BESIDES_GIB = 2.5
+LEAST_COLD = 0.8
+LEAST_WARM = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,8 @@ class Rehearsal:
 
 
 def tables(found: Rehearsal) -> list[Table]:
-    opening, cells = found.measured.opening, found.measured.cells
+    opening = found.measured.opening
+    cells = found.measured.cells
     return [
         _opening(opening, found.files_nbytes),
         _cold(cells, opening),
@@ -80,7 +84,8 @@ def _cold(cells: Sequence[Cell], opening: Opening) -> Table:
     )
     rows = []
     for cell in cells:
-        cold, besides = cell.cold, cell.peak_nbytes - cell.slots_nbytes - opening.dense_nbytes
+        cold = cell.cold
+        besides = cell.peak_nbytes - cell.slots_nbytes - opening.dense_nbytes
         rows.append(
             (
                 cell.budget,
@@ -158,7 +163,8 @@ def _long(prompt: Prompted, *, profile_s: float, profiled: int) -> Table:
 
 
 def _plan(found: Rehearsal) -> Table:
-    memory, opening = found.planned["memory"], found.measured.opening
+    memory = found.planned["memory"]
+    opening = found.measured.opening
     pairs = [
         ("all experts", memory["all_experts_nbytes"], opening.expert_nbytes),
         (

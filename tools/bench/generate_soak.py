@@ -28,8 +28,11 @@ from moectl.cli import main as moectl
 from moectl.commands import generate  # noqa: F401  imported once: the processes are forks of this one
 from profilers.text.corpus import documents
 
-KILL, FULL_DISK = "kill", "full disk"
-_FULL, _DONE, _PARTLY = 4, 0, 6
+KILL = "kill"
+FULL_DISK = "full disk"
+_FULL = 4
+_DONE = 0
+_PARTLY = 6
 _POLL_S = 0.002
 
 
@@ -59,7 +62,9 @@ def soak(
 ) -> SoakResult:
     """Answer prompts undisturbed, and again with a stop after each part of them."""
     rng = random.Random(seed)
-    data, whole, out = folder / "soak.jsonl", folder / "whole.jsonl", folder / "stopped.jsonl"
+    data = folder / "soak.jsonl"
+    whole = folder / "whole.jsonl"
+    out = folder / "stopped.jsonl"
     _write_prompts(data, num_prompts, rng)
     own = (
         "--max-new-tokens",
@@ -74,7 +79,8 @@ def soak(
     command = ["generate", model, "--data", str(data), *own, "--out"]
     assert _ended([*command, str(whole)]) in (_DONE, _PARTLY)
     sizes = [len(line) for line in whole.read_bytes().splitlines(keepends=True)]
-    told, rows_after = [], []
+    told = []
+    rows_after = []
     for number, stop in enumerate(stops, start=1):
         num_rows = num_prompts * number // (len(stops) + 1) + rng.randrange(3)
         told.append(
@@ -108,7 +114,8 @@ def _write_prompts(path: Path, num_prompts: int, rng: random.Random) -> None:
     ]
     with path.open("w", encoding="utf-8") as file:
         for number in range(num_prompts):
-            text, begin = rng.choice(texts), rng.randrange(100)
+            text = rng.choice(texts)
+            begin = rng.randrange(100)
             row = {"id": number, "prompt": text[begin : begin + rng.randrange(10, 90)]}
             print(json.dumps(row) if rng.random() > 0.02 else "", file=file)
 

@@ -66,7 +66,9 @@ SHAPES = {
 }
 SCALED_ALONE = ("mixtral", "large")  # a whole expert of these takes too long
 # Limits on the inputs, rows and tokens that are run of a shape.
-LARGEST_INPUTS, LARGEST_ROWS, LARGEST_TOKENS = 4096, 1024, 4096
+LARGEST_INPUTS = 4096
+LARGEST_ROWS = 1024
+LARGEST_TOKENS = 4096
 
 
 def main() -> None:
@@ -115,7 +117,8 @@ def ratio_row(name: str, shape: Expert, options: argparse.Namespace) -> tuple[st
 
 def scaled_row(name: str, shape: Expert, recipe: str) -> tuple[str, ...]:
     """Seconds of an expert from those of its parts, and of all experts of the model."""
-    first, second = cost_of(shape.hidden, recipe), cost_of(shape.intermediate, recipe)
+    first = cost_of(shape.hidden, recipe)
+    second = cost_of(shape.intermediate, recipe)
     seconds = first.total(shape.tokens, 2 * shape.intermediate) + second.total(
         shape.tokens, shape.hidden
     )
@@ -134,7 +137,8 @@ def scaled_row(name: str, shape: Expert, recipe: str) -> tuple[str, ...]:
 def cost_of(num_inputs: int, recipe: str) -> Cost:
     """The measured cost; above LARGEST_INPUTS measured at that size and scaled."""
     size = min(num_inputs, LARGEST_INPUTS)
-    inputs, weight = torch.randn(LARGEST_TOKENS, size), torch.randn(LARGEST_ROWS, size) * 0.02
+    inputs = torch.randn(LARGEST_TOKENS, size)
+    weight = torch.randn(LARGEST_ROWS, size) * 0.02
     metric = hessian(inputs)
     token_s = _seconds(lambda: hessian(inputs)) / len(inputs)
 
@@ -144,7 +148,8 @@ def cost_of(num_inputs: int, recipe: str) -> Cost:
         )  # noqa: E731
         return min(_seconds(run) for _ in range(2))
 
-    half, full = solve(LARGEST_ROWS // 2), solve(LARGEST_ROWS)
+    half = solve(LARGEST_ROWS // 2)
+    full = solve(LARGEST_ROWS)
     row_s = (full - half) / (LARGEST_ROWS / 2)
     return Cost(token_s, max(0.0, full - row_s * LARGEST_ROWS), row_s).scaled(num_inputs / size)
 

@@ -29,7 +29,9 @@ from tools.bench.performance import Ratio, Section, Table
 
 PRESETS = ("on-demand", "near", "mixtral-offloading", "specmd", "moe-infinity")
 BUDGETS = ("12.5%", "25%", "50%")
-PROMPT, NUM_SEQUENCES, DECIDING = 16, 2, 4
+PROMPT = 16
+NUM_SEQUENCES = 2
+DECIDING = 4
 EFFORT = TimingEffort(lengths=(PROMPT,), turns=20)
 
 
@@ -108,9 +110,11 @@ def _run(
 ) -> Run:
     with Session(opened, settings) as session:
         reading = read(session, sequences, prefill=PROMPT)
-        window, counters = session.parts.window, session.controller.counters.totals()
+        window = session.parts.window
+        counters = session.controller.counters.totals()
     model = replace(guessed(opened.shape), name="measured", assumed=())  # its costs are measured
-    machine, costs = machine_of(measured, opened.shape), costs_of(measured, opened.shape)
+    machine = machine_of(measured, opened.shape)
+    costs = costs_of(measured, opened.shape)
     workload = Workload(trace, model, machine, costs=costs, window=window)
     outcome = workload.run(Setting(settings.preset, settings.preset, budget=settings.budget))
     assert outcome.counters == counters, "a live run and its replay decide alike"
@@ -119,12 +123,11 @@ def _run(
 
 
 def _table(name: str, link: str, found: dict[tuple[str, str], list[Run]], told: str) -> Table:
-    rows, off = [], {}
+    rows = []
+    off = {}
     for (preset, budget), runs in found.items():
-        live, simulated = (
-            np.array([run.live_ms for run in runs]),
-            np.array([[run.simulated_ms] for run in runs]),
-        )
+        live = np.array([run.live_ms for run in runs])
+        simulated = np.array([[run.simulated_ms] for run in runs])
         ratio = Ratio(*np.percentile(live / simulated, [50, 25, 75], axis=0).mean(axis=1).tolist())
         ms = (f"{np.median(own, axis=0).mean():.2f}" for own in (live, simulated))
         rows.append((preset, budget, f"{runs[0].hit_rate:.2f}", *ms, *ratio.cells()))

@@ -185,7 +185,8 @@ def run_rounds(
     for turn in range(rounds + 1):
         start = turn % len(there)
         for each in there[start:] + there[:start]:
-            own, num_calls = turning[each.name], calls[each.name]
+            own = turning[each.name]
+            num_calls = calls[each.name]
             each.multiply(x, next(own))
             begin_s = time.perf_counter()
             for _ in range(num_calls):
@@ -206,7 +207,8 @@ def conversion(shape: tuple[int, int], bits: int) -> str:
         converted = as_int4pack(packed)
         seconds.append(time.perf_counter() - begin_s)
     weights = shape[0] * shape[1]
-    held, stored = nbytes(converted) * 8 / weights, packed.nbytes * 8 / weights
+    held = nbytes(converted) * 8 / weights
+    stored = packed.nbytes * 8 / weights
     took = f"{statistics.median(seconds) * 1e3:.1f} ms to convert {shape[0]} x {shape[1]}"
     return f"{bits} bits as int4pack: {took}, {held:.2f} bits a weight in memory instead of {stored:.2f}"
 

@@ -39,7 +39,8 @@ from runtime.policies.prefetch.map import MapPrefetch
 from runtime.policies.shared.maps import Matching
 from runtime.policies.step import Opening
 
-DISTANCE, TOP_K = 3, 4
+DISTANCE = 3
+TOP_K = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +157,14 @@ def policy_steps(
     """Seconds [passes, L] that a step waits for the prefetch policy map, after one pass for
     warm-up."""
     shape = Shape(sizes.layers, sizes.experts, min(TOP_K, sizes.experts), expert_nbytes=1)
-    matching, policy, random = Matching(maps, shape), MapPrefetch(), np.random.default_rng(2)
+    matching = Matching(maps, shape)
+    policy = MapPrefetch()
+    random = np.random.default_rng(2)
     policy.prepare(shape, Artefacts(matching=matching))
     if in_background:
         matching.run_in_background()
-    last, selected = np.arange(sizes.requests), np.zeros((sizes.requests, shape.top_k), np.int64)
+    last = np.arange(sizes.requests)
+    selected = np.zeros((sizes.requests, shape.top_k), np.int64)
     seconds = np.zeros((passes + 1, sizes.layers))
     for number in range(passes + 1):
         seen = _distributions(random, sizes.requests, sizes)
@@ -182,7 +186,8 @@ def _one_pass(
 ) -> list[list[float]]:
     """Time each layer: attention, the next layer of the search, the search from the start, the
     choice of experts."""
-    under_way, layers = maps.begin(len(seen)), []
+    under_way = maps.begin(len(seen))
+    layers = []
     for layer in range(maps.num_layers):
         attention_s, incremental_s = _after(attend, next_layer, under_way, seen[:, layer])
         _, recomputed_s = _after(attend, whole_prefix, flat, seen[:, : layer + 1])

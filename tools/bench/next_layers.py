@@ -54,7 +54,8 @@ class Told(Horizon):
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         super().prepare(shape, artefacts)
-        self._near, self.ranks = self.ranks[0], None
+        self._near = self.ranks[0]
+        self.ranks = None
         self._future = Belady()
         self._future.prepare(shape, artefacts)
 
@@ -71,7 +72,8 @@ class Told(Horizon):
 
 
 def main() -> None:
-    chosen, sections = options(__doc__).parse_args(), []
+    chosen = options(__doc__).parse_args()
+    sections = []
     found = {
         f"{real.name}-next-layers": (real, path)
         for real, path in present(chosen)

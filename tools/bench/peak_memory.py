@@ -24,10 +24,9 @@ from pathlib import Path
 from tools import ROOT
 
 PROMPT = "Offloading moves experts, not tokens."
-NOTHING, PLAIN = (
-    "nothing",
-    "plain",
-)  # a run of the whole model; any other value is the budget of a session
+# a run of the whole model; any other value is the budget of a session
+NOTHING = "nothing"
+PLAIN = "plain"
 SHAPE = {"layers": 10, "experts": 64, "hidden": 1024, "intermediate": 512}
 NAMES = {NOTHING: "imports alone", PLAIN: "transformers, from_pretrained"}
 
@@ -70,7 +69,9 @@ def measure(name: str, folder: Path, *, tokens: int) -> Row:
     from runtime.session.session import Session, Settings
 
     torch.set_num_threads(1)
-    begin_s, expert_nbytes, seconds = time.perf_counter(), 0, []
+    begin_s = time.perf_counter()
+    expert_nbytes = 0
+    seconds = []
     if name == PLAIN:
         model, tokenizer = _plain(folder)
         loaded_s = time.perf_counter()

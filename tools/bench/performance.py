@@ -76,7 +76,8 @@ class Section:
 
 def conditions(command: str) -> str:
     """Machine, versions, commit and command in one line."""
-    here, known = LocalMachine.look(torch.device("cpu")), versions()
+    here = LocalMachine.look(torch.device("cpu"))
+    known = versions()
     load = "" if here.load is None else f", load {here.load:.1f}"
     packages = ", ".join(f"{name} {known[name]}" for name in _PACKAGES)
     return (

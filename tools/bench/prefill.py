@@ -18,7 +18,8 @@ from runtime.session.session import Session, Settings
 from runtime.tiers.ram import RamStore
 from tools.bench.performance import Ratio, Section, Table
 
-PRESET, BUDGET = "on-demand", "25%"
+PRESET = "on-demand"
+BUDGET = "25%"
 SPEEDS = (0.5, 1.0, 2.0)
 
 
@@ -45,7 +46,8 @@ def table(name: str, folder: Path, *, rounds: int, length: int) -> Table:
     """One model. Each round is another prompt, first at the budget, then with every expert
     resident."""
     opened, full = (open_model(str(folder)) for _ in range(2))
-    opened, random = replace(opened, store=RamStore(opened.store)), np.random.default_rng(0)
+    opened = replace(opened, store=RamStore(opened.store))
+    random = np.random.default_rng(0)
     prompts = [
         torch.from_numpy(random.integers(3, opened.config.vocab_size, (1, length)))
         for _ in range(rounds + 1)
@@ -86,7 +88,8 @@ def _seconds(session: Session, prompt: torch.Tensor) -> float:
 def _table(
     name: str, nbytes: int, alike_s: float, found: dict[float, list[Prompt]], told: str
 ) -> Table:
-    rows, ratios = [], {}
+    rows = []
+    ratios = {}
     for speed, prompts in found.items():
         rate = speed * nbytes / alike_s
         seconds = [one.seconds for one in prompts]

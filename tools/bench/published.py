@@ -33,7 +33,8 @@ from tools.gpu.checks.low_bit import random_packed
 from tools.gpu.checks.packed import laid_out, replica_layout
 
 SHAPES = ((2048, 768), (2048, 1024))  # hidden, intermediate: Qwen3-30B-A3B's and OLMoE-1B-7B's
-NUM_EXPERTS, GROUP = 8, 128
+NUM_EXPERTS = 8
+GROUP = 128
 COLD_NBYTES = 96 << 20
 
 MakeExpert = Callable[[int, int], tuple[StoredLayout | ReplicaLayout, torch.Tensor]]
@@ -82,10 +83,13 @@ def measure(
     dtype: torch.dtype = torch.bfloat16,
 ) -> Result:
     """One format in models of this dtype against bfloat16, on experts of each of `shapes`."""
-    ratios, bits = {}, 0.0
+    ratios = {}
+    bits = 0.0
     for hidden, neurons in shapes:
-        made, plain = make(hidden, neurons), plain_expert(hidden, neurons)
-        own, theirs = _multiplier(*made, hidden, dtype), _multiplier(*plain, hidden, torch.bfloat16)
+        made = make(hidden, neurons)
+        plain = plain_expert(hidden, neurons)
+        own = _multiplier(*made, hidden, dtype)
+        theirs = _multiplier(*plain, hidden, torch.bfloat16)
         ratios[hidden, neurons] = _ratio(own, theirs, rounds)
         bits = 16 * made[0].nbytes / plain[0].nbytes
     return Result(name, bits, ratios)
@@ -121,11 +125,10 @@ def _multiplier(
     )
     copies[:] = content[: layout.nbytes]
     token = torch.randn(hidden).to(dtype).float().numpy()
-    y, like = (
-        np.zeros((NUM_EXPERTS, hidden), np.float32),
-        torch.empty(0, dtype=AS_NUMPY[dtype]).numpy(),
-    )
-    operands, first = TokenOperands(token, np.arange(NUM_EXPERTS), y, like), 0
+    y = np.zeros((NUM_EXPERTS, hidden), np.float32)
+    like = torch.empty(0, dtype=AS_NUMPY[dtype]).numpy()
+    operands = TokenOperands(token, np.arange(NUM_EXPERTS), y, like)
+    first = 0
 
     def multiply() -> None:
         nonlocal first

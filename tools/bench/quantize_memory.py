@@ -25,11 +25,9 @@ if TYPE_CHECKING:
 
 SHAPE = {"layers": 16, "experts": 16, "hidden": 1024, "intermediate": 1024, "top-k": 4}
 LENGTH = 256
-INPUTS, EXPERTS = (
-    8,
-    20,
-    # copies of a layer's inputs and of an expert in float32 that a process may hold besides the model
-)
+# copies of a layer's inputs and of an expert in float32 that a process may hold besides the model
+INPUTS = 8
+EXPERTS = 20
 
 
 class _Enough(Exception):

@@ -117,7 +117,8 @@ class _Way:
     """One folder over one link, with slots for a token's experts."""
 
     def __init__(self, folder: Path, link: str, num_threads: int) -> None:
-        self._folder, self._opened = folder, open_model(str(folder))
+        self._folder = folder
+        self._opened = open_model(str(folder))
         store = direct(self._opened.store) if link == "direct" else self._opened.store
         shape = self._opened.shape
         self._link = DiskLink(SlowTier.plain(store), shape, num_threads=num_threads)
@@ -137,7 +138,9 @@ class _Way:
 
     def _bring(self, wanted: Sequence[Sequence[int]]) -> _Taken:
         """The keys of each layer, issued together and collected in turn, as a step does."""
-        nbytes, cpu_s, begin_s = read_nbytes(), time.process_time(), time.perf_counter()
+        nbytes = read_nbytes()
+        cpu_s = time.process_time()
+        begin_s = time.perf_counter()
         for keys in wanted:
             slots = [self._slots[index % len(self._slots)] for index in range(len(keys))]
             for transfer in [

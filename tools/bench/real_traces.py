@@ -42,7 +42,9 @@ VARIANTS = {
     "least_stale": ("least_stale", "least_stale:within=ascending"),
     "drop": ("drop", "drop:rank=2"),
 }
-BOUND, OURS, LATE = "belady", "horizon", "late_horizon"
+BOUND = "belady"
+OURS = "horizon"
+LATE = "late_horizon"
 _LEAST_GAP = 0.005
 
 
@@ -116,7 +118,8 @@ class Cell:
 
 
 def main() -> None:
-    chosen, sections = options(__doc__).parse_args(), []
+    chosen = options(__doc__).parse_args()
+    sections = []
     found = list(present(chosen))
     if chosen.write:
         check_places(chosen.write, [real.name for real, _ in found])
@@ -204,9 +207,11 @@ class Prepared:
 def measured(real: RealTrace, path: Path, tokens: int) -> Table:
     """Replay every policy in every scope and size; return the table."""
     prepared = Prepared(real, path, tokens)
-    trace, shape = prepared.trace, prepared.shape
+    trace = prepared.trace
+    shape = prepared.shape
     policies, left_out = allowed(trace)
-    columns, cells = [], {name: [] for name in (*policies, "gap closed")}
+    columns = []
+    cells = {name: [] for name in (*policies, "gap closed")}
     for scope in Scope:
         for size in SIZES:
             if not prepared.has_choice(scope, size):
@@ -219,7 +224,8 @@ def measured(real: RealTrace, path: Path, tokens: int) -> Table:
             for name, text in cell_texts(found, prepared.units, prepared.weights).items():
                 cells[name].append(text)
     tokens_held = int((trace.layer == 0).sum())
-    requests, lacking = len(np.unique(trace.request)), listed(left_out)
+    requests = len(np.unique(trace.request))
+    lacking = listed(left_out)
     note = (
         f"{tokens_held:,} tokens, {requests} requests, {shape.num_layers} layers, {shape.top_k} of {shape.num_experts} "
         f"experts; intervals by {prepared.unit}; the trace lacks what these need: {lacking}"
@@ -255,7 +261,8 @@ def allowed(trace: Trace, axis: str = "eviction") -> tuple[list[str], list[str]]
     """The policies of an axis whose columns the trace has, those that know the future last, and the
     others."""
     names = [name for policy in POLICIES[axis] for name in VARIANTS.get(policy, (policy,))]
-    can, cannot = [], []
+    can = []
+    cannot = []
     for name in sorted(names, key=(OURS, LATE, BOUND, "oracle").__contains__):
         try:
             policies = build(preset("on-demand").texts() | {axis: name})

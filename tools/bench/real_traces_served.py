@@ -37,7 +37,8 @@ def main() -> None:
     parser.add_argument(
         "--window", type=int, default=1, help="experts that a step's prefetches bring"
     )
-    chosen, sections = parser.parse_args(), []
+    chosen = parser.parse_args()
+    sections = []
     found = list(present(chosen))
     if chosen.write:
         check_places(chosen.write, [f"{real.name}-served" for real, _ in found])
@@ -58,7 +59,9 @@ class Served:
     """The tables of one trace."""
 
     def __init__(self, real: RealTrace, path: Path, *, tokens: int, window: int) -> None:
-        self._prepared, self._told, self._window = Prepared(real, path, tokens), real.told, window
+        self._prepared = Prepared(real, path, tokens)
+        self._told = real.told
+        self._window = window
         self._places = [place for place in PLACES if self._prepared.has_choice(*place)]
         self._on_demand = {place: self._run({}, *place) for place in self._places}
 

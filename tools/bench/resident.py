@@ -114,7 +114,8 @@ def table(name: str, folder: Path, dtype: torch.dtype, *, rounds: int, tokens: i
 def same_files(name: str, folder: Path, *, rounds: int, tokens: int) -> list[Table]:
     """One table of GGUF files in few bits, each read by moectl and by llama.cpp; none where that
     cannot be."""
-    rows, ratios = [], {}
+    rows = []
+    ratios = {}
     for type_, dense in SAME_FILES.items():
         with ExitStack() as stack:
             path = exported(stack, open_model(str(folder), dtype=torch.bfloat16), folder, type_)
@@ -122,15 +123,14 @@ def same_files(name: str, folder: Path, *, rounds: int, tokens: int) -> list[Tab
                 return []
             settings = Settings("full", experts=FUSED, dense=dense)
             session = stack.enter_context(Session(open_model(str(path), dense=dense), settings))
-            model, vocab_size = session.opened.model, session.opened.model.config.vocab_size
+            model = session.opened.model
+            vocab_size = session.opened.model.config.vocab_size
             ids = torch.from_numpy(
                 np.random.default_rng(0).integers(3, vocab_size, (1, PROMPT + tokens))
             )
             llama = LlamaCpp(path, threads=1, num_tokens=ids.shape[1], vocab_size=vocab_size)
-            ours, theirs = (
-                Contender("ours", partial(decode_seconds, model)),
-                partial(decode_by_llama_cpp, llama),
-            )
+            ours = Contender("ours", partial(decode_seconds, model))
+            theirs = partial(decode_by_llama_cpp, llama)
             seconds = run_rounds([ours, Contender("theirs", theirs)], ids, rounds=rounds)
         ratios[f"{name}, {type_} file"] = ratio = Ratio.of(seconds["ours"], seconds["theirs"])
         rows.append(

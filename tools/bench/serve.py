@@ -69,7 +69,8 @@ def main() -> int:
         if options.rounds:
             show_sheet(_speeds(asked, model, options))
             return 0
-        rows, is_sound = [], True
+        rows = []
+        is_sound = True
         for preset in options.presets.split(","):
             row, sound = _compared(asked, model, preset, options)
             rows.append(row)
@@ -185,7 +186,8 @@ def _row(
         for one, heard in zip(asked, told, strict=True)
         if heard.token_ids is None
     ]
-    num_left, num_lost = sum(gone), len(gone) - sum(gone)
+    num_left = sum(gone)
+    num_lost = len(gone) - sum(gone)
     return (preset, len(kept), num_equal, num_left, num_lost), num_equal == len(kept), num_lost
 
 
@@ -199,7 +201,8 @@ def _requests(options: argparse.Namespace) -> list[Asked]:
     asked = []
     for _ in range(options.requests):
         text = rng.choice(texts)
-        begin, length = rng.randrange(len(text) - 150), rng.randrange(20, 150)
+        begin = rng.randrange(len(text) - 150)
+        length = rng.randrange(20, 150)
         leaves = rng.randrange(1, 8) if rng.random() < options.leave else None
         asked.append(
             Asked(
@@ -249,7 +252,8 @@ def _server(model: Path, preset: str, options: argparse.Namespace, *, batch: int
     )
     command = [sys.executable, "-m", "moectl", "serve", str(model), *own]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        loading, ready = process.stderr.readline(), process.stderr.readline()
+        loading = process.stderr.readline()
+        ready = process.stderr.readline()
         assert ready, loading
         try:
             yield re.search(r"http://[0-9.:]+", ready)[0]
@@ -281,7 +285,9 @@ async def _clients(asked: list[Asked], url: str, num_clients: int) -> list[Told]
 
 
 async def _ask(api: AsyncOpenAI, one: Asked) -> Told:
-    begin_s, ttft_ms, num_pieces = time.perf_counter(), 0.0, 0
+    begin_s = time.perf_counter()
+    ttft_ms = 0.0
+    num_pieces = 0
     asked = {"model": "demo", "prompt": one.prompt, "max_tokens": one.num_tokens, "stream": True}
     async with await api.completions.create(**asked, **OWN) as stream:
         async for chunk in stream:

@@ -36,7 +36,10 @@ from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
 from tools.bench.serve import in_float32
 
-CLIENTS, NUM_TOKENS, NUM_PROMPTS, HUGE = 8, 8, 40, 2_000_000
+CLIENTS = 8
+NUM_TOKENS = 8
+NUM_PROMPTS = 40
+HUGE = 2_000_000
 PRESETS = ("on-demand", "horizon")
 TEMPLATE = """{%- if messages[0].content == 'loop' -%}
 {%- for _ in range(99999) -%}{%- for _ in range(99999) -%}{%- endfor -%}{%- endfor -%}
@@ -67,7 +70,10 @@ class Soak:
     def __init__(
         self, port: int, texts: dict[str, list[int]], chats: dict[str, list[int]], long: str
     ) -> None:
-        self.port, self.texts, self.chats, self.long = port, texts, chats, long
+        self.port = port
+        self.texts = texts
+        self.chats = chats
+        self.long = long
 
     def is_right(self, kind: str, seed: int) -> bool:
         """Send one request of a kind; whether its answer is the right one."""
@@ -215,7 +221,8 @@ def _server(model: Path, batch: int) -> Iterator[tuple[subprocess.Popen, int]]:
     command = [sys.executable, "-m", "moectl", "serve", str(model), *own]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
-            loading, ready = process.stderr.readline(), process.stderr.readline()
+            loading = process.stderr.readline()
+            ready = process.stderr.readline()
             assert ready, loading
             yield process, int(re.search(r"http://[0-9.]+:(\d+)", ready)[1])
         finally:
@@ -231,7 +238,10 @@ def _run(
     kinds = random.Random(options.seed).choices(
         list(KINDS), list(KINDS.values()), k=options.requests
     )
-    memory, waits, done, is_over = [(0, _mib(pid))], [], count(1), threading.Event()
+    memory = [(0, _mib(pid))]
+    waits = []
+    done = count(1)
+    is_over = threading.Event()
 
     def ask(number: int) -> tuple[str, bool]:
         try:

@@ -30,7 +30,8 @@ from tools.bench.stored_matrices import random_expert, variants
 
 Expert = tuple[ExpertLayout | QuantisedLayout, torch.Tensor]  # with its content
 COLD_NBYTES = 96 << 20
-PLAIN, GROUP = (torch.bfloat16, torch.float16, torch.float32), 128
+PLAIN = (torch.bfloat16, torch.float16, torch.float32)
+GROUP = 128
 _PLACE = Place(0, NO_SLOT)
 
 
@@ -92,11 +93,9 @@ def _both(
 ) -> tuple[Callable[[int], torch.Tensor], Callable[[int], torch.Tensor]]:
     """Functions that compute another copy at each turn, and never one that the other has just
     read."""
-    form, module, views = (
-        form_of(layout, layout.dtype),
-        experts_module(*shape),
-        [layout.views(each) for each in copies],
-    )
+    form = form_of(layout, layout.dtype)
+    module = experts_module(*shape)
+    views = [layout.views(each) for each in copies]
     like = np.empty(0, _kind(layout.dtype))
 
     def ours(turn: int) -> torch.Tensor:

@@ -39,7 +39,8 @@ from runtime.model.open import MoeModel, open_model
 from runtime.session.artefacts import load_artefacts
 from tools.bench.performance import Section, Table, conditions, write
 
-SHARES, OF_FEW_BITS = (0.175, 0.15, 0.125, 0.1, 0.085, 0.07), (0.25, 0.375)
+SHARES = (0.175, 0.15, 0.125, 0.1, 0.085, 0.07)
+OF_FEW_BITS = (0.25, 0.375)
 BOTH_WAYS = (0.125, 0.1, 0.07)
 MIXTURES = {
     "mixed": ((), ()),
@@ -49,7 +50,9 @@ MIXTURES = {
 }
 """What the greedy gives out below the narrowest replica and above the widest."""
 PAST = "layers weighed by the ramp from 2 to 1, or as one pass backward over calibration text measures them"
-LENGTH, BATCH_TOKENS, GUIDING_TOKENS = 256, 4096, 12288
+LENGTH = 256
+BATCH_TOKENS = 4096
+GUIDING_TOKENS = 12288
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,9 @@ class Reader:
     def loss(self, replicas: Replicas, bits: np.ndarray) -> Loss:
         """Put replicas of `bits` [L * E] in the place of experts, and read."""
         self._put(replicas, bits)
-        differences, kl, count = [], 0.0, 0
+        differences = []
+        kl = 0.0
+        count = 0
         for part, full in zip(self._parts, self._full, strict=True):
             for theirs, mine, targets in zip(
                 full, log_probabilities(self.model, part), part, strict=True
@@ -125,7 +130,8 @@ class Reader:
         """[L, 1, 1]: how much a squared error in the output of each layer's experts costs, by one
         pass backward over text with tokens that the model itself draws (Fisher's information), with
         a mean of 1."""
-        squares, counts = np.zeros(len(self._modules)), 0
+        squares = np.zeros(len(self._modules))
+        counts = 0
         generator = torch.Generator().manual_seed(0)
         for part in batches(sequences, num_tokens=BATCH_TOKENS):
             heard: list[torch.Tensor] = []
@@ -197,7 +203,9 @@ def measure(name: str, stores: Sequence[Path], held: str, data: str, tokens: int
     `BOTH_WAYS` says."""
     opened = open_quietly(name, device="cpu")
     text = read_data(opened, held, length=LENGTH, num_tokens=tokens, seed=0).sequences
-    reader, rows, is_plain = Reader(name, text), [], opened.store.layout.is_plain
+    reader = Reader(name, text)
+    rows = []
+    is_plain = opened.store.layout.is_plain
     if is_plain:
         guiding = read_data(
             opened, data, length=LENGTH, num_tokens=GUIDING_TOKENS, seed=0

@@ -106,7 +106,8 @@ def measure(
 ) -> tuple[float, float]:
     """Requests per second of a replay, and microseconds of a controller's step by itself; the best
     round of each."""
-    rates, steps_us = [], []
+    rates = []
+    steps_us = []
     for _ in range(options.rounds):
         owner = controller(trace, shape, eviction, options)
         start = time.process_time()
@@ -135,7 +136,8 @@ def controller(
 def profile(trace: Trace, shape: Shape, options: argparse.Namespace) -> None:
     """Profile the replays by function."""
     for name in options.eviction:
-        owner, profiler = controller(trace, shape, name, options), cProfile.Profile()
+        owner = controller(trace, shape, name, options)
+        profiler = cProfile.Profile()
         profiler.runcall(replay, trace, owner)
         print(name)
         pstats.Stats(profiler).sort_stats("tottime").print_stats(20)
@@ -165,7 +167,8 @@ def live_us(eviction: str, options: argparse.Namespace, *, num_tokens: int = 96)
             threads=1,
         ),
     )
-    decide, seconds = session.controller.step, []
+    decide = session.controller.step
+    seconds = []
 
     def timed(step: Step) -> Plan:
         start = time.perf_counter()
@@ -188,7 +191,9 @@ def _step_us(trace: Trace, owner: Controller) -> float:
         Step(s.pass_index, s.phase, s.layer, s.experts.astype(np.int64), s.weights, s.probabilities)
         for s in trace.steps()
     ]
-    elapsed, pass_index, half = 0.0, -1, len(taken) // 2
+    elapsed = 0.0
+    pass_index = -1
+    half = len(taken) // 2
     for number, step in enumerate(taken):
         if step.pass_index != pass_index:
             pass_index = step.pass_index

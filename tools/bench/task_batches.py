@@ -100,17 +100,16 @@ def score(
 def _table(
     opened: MoeModel, name: str, found: Mapping[int, Found], options: argparse.Namespace
 ) -> Table:
-    alone, rows = found[1], []
+    alone = found[1]
+    rows = []
     for batch, one in found.items():
         apart = np.abs(one.log_p - alone.log_p)
         others = (one.log_p.argmax(axis=1) != alone.log_p.argmax(axis=1)).sum()
         ratio = Ratio.of(alone.seconds, one.seconds)
         differences = f"{np.median(apart):.2g}", f"{apart.max():.2g}", others
         rows.append((batch, *ratio.cells(), f"{one.nbytes / alone.nbytes:.3f}", *differences))
-    speed, apart = (
-        ("items a second, one at a time = 1", "quartiles"),
-        ("log p a token apart, median", "largest"),
-    )
+    speed = ("items a second, one at a time = 1", "quartiles")
+    apart = ("log p a token apart, median", "largest")
     columns = ("batch", *speed, "bytes moved", *apart, "other choices")
     note = f"{options.items} items of {CHOICES} choices in {opened.expert_format}, {options.rounds} rounds; one thread"
     return Table(name, columns, rows, note)

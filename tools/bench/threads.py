@@ -67,9 +67,11 @@ def table(name: str, folder: Path, *, rounds: int, tokens: int) -> Table:
 def _table(
     name: str, counts: list[int], seconds: dict[str, list[float]], *, rounds: int, tokens: int
 ) -> Table:
-    rows, ratios = [], {}
+    rows = []
+    ratios = {}
     for count in counts:
-        own, theirs = seconds[f"moectl {count}"], seconds.get(f"llama.cpp {count}")
+        own = seconds[f"moectl {count}"]
+        theirs = seconds.get(f"llama.cpp {count}")
         beside = Ratio.of(own, theirs) if theirs else None
         over_one = Ratio.of(own, seconds["moectl 1"]).median
         cells = (f"{median(theirs) * 1e3:.2f}", *beside.cells()) if beside else ("", "", "")

@@ -34,7 +34,8 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 def contenders(shape: tuple[int, int], bits: int, *, is_cold: bool) -> dict[str, Product]:
     """The product with a matrix [out, in] of each kind, of as many matrices in turn as fit into no
     cache if cold."""
-    dense, packed = torch.randn(shape).bfloat16(), random_packed(*shape, bits)
+    dense = torch.randn(shape).bfloat16()
+    packed = random_packed(*shape, bits)
     coded = coded_matrices.random_trellis(*shape, 2 * bits, is_rotated=False)
 
     def turning(weights: object, nbytes: int, copy: Callable) -> Callable[[], object]:
@@ -83,7 +84,8 @@ def rows_of(shape: tuple[int, int], bits: int, tokens: list[int], rounds: int) -
             plain, *rest = seconds.values()
             ratios = [statistics.median(np.divide(own, plain)) for own in rest]
             direct = statistics.median(np.divide(seconds["trellis"], seconds["packed"]))
-            where, size = "cold" if is_cold else "hot", "x".join(map(str, shape))
+            where = "cold" if is_cold else "hot"
+            size = "x".join(map(str, shape))
             us = statistics.median(plain) * 1e6
             rows.append(
                 (

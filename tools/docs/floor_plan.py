@@ -19,7 +19,11 @@ _TEXT = {
     "runtime": "a forward pass, live or simulated",
     "artifacts": "what is known",
 }
-_WIDTH, _MARGIN, _ROW, _BOX, _PAD = 900, 20, 62, 30, 14
+_WIDTH = 900
+_MARGIN = 20
+_ROW = 62
+_BOX = 30
+_PAD = 14
 _LETTER = 8.2  # pixels of a letter of a room's name
 
 _STYLE = """
@@ -43,7 +47,8 @@ _HEADS = (
 def drawn(packages: Mapping[str, Arrows]) -> str:
     """The picture; `packages` from the innermost outwards, each with the imports between its
     rooms."""
-    parts, top = [], _MARGIN
+    parts = []
+    top = _MARGIN
     frames = []
     for package in reversed(packages):
         lines, height = _package(package, packages[package], top)
@@ -154,7 +159,8 @@ def _room(name: str, x: float, y: float) -> str:
 
 
 def _arrow(start: tuple[float, float], end: tuple[float, float], first: str, last: str) -> str:
-    (x1, y1), (x2, y2) = start, end
+    x1, y1 = start
+    x2, y2 = end
     if y1 < y2:
         y1 += _BOX
         bend = (y2 - y1) / 2
@@ -165,6 +171,7 @@ def _arrow(start: tuple[float, float], end: tuple[float, float], first: str, las
         line = f"M{x1:.0f},{y1:.0f} C{curve}"
     else:
         side = 1 if x2 > x1 else -1
-        start_x, end_x = x1 + side * _half_width(first), x2 - side * _half_width(last)
+        start_x = x1 + side * _half_width(first)
+        end_x = x2 - side * _half_width(last)
         line = f"M{start_x:.0f},{y1 + _BOX / 2} L{end_x:.0f},{y2 + _BOX / 2}"
     return f'<path marker-end="url(#head)" d="{line}"/>'

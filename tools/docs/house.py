@@ -17,10 +17,13 @@ from tools.docs.floor_plan import drawn
 from tools.docs.rooms import PACKAGES, ROOMS, imports, modules, purpose, room_of
 
 PICTURE = ROOT / "docs" / "pictures" / "house.svg"
-LONGEST_FILE, LONGEST_FUNCTION, LONG_FUNCTION = 450, 60, 20
-"""Limits in lines: of any file, of any function, of nine functions in ten of each package."""
+# Limits in lines: of any file, of any function, of nine functions in ten of each package.
+LONGEST_FILE = 450
+LONGEST_FUNCTION = 60
+LONG_FUNCTION = 20
 
-_BEGIN, _END = "<!-- rooms: -->\n", "<!-- :rooms -->"
+_BEGIN = "<!-- rooms: -->\n"
+_END = "<!-- :rooms -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class Sizes:
 def sizes(package: str) -> Sizes:
     """Count the lines of a package; a function counts from its `def` to its end, docstring
     included."""
-    files, functions = [], []
+    files = []
+    functions = []
     for name, path in modules(package):
         text = path.read_text(encoding="utf-8")
         files.append((len(text.splitlines()), name))
@@ -120,7 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _show(package)
     every = [sizes(package) for package in PACKAGES]
     for one in every:
-        (lines, file), (length, function) = one.files[-1], one.functions[-1]
+        lines, file = one.files[-1]
+        length, function = one.functions[-1]
         print(
             f"{one.package}: functions p50 {one.median}, p90 {one.p90}, longest {length} ({function}); ",
             end="",

@@ -28,7 +28,9 @@ _RECIPES = {
     "plain": ("GPTQ, plain", "quiet"),
 }
 _TICKS = (1, 1.5, 2, 2.5, 3)
-_LINE, _GAP = 14.0, 8.0  # pixels between names and between panels
+# pixels between names and between panels
+_LINE = 14.0
+_GAP = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ def _panel(name: str, rows: list[Row], x: AxisScale, y: AxisScale, frame: Frame)
 
 def _names(curves: dict[str, list[tuple[float, float]]], x: AxisScale, y: AxisScale) -> str:
     """The name of each recipe at the end of its line, moved down where two would touch."""
-    drawn, lowest = [], 0.0
+    drawn = []
+    lowest = 0.0
     for recipe, points in sorted(curves.items(), key=lambda curve: -curve[1][-1][1]):
         name, colour = _RECIPES[recipe]
         bits, kl = points[-1]

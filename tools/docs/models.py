@@ -81,7 +81,8 @@ def page() -> str:
 
 def _family(family: str) -> str:
     is_multimodal = bool(CONFIG_MAPPING[family].sub_configs)
-    first, second = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+    first = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    second = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
     names = first | second if is_multimodal else second | first
     tested = ["yes" if family in families else "" for families in _TESTED.values()]
     return _line(

@@ -121,7 +121,8 @@ def imports(name: str, path: Path) -> Iterator[Import]:
 
 def is_allowed(one: Import) -> bool:
     """Whether the importing room may import the other."""
-    (package, room), (other_package, other) = room_of(one.module), room_of(one.target)
+    package, room = room_of(one.module)
+    other_package, other = room_of(one.target)
     if package != other_package:
         return PACKAGES.index(other_package) < PACKAGES.index(package)
     return room in ("", other) or other in ROOMS[package][room].split()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from artifacts.store.schema import TABLES
 
-_BEGIN, _END = "<!-- tables: -->\n", "<!-- :tables -->"
+_BEGIN = "<!-- tables: -->\n"
+_END = "<!-- :tables -->"
 
 
 def tables() -> str:

@@ -33,7 +33,8 @@ from tools.gpu.models import SHAPES
 from tools.gpu.rows import Rates, Row, Text
 from tools.gpu.table import markdown
 
-PRESETS, BUDGETS = ("on-demand", "mixtral-offloading"), ("50%", "25%", "12.5%", "5%")
+PRESETS = ("on-demand", "mixtral-offloading")
+BUDGETS = ("50%", "25%", "12.5%", "5%")
 AIMED_AT = "25%"  # where perfect prefetching, tuned policies and Accelerate run
 EMULATED_GBPS = 0.05  # of the emulated link without a GPU; its models are very small
 ON_DISK = [name for name, shape in SHAPES.items() if not shape.is_sparse]
@@ -56,7 +57,8 @@ def main() -> None:
 
 def run(device: str, options: argparse.Namespace) -> dict:
     """Make the report; each row is printed and written at once."""
-    begin_s, each_s = time.perf_counter(), options.limit / len(options.models)
+    begin_s = time.perf_counter()
+    each_s = options.limit / len(options.models)
     on_gpu = device != "cpu"
     link = gpu_rows.link_rate(device) if on_gpu else EMULATED_GBPS * 1e9
     rates = Rates(link, gpu_rows.memory_rate(device))
@@ -218,7 +220,8 @@ class Runs:
         return replace(row, stall_ms=None)  # loads and products are kernels of one stream
 
     def _prompts(self) -> Iterator[Run]:
-        length, count = self.options.long_prompt, self.options.sequences + 1
+        length = self.options.long_prompt
+        count = self.options.sequences + 1
         prompts = models.texts(self.opened.config.vocab_size, count=count, length=length, seed=2)
         for name, preset, budget, fused in (
             ("full, the model's own bits", "full", "100%", False),

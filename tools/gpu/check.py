@@ -196,7 +196,8 @@ def _replicas(scratch: Path, device: str, options: argparse.Namespace) -> Attemp
 
 
 def _speed(scratch: Path, device: str, options: argparse.Namespace) -> Attempts:
-    large, measured = scratch / "large", {}
+    large = scratch / "large"
+    measured = {}
 
     def noted(name: str, check: Callable[[], Finding]) -> Callable[[], Finding]:
         def work() -> Finding:

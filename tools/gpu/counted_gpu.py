@@ -67,7 +67,9 @@ def _entered(stream: Stream) -> Iterator[None]:
 
 def install() -> None:
     """Make sessions of this process use the GPU's code."""
-    torch.cuda.Stream, torch.cuda.Event, torch.cuda.stream = Stream, Event, _entered
+    torch.cuda.Stream = Stream
+    torch.cuda.Event = Event
+    torch.cuda.stream = _entered
     torch.cuda.current_stream = lambda device=None: _STREAM
     CpuOutput.suits = staticmethod(lambda opened, **_: False)
     output_gpu._runs_on = lambda device: True

@@ -27,7 +27,8 @@ from tools.gpu.packages import experts_by
 from tools.gpu.rows import Rates, Text
 
 ORACLE = {"eviction": "belady", "prefetch": "oracle"}
-CANDIDATES, CLIMBING = 32, 16
+CANDIDATES = 32
+CLIMBING = 16
 _COMPILED = {"horizon", "blend", "activation", "frequency"}  # policies that need numba
 _SEEN_AHEAD = "next_gate:distance=2"  # the largest distance of any candidate
 
@@ -70,7 +71,8 @@ class Forecast:
 
     def __init__(self, opened: MoeModel, text: Text, rates: Rates, *, link: str) -> None:
         self._trace = recorded(opened, text, link=link, prefetch=_SEEN_AHEAD)
-        shape, nbytes = opened.shape, opened.shape.expert_nbytes
+        shape = opened.shape
+        nbytes = opened.shape.expert_nbytes
         expert_s = expert_seconds(opened, is_fused=experts_by(opened.model.device) == FUSED)
         self._costs = Costs(
             expert=Work(expert_s),
@@ -80,7 +82,8 @@ class Forecast:
             rest=Work(rest_seconds(opened) / shape.num_layers),
             head=Work(0.0),
         )
-        fast, gbps = nbytes / expert_s / 1e9, rates.link / 1e9
+        fast = nbytes / expert_s / 1e9
+        gbps = rates.link / 1e9
         self._machine = Machine(HERE, fast, float("inf"), gbps, 0.0, gbps, "measured")
         self._model = replace(guessed(shape), name="measured", assumed=())  # only its shape counts
 
@@ -112,6 +115,7 @@ def other_texts(text: Text, vocabulary: int) -> Text:
     """Other texts of the same number, length and kind."""
     from tools.gpu.models import texts
 
-    count, length = len(text.sequences), len(text.sequences[0])
+    count = len(text.sequences)
+    length = len(text.sequences[0])
     found: list[np.ndarray] = texts(vocabulary, count=count, length=length, seed=1)
     return Text(found, text.prompt)

@@ -45,7 +45,8 @@ def run_groups(groups: Sequence[Group], out: Path, *, limit_s: float) -> list[di
     """Run the groups one after another within `limit_s` seconds, and append each line to `out` as
     it comes, with the name of its group. The last line of a group has `ended`: `well`, or why
     not."""
-    begin_s, lines = time.monotonic(), []
+    begin_s = time.monotonic()
+    lines = []
     with out.open("a", encoding="utf-8") as file:
 
         def note(line: dict) -> None:
@@ -72,7 +73,8 @@ def run_group(group: Group, limit_s: float, note: Callable[[dict], None]) -> Non
         "text": True,
         "errors": "replace",
     }
-    begin_s, late = time.monotonic(), []
+    begin_s = time.monotonic()
+    late = []
     process = subprocess.Popen(
         command,
         cwd=ROOT,

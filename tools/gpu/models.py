@@ -14,9 +14,16 @@ import numpy as np
 import torch
 from torch import nn
 
-TOPICS, STAYS = 16, 0.92  # probability that the next token has the same topic
-_CONSTANT, _TOPIC, _OWN = 0.3, 0.4, 0.85  # of a token's embedding, as root mean squares
-_SKEW, _SHARPNESS = 0.6, 1.0  # Zipf's exponent of popularity; the spread of what else a router says
+# probability that the next token has the same topic
+TOPICS = 16
+STAYS = 0.92
+# of a token's embedding, as root mean squares
+_CONSTANT = 0.3
+_TOPIC = 0.4
+_OWN = 0.85
+# Zipf's exponent of popularity; the spread of what else a router says
+_SKEW = 0.6
+_SHARPNESS = 1.0
 _GAIN = 4.0  # scale of the experts' last matrix: a layer must change the next router's input
 SMALLEST = {
     "vocab_size": 256,
@@ -159,7 +166,8 @@ def texts(vocabulary: int, *, count: int, length: int, seed: int = 0) -> list[np
     ]
     found = []
     for _ in range(count):
-        topic, ids = random.integers(TOPICS), []
+        topic = random.integers(TOPICS)
+        ids = []
         for _ in range(length):
             topic = topic if random.random() < STAYS else random.integers(TOPICS)
             ids.append(random.choice(by_topic[topic]))
@@ -182,7 +190,8 @@ def routing(model: nn.Module, ids: np.ndarray) -> Routing:
     """Statistics of the routing of one text by a plain model."""
     from runtime.model.layers import moe_layers
 
-    layers, said = moe_layers(model), []
+    layers = moe_layers(model)
+    said = []
     hooks = [
         layer.gate.register_forward_hook(lambda gate, args, output: said.append(output[0]))
         for layer in layers
@@ -190,8 +199,10 @@ def routing(model: nn.Module, ids: np.ndarray) -> Routing:
     model(input_ids=torch.from_numpy(ids)[None].to(model.device))
     for hook in hooks:
         hook.remove()
-    top_k, num_experts = layers[0].top_k, layers[0].num_experts
-    repeated, quarter = [], []
+    top_k = layers[0].top_k
+    num_experts = layers[0].num_experts
+    repeated = []
+    quarter = []
     for logits in said:
         chosen = logits.flatten(0, -2).float().topk(top_k).indices.cpu()
         repeated.append((chosen[1:, :, None] == chosen[:-1, None, :]).any(-1).float().mean().item())

@@ -18,7 +18,8 @@ class NullDriver:
 
     def __init__(self, *, capability: int) -> None:
         self._target = GPUTarget("cuda", capability, 32)
-        self.num_launches, self.own_s = 0, 0.0
+        self.num_launches = 0
+        self.own_s = 0.0
         self.utils = self
 
     def activate(self) -> None:
@@ -46,7 +47,8 @@ class NullDriver:
 
     def launcher_cls(self, src, metadata):
         """What launches a kernel."""
-        names, sends = src.fn.arg_names, _SENDS.get(src.fn.__name__)
+        names = src.fn.arg_names
+        sends = _SENDS.get(src.fn.__name__)
 
         def send(arguments: tuple) -> None:
             begin_s = time.thread_time()
@@ -77,7 +79,8 @@ class NullGraph:
     @classmethod
     def activate(cls) -> None:
         """Have sessions capture tokens so; `counted_gpu` has the streams."""
-        torch.cuda.CUDAGraph, torch.cuda.graph_pool_handle = cls, lambda: (0, 1)
+        torch.cuda.CUDAGraph = cls
+        torch.cuda.graph_pool_handle = lambda: (0, 1)
         captured_tokens.has_graphs = lambda device: True
 
     @classmethod
@@ -111,7 +114,8 @@ def _send(
     number: int,
     **_: object,
 ) -> None:
-    ids, values = ids_ptr.flatten().int(), values_ptr.flatten().float().view(torch.int32)
+    ids = ids_ptr.flatten().int()
+    values = values_ptr.flatten().float().view(torch.int32)
     words_ptr[1 : 1 + len(ids) + len(values)] = torch.cat([ids, values])
     words_ptr[0] = number
 
@@ -125,7 +129,8 @@ def _send_next(
 ) -> None:
     number_ptr += 1
     letter = words_ptr.view(count, -1)[number_ptr.item() % count]
-    letter[1:], letter[0] = values_ptr.flatten(), number_ptr
+    letter[1:] = values_ptr.flatten()
+    letter[0] = number_ptr
 
 
 _SENDS = {"_send": _send, "_send_next": _send_next}  # kernels of `runtime.kernels.gpu.mailbox`

@@ -52,11 +52,14 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(1)
     counted_gpu.install()
-    driver, rows, whole = NullDriver(capability=90), [], []
+    driver = NullDriver(capability=90)
+    rows = []
+    whole = []
     driver.activate()
     NullGraph.activate()
     with tempfile.TemporaryDirectory() as folder:
-        shallow, deep = Path(folder) / "shallow", Path(folder) / "deep"
+        shallow = Path(folder) / "shallow"
+        deep = Path(folder) / "deep"
         models.save(SHAPE, shallow, layers=1, device="cpu", tiny=True)
         models.save(DEEP, deep, layers=1, device="cpu", tiny=True)
         for road in options.road:
@@ -89,11 +92,9 @@ def measured(
     opened: MoeModel, settings: Settings, driver: NullDriver, *, tokens: int, profiles: bool
 ) -> Python:
     """Decode `tokens` tokens after a third as many that warm up."""
-    found, profiler, (layers, warm) = (
-        Python(),
-        cProfile.Profile() if profiles else None,
-        (opened.shape.num_layers, 0),
-    )
+    found = Python()
+    profiler = cProfile.Profile() if profiles else None
+    layers, warm = (opened.shape.num_layers, 0)
     with counted_gpu.with_mailbox(Session(opened, settings)) as session:
         session.engine.captured.stop()
         past = session.forward(torch.arange(3, 11)[None]).past_key_values
@@ -116,7 +117,9 @@ def replayed_us(
     """Microseconds of each token's forward, replayed as graphs: with hooks, counters and the few
     operations before, between and behind them, by torch on a CPU. What routers say is drawn at
     random before each token."""
-    us, random, num_experts = [], np.random.default_rng(0), opened.shape.num_experts
+    us = []
+    random = np.random.default_rng(0)
+    num_experts = opened.shape.num_experts
     NullGraph.made.clear()
     with counted_gpu.with_mailbox(Session(opened, settings)) as session:
         for layer in opened.layers:
@@ -126,7 +129,8 @@ def replayed_us(
             for ids, values in NullGraph.letters():
                 ids.copy_(torch.from_numpy(random.permutation(num_experts)[None, : ids.shape[1]]))
                 values.uniform_()
-            begin_s, own_s = time.thread_time(), driver.own_s
+            begin_s = time.thread_time()
+            own_s = driver.own_s
             past = session.forward(torch.tensor([[3 + turn % 64]]), past=past).past_key_values
             us.append((time.thread_time() - begin_s - (driver.own_s - own_s)) * 1e6)
         assert session.receipt()["captured"]["tokens"] >= tokens, session.receipt()["captured"]
@@ -143,13 +147,15 @@ def _time(
 ) -> None:
     """Make a layer's experts note the time of each call, with experts at random; what they return
     is not computed."""
-    run, random = experts.moectl_forward, np.random.default_rng(count)
+    run = experts.moectl_forward
+    random = np.random.default_rng(count)
 
     def timed(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         if len(hidden) > 1:
             return torch.zeros_like(hidden)
         drawn = torch.from_numpy(random.permutation(count)[None, : ids.shape[1]])
-        begin_s, own_s = time.thread_time(), driver.own_s
+        begin_s = time.thread_time()
+        own_s = driver.own_s
         if profiler:
             profiler.enable()
         run(hidden, drawn, weights)

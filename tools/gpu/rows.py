@@ -108,7 +108,8 @@ def link_rate(device: str) -> float:
 def active_nbytes(opened: MoeModel) -> int:
     """Bytes that a decoded token reads: its experts and all other weights but the embedding
     table."""
-    model, shape = opened.model, opened.shape
+    model = opened.model
+    shape = opened.shape
     table = model.get_input_embeddings().weight
     head = model.get_output_embeddings().weight
     others = sum(
@@ -183,7 +184,8 @@ def session_row(
     with Session(opened, settings, artefacts=artefacts) as session:
         read(session, text.sequences[:1], prefill=text.prompt)
         reading = read(session, text.sequences[1:], prefill=text.prompt)
-        totals, receipt = _decoded(session, text), session.receipt()
+        totals = _decoded(session, text)
+        receipt = session.receipt()
     moved = (totals["demand_bytes"] + totals["prefetch_bytes"]) / text.num_decoded
     moving_s = moved / rates.link
     return Row(
@@ -208,7 +210,9 @@ def prompt_row(
     once and no arithmetic."""
     from tools.gpu.timing import finish
 
-    device, seconds, stall_s = opened.model.device, [], []
+    device = opened.model.device
+    seconds = []
+    stall_s = []
     with Session(opened, settings) as session:
         for ids in prompts:
             begin_s = time.perf_counter()
@@ -217,8 +221,10 @@ def prompt_row(
             finish(str(device))
             seconds.append(time.perf_counter() - begin_s)
             stall_s.append(session.engine.stall_s[-1])
-        totals, receipt = session.controller.counters.totals(first_pass=1), session.receipt()
-    count, shape = len(prompts) - 1, opened.shape
+        totals = session.controller.counters.totals(first_pass=1)
+        receipt = session.receipt()
+    count = len(prompts) - 1
+    shape = opened.shape
     moved = (totals["demand_bytes"] + totals["prefetch_bytes"]) / count
     dense = active_nbytes(opened) - shape.num_layers * shape.top_k * shape.expert_nbytes
     read_s = (totals["requests"] / count * shape.expert_nbytes + dense) / rates.memory
@@ -276,7 +282,8 @@ def accelerate_row(
 
 def _decoded(session: Session, text: Text) -> dict[str, int]:
     """Counters of the decode passes of all sequences but the first."""
-    counters, length = session.controller.counters, len(text.sequences[0]) - text.prompt + 1
+    counters = session.controller.counters
+    length = len(text.sequences[0]) - text.prompt + 1
     counters.catch_up()
     decode = [one for number, one in enumerate(counters.passes[length:]) if number % length]
     assert len(decode) == text.num_decoded, (len(decode), text.num_decoded)

@@ -16,7 +16,9 @@ from runtime.model.open import MoeModel
 from runtime.model.skeleton import build_skeleton
 from runtime.tiers.ram import RamStore
 
-_KINDS, _SPREAD = 8, 0.02  # different experts in rotation; standard deviation of a weight
+# different experts in rotation; standard deviation of a weight
+_KINDS = 8
+_SPREAD = 0.02
 
 
 def save(config, folder: Path, *, device: str, give_routing) -> None:
@@ -70,7 +72,8 @@ class RandomExperts:
     """A store of experts that are made, not read: a few different ones in rotation."""
 
     def __init__(self, layout: ExpertLayout, shape: Shape) -> None:
-        self.layout, self.shape = layout, shape
+        self.layout = layout
+        self.shape = shape
         random = torch.Generator().manual_seed(0)
         self._kinds = []
         for _ in range(_KINDS):

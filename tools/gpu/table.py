@@ -3,7 +3,9 @@
 
 def markdown(report: dict) -> str:
     """A table for each model, with its conditions above it."""
-    about, rates, lines = report["gpu"] or {"name": "no GPU, emulated link"}, report["rates"], []
+    about = report["gpu"] or {"name": "no GPU, emulated link"}
+    rates = report["rates"]
+    lines = []
     lines.append(
         f"{about['name']}; link {rates['link'] / 1e9:.1f} GB/s, memory {rates['memory'] / 1e9:.0f} GB/s; "
         + ", ".join(

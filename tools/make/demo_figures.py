@@ -16,7 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from profilers.text.corpus import token_sequences
 from tools.make.demo_text import kind_documents, present_kinds
 
-LENGTH, NUM_TOKENS = 256, 12 * 1024  # of a held-out sequence; of held-out text of a kind
+# of a held-out sequence; of held-out text of a kind
+LENGTH = 256
+NUM_TOKENS = 12 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,9 @@ class Figures:
 
 def figures(model: torch.nn.Module, sequences: Sequence[np.ndarray]) -> Figures:
     """Runs the sequences one by one, so that no padding reaches a router."""
-    losses, overlaps, counts = [], [], []
+    losses = []
+    overlaps = []
+    counts = []
     for sequence in sequences:
         loss, selected = observe(model, torch.from_numpy(sequence)[None])
         losses.append(loss)
@@ -49,7 +53,8 @@ def figures(model: torch.nn.Module, sequences: Sequence[np.ndarray]) -> Figures:
             )
         )
     num_pairs = np.array([len(sequence) - 1 for sequence in sequences])
-    num_tokens, counts = sum(map(len, sequences)), sum(counts)
+    num_tokens = sum(map(len, sequences))
+    counts = sum(counts)
     return Figures(
         num_tokens=num_tokens,
         perplexity=round(math.exp(np.average(losses, weights=num_pairs)), 2),
@@ -113,7 +118,8 @@ def write_card(folder: Path, run: dict, measured: dict[str, Figures]) -> str:
     facts = {"run": run, "held_out": {kind: asdict(values) for kind, values in measured.items()}}
     (folder / "figures.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     template = Path(__file__).with_name("demo_card.md").read_text(encoding="utf-8")
-    rows, minutes = table(run, measured), run["seconds"] / 60
+    rows = table(run, measured)
+    minutes = run["seconds"] / 60
     (folder / "README.md").write_text(
         template.format(table=rows, minutes=minutes, **run), encoding="utf-8"
     )

@@ -24,12 +24,15 @@ from tools.make.demo_text import SHARES, kind_documents, present_kinds
 
 VOCAB_SIZE = 2048
 BUNDLED = (128, 32, 32)  # its hidden size, the experts' intermediate size, experts of a layer
-BOUNDARY, PADDING = "<|endoftext|>", "<|pad|>"
+BOUNDARY = "<|endoftext|>"
+PADDING = "<|pad|>"
 TOKENS_A_STEP = 2048
 LENGTHS = (256,) * 7 + (
     1024,
 )  # of the sequences of a step, in turn: the long ones teach positions up to the model's last
-PEAK_RATE, LAST_RATE, WARM_UP = 3e-3, 0.02, 100
+PEAK_RATE = 3e-3
+LAST_RATE = 0.02
+WARM_UP = 100
 
 
 @dataclass(frozen=True, slots=True)

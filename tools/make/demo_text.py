@@ -15,8 +15,10 @@ SOURCES = {
     "reference": reference,
     "headers": headers,
 }
-TRAINING_SEED, HELD_OUT_SEED = 1, 2
-TRAINING_PROBLEMS, HELD_OUT_PROBLEMS = 750, 20
+TRAINING_SEED = 1
+HELD_OUT_SEED = 2
+TRAINING_PROBLEMS = 750
+HELD_OUT_PROBLEMS = 20
 
 
 def kind_documents(kind: str, *, held_out: bool) -> Iterator[Document]:

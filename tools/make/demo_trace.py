@@ -30,9 +30,14 @@ from runtime.engine.predictors import Predictor
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 
-PREFILL, DECODE, REQUESTS = 24, 60, 6
-MANTISSA_BITS, FEW_BITS = 5, 2
-DISTANCE, FEATURES, FITTED_ON = 3, 128, 16_384
+PREFILL = 24
+DECODE = 60
+REQUESTS = 6
+MANTISSA_BITS = 5
+FEW_BITS = 2
+DISTANCE = 3
+FEATURES = 128
+FITTED_ON = 16_384
 _FLOAT32_MANTISSA_BITS = 23
 
 
@@ -101,7 +106,8 @@ def main() -> None:
     torch.set_num_threads(1)
     trace = record()
     kept = {name: shortened(getattr(trace, name)) for name in ("probabilities", "embeddings")}
-    near, far = shortened(trace.predicted[:, :1]), shortened(trace.predicted[:, 1:], FEW_BITS)
+    near = shortened(trace.predicted[:, :1])
+    far = shortened(trace.predicted[:, 1:], FEW_BITS)
     learned = shortened(trace.learned, FEW_BITS)
     write(
         replace(trace, **kept, predicted=np.concatenate((near, far), axis=1), learned=learned), path

@@ -89,7 +89,8 @@ def _dense(name: str, shape: tuple[int, ...], quantization: Mapping) -> Iterator
 
 
 def _fp8_experts(stem: str, config: Mapping) -> Iterator[Entry]:
-    hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
+    hidden = config["hidden_size"]
+    inner = config["moe_intermediate_size"]
     shapes = {
         "gate_proj": (inner, hidden),
         "up_proj": (inner, hidden),
@@ -140,11 +141,13 @@ class _Blocks:
         while left:
             piece = block[start : start + left]
             yield piece
-            start, left = 0, left - len(piece)
+            start = 0
+            left = left - len(piece)
 
 
 def _make_block(content: str, size: int, seed: int) -> memoryview:
-    random, numbers = torch.Generator().manual_seed(seed), torch.ones(size)
+    random = torch.Generator().manual_seed(seed)
+    numbers = torch.ones(size)
     match content:
         case "normal":
             block = numbers.normal_(0, _STD, generator=random).bfloat16()

@@ -66,10 +66,8 @@ def count(row: str) -> Row:
     """Replay the trace by one policy, the other axes plain."""
     axis, name = row.split("/")
     recorded = read_parquet(TRACE, num_experts=SHAPE.num_experts)
-    trace, others = (
-        recorded.take(recorded.request < REQUESTS),
-        recorded.take(recorded.request >= REQUESTS),
-    )
+    trace = recorded.take(recorded.request < REQUESTS)
+    others = recorded.take(recorded.request >= REQUESTS)
     slots = SLOTS if axis == "eviction" else QUARTER
     return {
         scope: [

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from tools import ROOT
 
-CONSTRAINTS, HASHES = ROOT / "constraints.txt", ROOT / "hashes.txt"
+CONSTRAINTS = ROOT / "constraints.txt"
+HASHES = ROOT / "hashes.txt"
 _HEAD = """\
 # The versions of constraints.txt with the sha256 of their files, for CPython {python} on Linux x86-64, and what torch
 # needs for CUDA. Written by tools/make/hashes.py; how to use it: docs/installing.md.

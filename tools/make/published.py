@@ -28,7 +28,8 @@ Choose = Callable[[str, torch.Tensor], Encode | None]
 """What encodes the matrices of a stored tensor, by its name and numbers; None where it is left as
 it is."""
 
-_BLOCK, _GROUP = 128, 32
+_BLOCK = 128
+_GROUP = 32
 _INDEX = "model.safetensors.index.json"
 
 

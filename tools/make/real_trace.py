@@ -17,7 +17,8 @@ from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import Trace, concatenate
 from tools.make.demo_trace import shortened, write
 
-REQUESTS, TOKENS = 8, 160
+REQUESTS = 8
+TOKENS = 160
 MANTISSA_BITS = 7
 
 
@@ -44,7 +45,8 @@ def joined(parts: list[Trace]) -> Trace:
         numbered.append(
             replace(part, **{name: column.astype(np.int32) for name, column in columns.items()})
         )
-        request, pass_ = request + int(own_request.max()) + 1, pass_ + int(own_pass.max()) + 1
+        request = request + int(own_request.max()) + 1
+        pass_ = pass_ + int(own_pass.max()) + 1
     whole = concatenate(numbered)
     return replace(whole, weights=shortened(whole.weights, MANTISSA_BITS))
 

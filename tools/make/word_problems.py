@@ -36,8 +36,12 @@ PLANTS = words("roses|tulips|tomatoes|carrots|beans|sunflowers|lemons")
 
 
 def shopping(r: random.Random) -> Question:
-    name, (one, other) = r.choice(NAMES), r.sample(THINGS, 2)
-    a, b, p, q = r.randint(2, 12), r.randint(2, 9), r.randint(1, 9), r.randint(2, 15)
+    name = r.choice(NAMES)
+    one, other = r.sample(THINGS, 2)
+    a = r.randint(2, 12)
+    b = r.randint(2, 9)
+    p = r.randint(1, 9)
+    q = r.randint(2, 15)
     paid = (a * p + b * q) // 10 * 10 + r.choice([10, 20, 50])
     question = (
         f"{name} goes to {r.choice(PLACES)} and buys {a} {one} for {p} dollars each and {b} {other} for {q} "
@@ -54,8 +58,12 @@ def shopping(r: random.Random) -> Question:
 
 
 def sharing(r: random.Random) -> Question:
-    name, thing, box = r.choice(NAMES), r.choice(THINGS), r.choice(BOXES)
-    boxes, each, friends = r.randint(2, 12), r.randint(2, 20), r.randint(2, 9)
+    name = r.choice(NAMES)
+    thing = r.choice(THINGS)
+    box = r.choice(BOXES)
+    boxes = r.randint(2, 12)
+    each = r.randint(2, 20)
+    friends = r.randint(2, 9)
     total = boxes * each
     question = (
         f"There are {boxes} {box} with {each} {thing} in each. "
@@ -72,8 +80,13 @@ def sharing(r: random.Random) -> Question:
 
 
 def wages(r: random.Random) -> Question:
-    name, job, (first, second) = r.choice(NAMES), r.choice(JOBS), r.sample(DAYS, 2)
-    rate, a, b, spent = r.randint(5, 25), r.randint(2, 8), r.randint(2, 8), r.randint(1, 15)
+    name = r.choice(NAMES)
+    job = r.choice(JOBS)
+    first, second = r.sample(DAYS, 2)
+    rate = r.randint(5, 25)
+    a = r.randint(2, 8)
+    b = r.randint(2, 8)
+    spent = r.randint(1, 15)
     question = (
         f"{name} earns {rate} dollars an hour {job}. On {first} {name} works {a} hours and on {second} {b} hours, "
         f"then spends {spent} dollars on lunch. How many dollars are left?"
@@ -87,14 +100,14 @@ def wages(r: random.Random) -> Question:
 
 
 def travel(r: random.Random) -> Question:
-    name, vehicle = r.choice(NAMES), r.choice(VEHICLES)
-    speed, hours, slower, more = (
-        10 * r.randint(2, 9),
-        r.randint(2, 6),
-        5 * r.randint(1, 3),
-        r.randint(1, 5),
-    )
-    first, second = speed * hours, (speed - slower) * more
+    name = r.choice(NAMES)
+    vehicle = r.choice(VEHICLES)
+    speed = 10 * r.randint(2, 9)
+    hours = r.randint(2, 6)
+    slower = 5 * r.randint(1, 3)
+    more = r.randint(1, 5)
+    first = speed * hours
+    second = (speed - slower) * more
     question = (
         f"A {vehicle} with {name} on board goes at {speed} kilometres an hour for {hours} hours. "
         f"Then it slows down by {slower} kilometres an hour "
@@ -111,12 +124,10 @@ def travel(r: random.Random) -> Question:
 
 def ages(r: random.Random) -> Question:
     one, two, three = r.sample(NAMES, 3)
-    age, times, younger, years = (
-        r.randint(4, 15),
-        r.randint(2, 4),
-        r.randint(1, 3),
-        r.randint(2, 12),
-    )
+    age = r.randint(4, 15)
+    times = r.randint(2, 4)
+    younger = r.randint(1, 3)
+    years = r.randint(2, 12)
     total = age + age * times + age - younger + 3 * years
     question = (
         f"{one} is {age} years old. {two} is {times} times as old as {one}, "
@@ -133,10 +144,14 @@ def ages(r: random.Random) -> Question:
 
 
 def reading(r: random.Random) -> Question:
-    name, day = r.choice(NAMES), r.choice(DAYS)
-    daily, days, more = r.randint(5, 40), r.randint(2, 9), r.randint(2, 20)
+    name = r.choice(NAMES)
+    day = r.choice(DAYS)
+    daily = r.randint(5, 40)
+    days = r.randint(2, 9)
+    more = r.randint(2, 20)
     left = r.randint(10, 90)
-    read, pages = daily * days + daily + more, daily * days + daily + more + left
+    read = daily * days + daily + more
+    pages = daily * days + daily + more + left
     question = (
         f"{name} has a book of {pages} pages and reads {daily} pages a day for {days} days. "
         f"On {day} {name} reads {more} pages more than usual. "
@@ -152,8 +167,11 @@ def reading(r: random.Random) -> Question:
 
 
 def garden(r: random.Random) -> Question:
-    name, plant = r.choice(NAMES), r.choice(PLANTS)
-    length, width, price = r.randint(3, 25), r.randint(2, 20), r.randint(2, 9)
+    name = r.choice(NAMES)
+    plant = r.choice(PLANTS)
+    length = r.randint(3, 25)
+    width = r.randint(2, 20)
+    price = r.randint(2, 9)
     fence = 2 * (length + width)
     question = (
         f"{name} has a garden for {plant} that is {length} metres long and {width} metres wide. "
@@ -169,8 +187,11 @@ def garden(r: random.Random) -> Question:
 
 
 def comparing(r: random.Random) -> Question:
-    (one, two), thing = r.sample(NAMES, 2), r.choice(THINGS)
-    percent, base, lost = r.choice([10, 20, 25, 50, 75]), 20 * r.randint(1, 15), r.randint(1, 9)
+    one, two = r.sample(NAMES, 2)
+    thing = r.choice(THINGS)
+    percent = r.choice([10, 20, 25, 50, 75])
+    base = 20 * r.randint(1, 15)
+    lost = r.randint(1, 9)
     more = base * percent // 100
     question = (
         f"{one} has {base} {thing}. {two} has {percent} percent more {thing} than {one} but loses {lost} of them. "

@@ -167,7 +167,8 @@ class _Finder(importlib.abc.MetaPathFinder):
     """Imports the mutant in place of its module."""
 
     def __init__(self, name: str, mutant: Mutant) -> None:
-        self._name, self._mutant = name, mutant
+        self._name = name
+        self._mutant = mutant
 
     def find_spec(
         self, fullname: str, path: object, target: object = None
@@ -223,7 +224,8 @@ def _name_of(decorator: ast.expr) -> str:
 
 def _change(source: str, changed: str, operator: str) -> str:
     """`before` -> `after`, with as much of the line as needed."""
-    before, after = source.splitlines(), changed.splitlines()
+    before = source.splitlines()
+    after = changed.splitlines()
     if len(before) != len(after):
         return operator
     old, new = next(pair for pair in zip(before, after, strict=True) if pair[0] != pair[1])

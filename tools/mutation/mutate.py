@@ -27,7 +27,8 @@ WANTED = 0.85
 UNKNOWN = "**not looked at yet**"
 _HERE = "<!-- written by tools/mutation/mutate.py -->\n"
 
-_POLICIES, _MISSES = "tests/runtime/policies", "tests/runtime/policies/test_misses.py"
+_POLICIES = "tests/runtime/policies"
+_MISSES = "tests/runtime/policies/test_misses.py"
 _GOLDEN = "tests/runtime/control/test_golden.py::test_counts_are_the_golden_ones"
 _TEXTS = (
     "tests/runtime/policies/test_table.py::test_a_policy_is_a_dataclass_whose_fields_have_defaults",
@@ -66,9 +67,11 @@ _BUDDY_ROWS = (
         for name in ("buddy", "random_resident", "best_resident", "zero")
     ),
 )
-_MODEL, _DAMAGED = "tests/runtime/model", "tests/faults/test_11_checkpoint.py"
+_MODEL = "tests/runtime/model"
+_DAMAGED = "tests/faults/test_11_checkpoint.py"
 _OPENED = f"{_MODEL}/test_open.py::test_everything_equals_the_plain_model"
-_SPLITS, _STAGES = "tests/artifacts/splits/test_solve.py", "tests/artifacts/splits/test_kernels.py"
+_SPLITS = "tests/artifacts/splits/test_solve.py"
+_STAGES = "tests/artifacts/splits/test_kernels.py"
 TESTS = {
     **{
         f"runtime/policies/eviction/{name}.py": _policy("eviction", name, _EVICTIONS)
@@ -230,7 +233,8 @@ def reasons_on(page: str) -> dict[tuple[str, str], str]:
 
 def page_of(outcomes: Iterable[Outcome], page: str) -> str:
     """The page with the tables of these results and the reasons it had before."""
-    outcomes, reasons = list(outcomes), reasons_on(page)
+    outcomes = list(outcomes)
+    reasons = reasons_on(page)
     lines = ["", "| file | mutants | killed | survived | killed, % |", "|---|---:|---:|---:|---:|"]
     for each in outcomes:
         left = len(each.survivors)

@@ -30,7 +30,8 @@ def interrupted(case: EngineCase, session: Session) -> None:
 
 def attention_fails(case: EngineCase, session: Session) -> None:
     """An error in the layers between two MoE layers."""
-    at, seen = case.rng.randint(0, 6), []
+    at = case.rng.randint(0, 6)
+    seen = []
     modules = [layer.gate for layer in case.model.opened.layers]
 
     def hook(*_: object) -> None:
@@ -60,7 +61,8 @@ def generation_closed(case: EngineCase, session: Session) -> None:
 
 def session_closed(case: EngineCase, session: Session) -> None:
     """The session is closed during a generation, whose rest ends with a reason."""
-    prompt, positions = case.prompt(), num_positions(case.model.opened.model)
+    prompt = case.prompt()
+    positions = num_positions(case.model.opened.model)
     num_new = min(200, positions - prompt.shape[1])
     tokens = session.generate(prompt, Sampling(num_new, ignore_eos=True))
     next(tokens)
@@ -76,7 +78,8 @@ def threads(case: EngineCase, session: Session) -> None:
     tokens."""
     prompts = [case.prompt() for _ in range(3)]
     alone = [[token.token_id for token in session.generate(prompt, _SHORT)] for prompt in prompts]
-    aborted, found = case.rng.randrange(3), [[] for _ in prompts]
+    aborted = case.rng.randrange(3)
+    found = [[] for _ in prompts]
 
     def run(number: int) -> None:
         for token in session.generate(prompts[number], _SHORT):
@@ -103,7 +106,9 @@ def in_turns(case: EngineCase, session: Session) -> None:
     case.faults.mend()
     if case.rng.random() < 0.5:
         case.faults.moving = failing(case.rng.randint(0, 40), MemoryError)
-    rows, left, failed = Interleave(session), case.rng.randrange(3), set()
+    rows = Interleave(session)
+    left = case.rng.randrange(3)
+    failed = set()
     generations = [rows.begin(prompt, _SHORT) for prompt in prompts]
     found: list[list[int]] = [[] for _ in prompts]
     try:

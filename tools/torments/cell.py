@@ -33,7 +33,9 @@ class Cell:
     """Starts its process with the first case, and anew after a case that ended it."""
 
     def __init__(self, torment: type[cases.Torment], ground: Path, seed: int) -> None:
-        self._torment, self._ground, self._seed = torment, ground, seed
+        self._torment = torment
+        self._ground = ground
+        self._seed = seed
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
         self._starts = 0
@@ -46,7 +48,9 @@ class Cell:
             fault, loss, peak_nbytes = self._asked(number)
         except cases.Lost as problem:
             self.close()
-            fault, loss, peak_nbytes = "ended", str(problem), 0
+            fault = "ended"
+            loss = str(problem)
+            peak_nbytes = 0
         return Case(number, fault, loss, time.monotonic() - began, peak_nbytes)
 
     def close(self) -> None:

@@ -19,7 +19,9 @@ class EngineCase:
     """One model, settings and link faults, with the logits that every request must give."""
 
     def __init__(self, model: Model, rng: random.Random) -> None:
-        self.model, self.rng, self.faults = model, rng, Faults()
+        self.model = model
+        self.rng = rng
+        self.faults = Faults()
         self.settings = lossless.draw_settings(rng, model.opened.shape)
         self.told = f"{model.name}, {lossless.described(self.settings)}"
         self.expected = self._expected()

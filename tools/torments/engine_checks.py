@@ -19,7 +19,8 @@ def check(session: Session, after: str) -> None:
         session.validate()
     except AssertionError as problem:
         raise Lost(f"17: after {after}: {problem}") from problem
-    steps, slow = session.engine.steps, session.parts.tiers.slow
+    steps = session.engine.steps
+    slow = session.parts.tiers.slow
     for place in filter(None, session.controller.cache.places):
         if place.slot in steps.pending:
             continue

@@ -37,17 +37,23 @@ class Faults:
 
     def issue(self) -> None:
         with self._lock:
-            number, self.num_issued, fault = self.num_issued, self.num_issued + 1, self.issuing
+            number = self.num_issued
+            self.num_issued = self.num_issued + 1
+            fault = self.issuing
         fault(number)
 
     def move(self) -> None:
         with self._lock:
-            number, self.num_moved, fault = self.num_moved, self.num_moved + 1, self.moving
+            number = self.num_moved
+            self.num_moved = self.num_moved + 1
+            fault = self.moving
         fault(number)
 
     def may_tell(self) -> bool:
         with self._lock:
-            number, self.num_asked, fault = self.num_asked, self.num_asked + 1, self.landing
+            number = self.num_asked
+            self.num_asked = self.num_asked + 1
+            fault = self.landing
         return fault(number)
 
 
@@ -97,10 +103,8 @@ class FaultyEmulatedLink(EmulatedLink):
 @contextmanager
 def installed(faults: Faults) -> Iterator[Faults]:
     """Give sessions built within the context links with these faults."""
-    disk, emulated = (
-        partial(FaultyDiskLink, faults=faults),
-        partial(FaultyEmulatedLink, faults=faults),
-    )
+    disk = partial(FaultyDiskLink, faults=faults)
+    emulated = partial(FaultyEmulatedLink, faults=faults)
     with patch.object(tiers, "DiskLink", disk), patch.object(tiers, "EmulatedLink", emulated):
         yield faults
 

@@ -18,7 +18,8 @@ class Instructions:
     if given."""
 
     def __init__(self, at: int | None = None) -> None:
-        self.count, self._at = 0, at
+        self.count = 0
+        self._at = at
 
     def __enter__(self) -> "Instructions":
         sys.settrace(self._enter)
@@ -30,7 +31,8 @@ class Instructions:
     def _enter(self, frame: FrameType, event: str, argument: object) -> object:
         if not frame.f_code.co_filename.startswith(_WATCHED):
             return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
         return self._step
 
     def _step(self, frame: FrameType, event: str, argument: object) -> object:
@@ -46,7 +48,8 @@ class OutOfMemory(TorchFunctionMode):
 
     def __init__(self, at: int | None = None) -> None:
         super().__init__()
-        self.count, self._at = 0, at
+        self.count = 0
+        self._at = at
 
     def __torch_function__(
         self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None

@@ -124,7 +124,8 @@ class Models:
     made at its first use."""
 
     def __init__(self, ground: Path) -> None:
-        self._ground, self._made = ground, {}
+        self._ground = ground
+        self._made = {}
 
     def draw(self, rng: random.Random) -> Model:
         name = rng.choice(_choices())
@@ -142,19 +143,16 @@ def _choices() -> list[tuple[str, int, str, str]]:
 
 def _written(family: str, number: int, dtype: str, stored: str, ground: Path) -> Path:
     """A new checkpoint. The experts of GPT-OSS cannot be packed."""
-    folder, fields = (
-        ground / f"{family}-{number}-{dtype}",
-        VARIED[family][number - 1] if number else {},
-    )
-    layout, size = (
-        ("fused" if stored == "fused" else "hub"),
-        ("40KB" if stored == "shards" else "50GB"),
-    )
+    folder = ground / f"{family}-{number}-{dtype}"
+    fields = VARIED[family][number - 1] if number else {}
+    layout = "fused" if stored == "fused" else "hub"
+    size = "40KB" if stored == "shards" else "50GB"
     save(family, layout, folder, getattr(torch, dtype), size, fields)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     if stored != "packed" or family == "gpt_oss":
         return folder
-    opened, packed = open_model(str(folder)), folder.with_name(f"{folder.name}-packed")
+    opened = open_model(str(folder))
+    packed = folder.with_name(f"{folder.name}-packed")
     pack(opened, open_checkpoint(folder), packed)
     opened.store.close()
     return packed
@@ -175,11 +173,9 @@ def draw_settings(rng: random.Random, shape: Shape) -> Settings:
         policies["residency"] = "split:theta=" + rng.choice(("0.25", "0.5", "0.75"))
     least = 1 if scope == "global" and name not in ("monde-static", "moepic") else shape.num_layers
     least = max(least, shape.num_keys // 2) if name == "moepic" else least
-    link, near, window = (
-        rng.choice(LINKS),
-        rng.choice((None, "1GB/s")),
-        rng.choice(("1B", "2KiB", "64KiB")),
-    )
+    link = rng.choice(LINKS)
+    near = rng.choice((None, "1GB/s"))
+    window = rng.choice(("1B", "2KiB", "64KiB"))
     devices = (
         1
         if name == "moepic" or rng.random() < 0.4

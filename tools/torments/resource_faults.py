@@ -35,7 +35,8 @@ def issue_fails(case: EngineCase, session: Session) -> None:
 
 
 def everything_fails(case: EngineCase, session: Session) -> None:
-    share, rng = case.rng.choice((0.05, 0.3, 1.0)), random.Random(case.rng.random())
+    share = case.rng.choice((0.05, 0.3, 1.0))
+    rng = random.Random(case.rng.random())
 
     def fault(number: int) -> None:
         if rng.random() < share:
@@ -61,7 +62,8 @@ def stuck(case: EngineCase, session: Session) -> None:
         slow_and_reordered(case, session)
         return
     gate = threading.Event()
-    case.faults.moving, case.faults.patience_s = held(case.rng.randint(0, 10), gate), 0.2
+    case.faults.moving = held(case.rng.randint(0, 10), gate)
+    case.faults.patience_s = 0.2
     begin_s = time.perf_counter()
     try:
         for _ in range(2):

@@ -85,7 +85,8 @@ def _report(found: list[Found], options: argparse.Namespace) -> int:
 
 
 def _by_class(found: list[Found], options: argparse.Namespace) -> performance.Section:
-    tried, lost = Counter(), Counter()
+    tried = Counter()
+    lost = Counter()
     for one in found:
         for case in one.cases:
             number = cases.class_of(one.torment, case.loss or case.fault)

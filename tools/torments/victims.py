@@ -165,7 +165,8 @@ class Victims:
         beside the store. It had completed `times` before."""
         if not (times and command in NEW_FOLDER):
             self._whole(command, folder)
-        now, wanted = found(folder), self.known(command, has_runs=has_runs, times=times + 1)[0]
+        now = found(folder)
+        wanted = self.known(command, has_runs=has_runs, times=times + 1)[0]
         if now != wanted:
             raise Lost(f"{command} again: runs are {_told(now)}, not {_told(wanted)}")
         return findings(folder)
@@ -195,7 +196,8 @@ class Child:
 
     def __init__(self, context: multiprocessing.context.BaseContext, task: tuple) -> None:
         self._pipe, theirs = context.Pipe(duplex=False)
-        self._ground, self._death = task[1], task[3]
+        self._ground = task[1]
+        self._death = task[3]
         self._process = context.Process(target=_run, args=(theirs, *task))
         self._began = time.monotonic()
         self._process.start()

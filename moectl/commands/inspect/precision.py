@@ -95,7 +95,8 @@ def precision(
     Raises BadInput (no text, a damaged replica) and Incompatible (no replicas of this model).
     """
     torch.set_num_threads(threads)
-    started_at, begin_s = utc_now(), perf_counter()
+    started_at = utc_now()
+    begin_s = perf_counter()
     opened = open_quietly(name or str(demo_model()), device=device)
     artefacts = _artefacts(opened, store, name=name or "the bundled model")
     data = read_data(
@@ -238,11 +239,9 @@ def _ratio(row: PrecisionRow) -> str:
 
 
 def _conditions(request: PrecisionRequest, info: RunInfo, opened: MoeModel) -> str:
-    installed, perplexity, short = (
-        versions(),
-        info.parameters["perplexity"],
-        str(info.parameters["shortfall"]),
-    )
+    installed = versions()
+    perplexity = info.parameters["perplexity"]
+    short = str(info.parameters["shortfall"])
     return (
         f"{info.tokens:,} tokens of {request.data} in sequences of up to {LENGTH}{fewer(short)}, teacher-forced, "
         f"on which the checkpoint's perplexity is {perplexity:.4g} (experts: {opened.expert_format}); every expert "

@@ -30,7 +30,8 @@ from runtime.policies import parse
 from runtime.policies.base import Artefacts, Miss
 
 CONTROLS = ("zero", "random_resident", "best_resident")
-K_MAX, LENGTH = 16, 256
+K_MAX = 16
+LENGTH = 256
 LIMITS = (
     SubstitutionLimits("none"),
     SubstitutionLimits("rho 1", rho=1),

@@ -47,7 +47,8 @@ def _rotate(row, half, cos, sin, is_paired, is_each, is_wide, like):
     for i in range(half):
         a, b = (2 * i, 2 * i + 1) if is_paired else (i, i + half)
         of_a, of_b = (a, b) if is_each else (i, i)
-        first, second = row[a], row[b]
+        first = row[a]
+        second = row[b]
         row[a] = _turned(first, cos[of_a], -second, sin[of_a], is_wide, like)
         row[b] = _turned(second, cos[of_b], first, sin[of_b], is_wide, like)
 
@@ -67,10 +68,8 @@ def prepare(values, dim, norm, order, turn, like):
     is_float32, half, angles, cos, sin = turn
     if not is_late:
         _normalise(values, span, weights, f32(eps), is_rounded, like)
-    cosines, sines = (
-        _read_floats(cos, angles, is_float32, like),
-        _read_floats(sin, angles, is_float32, like),
-    )
+    cosines = _read_floats(cos, angles, is_float32, like)
+    sines = _read_floats(sin, angles, is_float32, like)
     for start in range(0, len(values), dim):
         _rotate(
             values[start : start + dim], half, cosines, sines, is_paired, is_each, is_wide, like
@@ -102,7 +101,8 @@ def prepare_heads(heads, dim, norm, order, turn, x, out, step, like):
 def _softmax(scores, sink):
     """Turn scores [S] into weights in place. A sink takes its share of them; minus infinity: there
     is none."""
-    most, total = sink, f32(0)
+    most = sink
+    total = f32(0)
     for s in range(len(scores)):
         most = max(most, scores[s])
     for s in range(len(scores)):
@@ -137,9 +137,11 @@ def attended(queries, sizes, scaling, sinks, cache, mask, like):
     heads, groups, dim, value_dim = sizes
     keys, key_step, values, value_step, length = cache
     at_mask, is_bool = mask
-    result, scores = np.zeros(heads * value_dim, np.float32), np.empty(length, np.float32)
+    result = np.zeros(heads * value_dim, np.float32)
+    scores = np.empty(length, np.float32)
     for head in range(heads):
-        query, key_head = queries[head * dim : (head + 1) * dim], head // groups
+        query = queries[head * dim : (head + 1) * dim]
+        key_head = head // groups
         own_keys = carray(pointer(keys + key_head * key_step * like.itemsize, like), (length, dim))
         for s in range(length):
             score = f32(0)

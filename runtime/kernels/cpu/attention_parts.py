@@ -98,7 +98,8 @@ def recognise_heads(module: nn.Module) -> Heads | str:
     linear = [children.pop(name, None) for name in ("q_proj", "k_proj", "v_proj", output)]
     if not all(type(layer) in (nn.Linear, QuantisedLinear) for layer in linear):
         return "projections of another kind"
-    dtype, device = dtype_of(linear[0]), stored(linear[0]).device
+    dtype = dtype_of(linear[0])
+    device = stored(linear[0]).device
     if dtype not in AS_NUMPY or device.type != "cpu":
         return f"{dtype} on {device.type}"
     named = next((pair for pair in _NORMS if set(pair) <= children.keys()), ())
@@ -116,7 +117,8 @@ def _sized(
     module: nn.Module, linear: list[nn.Linear], norms: tuple[Norm, Norm] | None
 ) -> Heads | str:
     query, key, value, output = linear
-    dim, sinks = getattr(module, "head_dim", 0), getattr(module, "sinks", None)
+    dim = getattr(module, "head_dim", 0)
+    sinks = getattr(module, "sinks", None)
     count, num_keys = (layer.out_features // dim if dim else 0 for layer in (query, key))
     value_dim = value.out_features // num_keys if num_keys else 0
     found = (query.out_features, key.out_features, value.out_features, output.in_features)

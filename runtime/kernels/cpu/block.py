@@ -49,7 +49,8 @@ def attend_block(
     token's key and value to the last position of the cache."""
     heads, groups, dim, value_dim = sizes
     keys, key_step, values, value_step, length = cache
-    num_keys, came = heads // groups, read(x, hidden, like)
+    num_keys = heads // groups
+    came = read(x, hidden, like)
     token = _normalised(came, norms[0], like)
     query = round_all(linear(layers[0], token, heads * dim, like), like)
     key = round_all(linear(layers[1], token, num_keys * dim, like), like)

@@ -50,7 +50,8 @@ def _first_of_each(
 def scales_k(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
     """Q4_K's and Q5_K's scales and minima, float32 [16]: four of these, four of those, and so
     on."""
-    lower, upper = load(builder, block, vector(I8, 8), 4), load(builder, block, vector(I8, 4), 12)
+    lower = load(builder, block, vector(I8, 8), 4)
+    upper = load(builder, block, vector(I8, 4), 12)
     last = _joined(builder, [_bits(builder, upper, 0xF), _bits(builder, upper, 0xF, 4)])
     last = builder.or_(last, _bits(builder, lower, 0x30, 2))
     codes = _joined(builder, [_bits(builder, lower, 0x3F), last])
@@ -89,7 +90,8 @@ def scales_2(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
 
 def scales_3(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
     """Q3_K's, float32 [16]."""
-    lower, upper = load(builder, block, vector(I8, 8), 96), load(builder, block, vector(I8, 4), 104)
+    lower = load(builder, block, vector(I8, 8), 96)
+    upper = load(builder, block, vector(I8, 4), 104)
     low = _joined(builder, [_bits(builder, lower, 0xF), _bits(builder, lower, 0xF, 4)])
     quarters = [_bits(builder, upper, 0x30, shift) for shift in (-4, -2, 0, 2)]
     high = _joined(builder, [_joined(builder, quarters[:2]), _joined(builder, quarters[2:])])
@@ -98,7 +100,8 @@ def scales_3(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
 
 def scales_iq4(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
     """IQ4_XS's, float32 [8]."""
-    wide, packed = vector(I32, 8), load(builder, block, vector(I8, 4), 4)
+    wide = vector(I32, 8)
+    packed = load(builder, block, vector(I8, 4), 4)
     low = _joined(builder, [_bits(builder, packed, 0xF), _bits(builder, packed, 0xF, 4)])
     low = builder.zext(spread(builder, low, [0, 4, 1, 5, 2, 6, 3, 7]), wide)
     upper = spread(builder, load(builder, block, vector(I16, 1), 2), [0] * 8)
@@ -152,7 +155,8 @@ def codes_2k(builder: ir.IRBuilder, block: ir.Value, start: int = 16) -> list[ir
 
 
 def codes_3k(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
-    third, lower = load(builder, block, vector(I8)), codes_2k(builder, block, 32)
+    third = load(builder, block, vector(I8))
+    lower = codes_2k(builder, block, 32)
     return [builder.or_(low, _bits(builder, third, 4, bit - 2)) for bit, low in enumerate(lower)]
 
 
@@ -162,7 +166,8 @@ def codes_4k(builder: ir.IRBuilder, block: ir.Value, start: int = 16) -> list[ir
 
 
 def codes_5k(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
-    fifth, lower = load(builder, block, vector(I8), 16), codes_4k(builder, block, 48)
+    fifth = load(builder, block, vector(I8), 16)
+    lower = codes_4k(builder, block, 48)
     return [
         builder.or_(low, _bits(builder, fifth, 0x10, group - 4)) for group, low in enumerate(lower)
     ]
@@ -198,7 +203,8 @@ def words_2k(builder: ir.IRBuilder, block: ir.Value, start: int = 16) -> list[ir
 
 
 def words_3k(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
-    third, lower = _upper(builder, block, 0, (0, 4)), words_2k(builder, block, 32)
+    third = _upper(builder, block, 0, (0, 4))
+    lower = words_2k(builder, block, 32)
     shifts = [bit + odd - 2 for bit in range(4) for odd in (0, 8)]
     return [
         builder.or_(low, _bits(builder, third, 4, shift))
@@ -218,7 +224,8 @@ def words_4k(builder: ir.IRBuilder, block: ir.Value, half: int, start: int = 16)
 
 def words_5k(builder: ir.IRBuilder, block: ir.Value, half: int) -> list[ir.Value]:
     fifth = _upper(builder, block, 16, (4 * half, 4 * half + 2))
-    lower, shifts = words_4k(builder, block, half, 48), (-4, -3, 4, 5)
+    lower = words_4k(builder, block, half, 48)
+    shifts = (-4, -3, 4, 5)
     return [
         builder.or_(low, _bits(builder, fifth, 0x10, shift))
         for low, shift in zip(lower, shifts, strict=True)
@@ -227,7 +234,8 @@ def words_5k(builder: ir.IRBuilder, block: ir.Value, half: int) -> list[ir.Value
 
 def words_6k(builder: ir.IRBuilder, block: ir.Value, half: int) -> list[ir.Value]:
     upper = _upper(builder, block, 128 + 32 * half, (0, 2))
-    lower, shifts = words_4k(builder, block, half, 0), (-4, 0, 4, 8)
+    lower = words_4k(builder, block, half, 0)
+    shifts = (-4, 0, 4, 8)
     return [
         builder.or_(low, _bits(builder, upper, 0x30, shift))
         for low, shift in zip(lower, shifts, strict=True)

@@ -115,8 +115,10 @@ def _four_blocks(start: int, scales_of: Callable) -> _Add:
     nbytes = start + 16
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
-        builder, x = step.builder, step.own(step.x, 2 * STEP * step.num_tokens)
-        blocks, table = step.own(step.codes, 4 * nbytes), load(step.builder, step.table, NUMBERS)
+        builder = step.builder
+        x = step.own(step.x, 2 * STEP * step.num_tokens)
+        blocks = step.own(step.codes, 4 * nbytes)
+        table = load(step.builder, step.table, NUMBERS)
         own = _looked_up_times(step, table, of_blocks(builder, blocks, start, nbytes), x)
         scales = _each(builder, scales_of(builder, blocks, nbytes, 4), range(4))
         return [*sums[1:], plus_product(builder, sums[0], own, scales)]
@@ -139,12 +141,11 @@ def _looked_up_times(
 
 def _four_groups(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
     """A block of IQ4_XS, four groups after four."""
-    builder, block, x = (
-        step.builder,
-        step.own(step.codes, 136),
-        step.own(step.x, 4 * STEP * step.num_tokens),
-    )
-    scales, table = scales_iq4(builder, block), load(builder, step.table, NUMBERS)
+    builder = step.builder
+    block = step.own(step.codes, 136)
+    x = step.own(step.x, 4 * STEP * step.num_tokens)
+    scales = scales_iq4(builder, block)
+    table = load(builder, step.table, NUMBERS)
     for half in range(2):
         own = _looked_up_times(step, table, words_iq4(builder, block, half), x, 2 * STEP * half)
         factors = _each(builder, scales, range(4 * half, 4 * half + 4))
@@ -156,12 +157,11 @@ def _pairs_2(nbytes: int, scales_of: Callable, words_of: Callable, factors_of: C
     """A block of 256 codes of two bits and more, of both halves at once."""
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
-        builder, block = step.builder, step.own(step.codes, nbytes)
-        scales, words, x = (
-            scales_of(builder, block),
-            words_of(builder, block),
-            step.own(step.x, 4 * STEP * step.num_tokens),
-        )
+        builder = step.builder
+        block = step.own(step.codes, nbytes)
+        scales = scales_of(builder, block)
+        words = words_of(builder, block)
+        x = step.own(step.x, 4 * STEP * step.num_tokens)
         for run in range(4):
             own = filled(SUMS, 0.0)
             for i in (2 * run, 2 * run + 1):
@@ -180,8 +180,10 @@ def _pairs_k(
     """A block of 256 codes; `lanes` has the scales of the low and of the high ones of each half."""
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
-        builder, block = step.builder, step.own(step.codes, nbytes)
-        scales, x = scales_of(builder, block), step.own(step.x, 4 * STEP * step.num_tokens)
+        builder = step.builder
+        block = step.own(step.codes, nbytes)
+        scales = scales_of(builder, block)
+        x = step.own(step.x, 4 * STEP * step.num_tokens)
         for half in range(2):
             words = words_of(builder, block, half)
             for part in range(2):  # low and high
@@ -207,8 +209,11 @@ def _floats_k(
     of these what `offsets` are for."""
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
-        builder, block, x = step.builder, step.own(step.codes, nbytes), step.own(step.x, 8 * STEP)
-        scales, codes = scales_of(builder, block), codes_of(builder, block)
+        builder = step.builder
+        block = step.own(step.codes, nbytes)
+        x = step.own(step.x, 8 * STEP)
+        scales = scales_of(builder, block)
+        codes = codes_of(builder, block)
         for i, lane in enumerate(lanes):
             numbers = builder.fmul(
                 _numbers(builder, codes[i // 2], i % 2), load(builder, x, SUMS, 64 * i)
@@ -228,17 +233,13 @@ def _floats(
     """So many blocks of 32 codes with x in float32."""
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
-        builder, blocks, x = (
-            step.builder,
-            step.own(step.codes, count * nbytes),
-            step.own(step.x, count * STEP),
-        )
+        builder = step.builder
+        blocks = step.own(step.codes, count * nbytes)
+        x = step.own(step.x, count * STEP)
         scales = scales_of(builder, blocks, nbytes, count)
         for block in range(count):
-            (codes,), own = (
-                codes_of(builder, builder.add(blocks, I64(block * nbytes))),
-                filled(SUMS, 0.0),
-            )
+            (codes,) = codes_of(builder, builder.add(blocks, I64(block * nbytes)))
+            own = filled(SUMS, 0.0)
             for half in range(2):
                 x_half = load(builder, x, SUMS, block * STEP + 64 * half)
                 own = plus_product(builder, own, numbers_of(builder, codes, half), x_half)

@@ -129,7 +129,8 @@ def _excess_of(kind, is_narrow):
 @part
 def _in_steps_of_two(x, order):
     """x, float16, as two in bfloat16, whose steps take turns."""
-    first, second = _in_steps(x, order), _in_steps(beyond_bfloat16(x), order)
+    first = _in_steps(x, order)
+    second = _in_steps(beyond_bfloat16(x), order)
     return in_turns(
         first.reshape(len(first) // STEP, STEP), second.reshape(len(second) // STEP, STEP)
     )
@@ -148,8 +149,10 @@ def _offsets(x, kind, excess):
                 out[block, 2 * group] = -excess * own[32 * group : 32 * group + 16].sum()
                 out[block, 2 * group + 1] = -excess * own[32 * group + 16 : 32 * group + 32].sum()
             else:
-                place, total = group + group // 4 * 4, own[32 * group : 32 * group + 32].sum()
-                out[block, place], out[block, place + 4] = -excess * total, -total
+                place = group + group // 4 * 4
+                total = own[32 * group : 32 * group + 32].sum()
+                out[block, place] = -excess * total
+                out[block, place + 4] = -total
     return out
 
 
@@ -260,7 +263,9 @@ def _dot_rest(kind, row, x, num_blocks):
 def multiply_blocks_of_256(fields, start, x, y, is_narrow):
     """Add x [I] times a matrix of Q2_K to Q6_K or IQ4_XS to y [O]. `is_narrow` says that x is in
     bfloat16."""
-    kind, num_blocks, table = fields[KIND], len(x) // 256, TABLES[_IQ4_TABLE].ctypes.data
+    kind = fields[KIND]
+    num_blocks = len(x) // 256
+    table = TABLES[_IQ4_TABLE].ctypes.data
     offsets = _offsets(x, kind, _excess_of(kind, is_narrow))
     token = _in_steps(x, _ORDERS[_order_of(kind)])
     address = token.ctypes.data if is_narrow else x.ctypes.data
@@ -272,7 +277,9 @@ def multiply_blocks_of_256(fields, start, x, y, is_narrow):
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply_blocks_of_256_float16(fields, start, x, y, is_narrow):
     """As `multiply_blocks_of_256`, with x in float16."""
-    kind, num_blocks, table = fields[KIND], len(x) // 256, TABLES[_IQ4_TABLE].ctypes.data
+    kind = fields[KIND]
+    num_blocks = len(x) // 256
+    table = TABLES[_IQ4_TABLE].ctypes.data
     offsets = _offsets(x, kind, _excess_of(kind, True))
     token = _in_steps_of_two(x, _ORDERS[_order_of(kind)])
     for row in range(len(y)):
@@ -292,16 +299,14 @@ def nbytes_of(kind):
 def add_blocks_of_32(kind, blocks, x, y, is_narrow):
     """Add x [I] times a matrix of Q8_0, Q4_0, IQ4_NL or MXFP4, the blocks at this address, to y
     [O]. `is_narrow` says that x is in bfloat16."""
-    is_narrow, num_blocks, num_steps = is_narrow and kind != Q8_0, len(x) // 32, len(x) // STEP
-    block_nbytes, token, table = (
-        nbytes_of(kind),
-        _in_steps(x, _FOURS),
-        TABLES[_table_of(kind)].ctypes.data,
-    )
-    address, rest = (
-        token.ctypes.data if is_narrow else x.ctypes.data,
-        x[STEP * num_steps :].ctypes.data,
-    )
+    is_narrow = is_narrow and kind != Q8_0
+    num_blocks = len(x) // 32
+    num_steps = len(x) // STEP
+    block_nbytes = nbytes_of(kind)
+    token = _in_steps(x, _FOURS)
+    table = TABLES[_table_of(kind)].ctypes.data
+    address = token.ctypes.data if is_narrow else x.ctypes.data
+    rest = x[STEP * num_steps :].ctypes.data
     for row in range(len(y)):
         own = blocks + row * num_blocks * block_nbytes
         y[row] += _dot_fours(kind, own, address, table, num_steps, is_narrow)
@@ -320,13 +325,12 @@ def multiply_blocks_of_32(fields, start, x, y, is_narrow):
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply_blocks_of_32_float16(fields, start, x, y, is_narrow):
     """As `multiply_blocks_of_32` of Q4_0, IQ4_NL and MXFP4, with x in float16."""
-    kind, num_blocks, block_nbytes, num_steps = (
-        fields[KIND],
-        len(x) // 32,
-        fields[BLOCK_NBYTES],
-        len(x) // STEP,
-    )
-    token, table = _in_steps_of_two(x, _FOURS), TABLES[_table_of(kind)].ctypes.data
+    kind = fields[KIND]
+    num_blocks = len(x) // 32
+    block_nbytes = fields[BLOCK_NBYTES]
+    num_steps = len(x) // STEP
+    token = _in_steps_of_two(x, _FOURS)
+    table = TABLES[_table_of(kind)].ctypes.data
     rest = x[STEP * num_steps :].ctypes.data
     for row in range(len(y)):
         blocks = start + fields[CODES] + row * num_blocks * block_nbytes

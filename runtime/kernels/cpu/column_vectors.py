@@ -56,12 +56,10 @@ def _three_bits(builder: ir.IRBuilder, rows: Sequence[ir.Value], first: int) -> 
     row, first = divmod(first, 32)
     words = rows[row]
     if first > 20:
-        words, first = (
-            called(
-                builder, "llvm.fshr.v16i32", PAIRS, [rows[row + 1], words, filled(PAIRS, first)]
-            ),
-            0,
+        words = called(
+            builder, "llvm.fshr.v16i32", PAIRS, [rows[row + 1], words, filled(PAIRS, first)]
         )
+        first = 0
     if HAS_QUADS:
         places = [half + first + 3 * code for half in (0, 32) for code in range(4)]
         operands = [ir.Constant(_BYTES, places * (LANES // 2)), builder.bitcast(words, _BYTES)]
@@ -135,10 +133,8 @@ def _stream(bits: int) -> Callable[..., None]:
             unit_nbytes = builder.mul(stride, I64(bits))
             under = builder.mul(unit_nbytes, num_units)
             with cgutils.for_range(builder, num_units, intp=I64) as loop:
-                unit, own_x = (
-                    advanced(builder, words, loop.index, unit_nbytes),
-                    advanced(builder, x, loop.index, 64),
-                )
+                unit = advanced(builder, words, loop.index, unit_nbytes)
+                own_x = advanced(builder, x, loop.index, 64)
                 rows = [advanced(builder, unit, I64(row), stride) for row in range(bits)]
                 own = [
                     [load(builder, row, PAIRS, 64 * block) for row in rows]
@@ -201,15 +197,14 @@ def scaled(bits: int, order: Sequence[int]) -> Callable[..., None]:
         def generate(target, builder, signature, arguments):
             zeros, zero_offset, scales, worth, sum_x, num_blocks, sums, y = arguments
             zero_offset = splat(builder, builder.trunc(zero_offset, I32))
-            worth, less_x = splat(builder, worth), splat(builder, builder.fneg(sum_x))
+            worth = splat(builder, worth)
+            less_x = splat(builder, builder.fneg(sum_x))
             with cgutils.for_range(builder, num_blocks, intp=I64) as loop:
                 zero = zeros_of(
                     builder, advanced(builder, zeros, loop.index, 2 * bits), zero_offset
                 )
-                own, out = (
-                    advanced(builder, sums, loop.index, 64 * DIGITS),
-                    advanced(builder, y, loop.index, 64),
-                )
+                own = advanced(builder, sums, loop.index, 64 * DIGITS)
+                out = advanced(builder, y, loop.index, 64)
                 high, low = (
                     builder.sitofp(load(builder, own, PAIRS, 64 * digit), SUMS)
                     for digit in range(DIGITS)

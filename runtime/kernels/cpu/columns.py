@@ -79,20 +79,26 @@ def _add_scaled(bits, zeros, offset, scales, worth, sum_x, num_blocks, sums, y):
 @part
 def _add_panels(fields, start, x, num_fast, y):
     """Add the first outputs, whole panels of matrices whose groups are of whole units."""
-    bits, num_groups, stride = fields[BITS], fields[NUM_GROUPS], 4 * len(y)
+    bits = fields[BITS]
+    num_groups = fields[NUM_GROUPS]
+    stride = 4 * len(y)
     digits, worth, sums_x = in_digits(x, num_groups, fields[WIDTH])
     if bits == 2:
         arrange_2(digits.ctypes.data, len(digits))
     elif bits == 4:
         arrange_4(digits.ctypes.data, len(digits))
-    units_of_group, row_of_zeros = len(digits) // num_groups, (len(y) * bits + 31) // 32 * 4
-    sums, scales = np.empty(DIGITS * num_fast, np.int32), np.empty(num_fast, np.float32)
+    units_of_group = len(digits) // num_groups
+    row_of_zeros = (len(y) * bits + 31) // 32 * 4
+    sums = np.empty(DIGITS * num_fast, np.int32)
+    scales = np.empty(num_fast, np.float32)
     for group in range(num_groups):
         sums[:] = 0
-        first, end = group * units_of_group, (group + 1) * units_of_group
+        first = group * units_of_group
+        end = (group + 1) * units_of_group
         while first < end:
             num_units = min(_ROWS // bits, end - first)
-            own_x, row = digits[first].ctypes.data, start + fields[CODES] + first * bits * stride
+            own_x = digits[first].ctypes.data
+            row = start + fields[CODES] + first * bits * stride
             for panel in range(0, num_fast, PANEL):
                 _add_units(
                     bits,
@@ -113,15 +119,15 @@ def _add_panels(fields, start, x, num_fast, y):
 def _add_codes(words, bits, width, index, x, sums):
     """Add codes of any width, one input after another, to the sums of its group; a block of outputs
     at a time."""
-    mask, last, num_outputs = u32((1 << bits) - 1), len(words) - 1, words.shape[1]
+    mask = u32((1 << bits) - 1)
+    last = len(words) - 1
+    num_outputs = words.shape[1]
     for begin in range(0, num_outputs, _BLOCK):
         end = min(begin + _BLOCK, num_outputs)
         for k in range(len(x)):
             own = sums[index[k] if len(index) else k // width, begin:end]
-            low, high = (
-                words[k * bits >> 5, begin:end],
-                words[min((k * bits >> 5) + 1, last), begin:end],
-            )
+            low = words[k * bits >> 5, begin:end]
+            high = words[min((k * bits >> 5) + 1, last), begin:end]
             shift = u32(k * bits & 31)
             if shift + bits <= 32:
                 for o in range(end - begin):
@@ -136,22 +142,23 @@ def _add_codes(words, bits, width, index, x, sums):
 def _scale_stream(fields, start, first, sums, sums_x, y):
     """Add the sums [G, O] of codes, times their scales, to y [O], for the outputs from `first`
     on."""
-    bits, num_outputs = fields[BITS], len(y)
+    bits = fields[BITS]
+    num_outputs = len(y)
     zeros = carray(
         pointer(start + fields[ZEROS], INT32_LIKE), (len(sums), (num_outputs * bits + 31) // 32)
     )
-    scales, mask, offset = (
-        np.empty(num_outputs, np.float32),
-        u32((1 << bits) - 1),
-        u32(fields[ZERO_OFFSET]),
-    )
+    scales = np.empty(num_outputs, np.float32)
+    mask = u32((1 << bits) - 1)
+    offset = u32(fields[ZERO_OFFSET])
     last = u32(zeros.shape[1] - 1)
     for group in range(len(sums)):
         read_scales(start + fields[SCALES], fields[SCALE_TYPE], group * num_outputs, -1, 0, scales)
         for o in range(u32(first), u32(num_outputs)):
             place = u32(u32(o) * u32(bits))
-            word, shift = u32(place >> u32(5)), u32(place & u32(31))
-            low, high = u32(zeros[group, word]), u32(zeros[group, min(u32(word + u32(1)), last)])
+            word = u32(place >> u32(5))
+            shift = u32(place & u32(31))
+            low = u32(zeros[group, word])
+            high = u32(zeros[group, min(u32(word + u32(1)), last)])
             code = u32(u32(low >> shift) | u32(u32(high << u32(1)) << u32(u32(31) - shift)))
             zero = f32(i32(u32(u32(code + offset) & mask)))
             y[o] += scales[o] * (sums[group, o - first] - zero * sums_x[group])
@@ -160,7 +167,9 @@ def _scale_stream(fields, start, first, sums, sums_x, y):
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply_stream(fields, start, x, y, is_narrow):
     """Add x [I] times a matrix in a stream of words [W, O] down the inputs to y [O]."""
-    bits, width, num_outputs = fields[BITS], fields[WIDTH], len(y)
+    bits = fields[BITS]
+    width = fields[WIDTH]
+    num_outputs = len(y)
     words = carray(pointer(start + fields[CODES], INT32_LIKE), (len(x) * bits // 32, num_outputs))
     num_groups = fields[NUM_GROUPS]
     token, index = in_order(fields, start, x)
@@ -169,10 +178,8 @@ def multiply_stream(fields, start, x, y, is_narrow):
     if num_fast:
         _add_panels(fields, start, token, num_fast, y)
     if num_fast < num_outputs:
-        sums, sums_x = (
-            np.zeros((num_groups, num_outputs - num_fast), np.float32),
-            np.empty(num_groups, np.float32),
-        )
+        sums = np.zeros((num_groups, num_outputs - num_fast), np.float32)
+        sums_x = np.empty(num_groups, np.float32)
         sums_of_groups(token, width, index, sums_x)
         _add_codes(words[:, num_fast:], bits, width, index, token, sums)
         _scale_stream(fields, start, num_fast, sums, sums_x, y)
@@ -194,12 +201,13 @@ def add_replica(words, scales, zeros, bits, x, y):
     """Add x [T, I] times a replica's matrix, whose arrays are those of `low_bit.multiplier`, to y
     [T, O]."""
     fields = np.full(NUM_FIELDS, -1)
-    fields[BITS], fields[CODES], fields[ZEROS] = bits, words.ctypes.data, zeros.ctypes.data
-    fields[SCALES], fields[SCALE_TYPE] = scales.ctypes.data, FLOAT16
-    fields[NUM_GROUPS], fields[WIDTH], fields[ZERO_OFFSET] = (
-        len(scales),
-        x.shape[1] // len(scales),
-        0,
-    )
+    fields[BITS] = bits
+    fields[CODES] = words.ctypes.data
+    fields[ZEROS] = zeros.ctypes.data
+    fields[SCALES] = scales.ctypes.data
+    fields[SCALE_TYPE] = FLOAT16
+    fields[NUM_GROUPS] = len(scales)
+    fields[WIDTH] = x.shape[1] // len(scales)
+    fields[ZERO_OFFSET] = 0
     for t in range(len(x)):
         multiply_stream(fields, 0, x[t], y[t], True)

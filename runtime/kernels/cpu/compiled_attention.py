@@ -42,13 +42,14 @@ class CompiledAttention:
     def __init__(
         self, module: nn.Module, heads: Heads, rotation: Rotation, *, num_outputs: int
     ) -> None:
-        self.rotation, self.heads, self._num_outputs = rotation, heads, num_outputs
-        self._module, self._theirs = module, partial(type(module).forward, module)
-        self._like, self._num_keys, self._dtype = (
-            like_of(heads.dtype),
-            heads.count // heads.groups,
-            heads.dtype,
-        )
+        self.rotation = rotation
+        self.heads = heads
+        self._num_outputs = num_outputs
+        self._module = module
+        self._theirs = partial(type(module).forward, module)
+        self._like = like_of(heads.dtype)
+        self._num_keys = heads.count // heads.groups
+        self._dtype = heads.dtype
         query_norm, key_norm = heads.norms or (None, None)
         self._prepare_query = self._prepare(heads.count, heads.dim, query_norm)
         self._prepare_key = self._prepare(self._num_keys, heads.dim, key_norm)
@@ -86,7 +87,9 @@ class CompiledAttention:
     ) -> bool:
         """Whether the arguments of a forward are one token after others, in a cache that is known,
         and no more."""
-        heads, past, index = self.heads, past_key_values, self._module.layer_idx
+        heads = self.heads
+        past = past_key_values
+        index = self._module.layer_idx
         if x.numel() != heads.query.in_features or x.dtype is not self._dtype or x.requires_grad:
             return False
         if any(
@@ -150,12 +153,15 @@ class CompiledAttention:
     ) -> torch.Tensor:
         """Compute the output [.., H] for x [.., H]; mask [1, 1, 1, S] of what the token attends to.
         The cache's layer gets the token's keys and values."""
-        heads, like, layer = self.heads, self._like, self.layer_of(past_key_values)
+        heads = self.heads
+        like = self._like
+        layer = self.layer_of(past_key_values)
         turn = self.turn(position_embeddings)
         query = heads.query(x)
         at = query.data_ptr()
         self._prepare_query(turn, at, at, heads.dim, like)
-        key, value = heads.key(x), heads.value(x)
+        key = heads.key(x)
+        value = heads.value(x)
         out = torch.empty(*x.shape[:-1], heads.count * heads.value_dim, dtype=self._dtype)
         if type(layer) is DynamicLayer:
             cache = self._extend(layer, key, value, turn)
@@ -188,7 +194,9 @@ class CompiledAttention:
         self, layer: DynamicLayer, key: torch.Tensor, value: torch.Tensor, turn: Turn
     ) -> CacheOperand:
         """Write the token's key and value into the room behind the layer's."""
-        heads, like, cache = self.heads, self._like, CacheRoom.of(layer).extend(layer)
+        heads = self.heads
+        like = self._like
+        cache = CacheRoom.of(layer).extend(layer)
         keys, key_step, values, value_step, length = cache
         last = (length - 1) * like.itemsize
         self._prepare_key(turn, key.data_ptr(), keys + last * heads.dim, key_step, like)
@@ -199,7 +207,9 @@ class CompiledAttention:
         self, layer: DynamicLayer, key: torch.Tensor, value: torch.Tensor, turn: Turn
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [1, N, S, D] with those of the token."""
-        heads, source, shape = self.heads, key.data_ptr(), (1, self._num_keys, 1)
+        heads = self.heads
+        source = key.data_ptr()
+        shape = (1, self._num_keys, 1)
         self._prepare_key(turn, source, source, heads.dim, self._like)
         keys, values = layer.update(
             key.view(*shape, heads.dim), value.view(*shape, heads.value_dim)

@@ -48,13 +48,14 @@ class CompiledBlock:
     mixer, an MLP or experts, of that sum's norm. The mixer is called as a module."""
 
     def __init__(self, module: nn.Module, parts: BlockParts, *, num_outputs: int) -> None:
-        attention, heads = parts.attention, parts.attention.heads
-        self.module, self.parts, self.linear = module, parts, heads.linear
-        self._theirs, self._attention, self._gives_tensor = (
-            partial(type(module).forward, module),
-            attention,
-            not num_outputs,
-        )
+        attention = parts.attention
+        heads = parts.attention.heads
+        self.module = module
+        self.parts = parts
+        self.linear = heads.linear
+        self._theirs = partial(type(module).forward, module)
+        self._attention = attention
+        self._gives_tensor = not num_outputs
         self._hooks = [
             hooks for own in parts.modules for hooks in (own._forward_hooks, own._forward_pre_hooks)
         ]
@@ -92,12 +93,11 @@ class CompiledBlock:
     ) -> torch.Tensor:
         """Compute the layer's output [.., H] for x [.., H]. The cache's layer gets the token's keys
         and values."""
-        out, normalised, layer = (
-            torch.empty_like(x),
-            torch.empty_like(x),
-            self._attention.layer_of(past_key_values),
-        )
-        cache, turn = CacheRoom.of(layer).extend(layer), self._attention.turn(position_embeddings)
+        out = torch.empty_like(x)
+        normalised = torch.empty_like(x)
+        layer = self._attention.layer_of(past_key_values)
+        cache = CacheRoom.of(layer).extend(layer)
+        turn = self._attention.turn(position_embeddings)
         places = out.data_ptr(), normalised.data_ptr()
         self._run(x.data_ptr(), turn, cache, mask_operand(attention_mask), *places, self._like)
         return self.mix(out, normalised)

@@ -38,7 +38,9 @@ class CompiledBody:
     one call. `kind`: the class of its output."""
 
     def __init__(self, module: nn.Module, parts: BodyParts, kind: type | None) -> None:
-        self._module, self.parts, self._kind = module, parts, kind
+        self._module = module
+        self.parts = parts
+        self._kind = kind
         self.layers: CompiledLayers | None = None
         self._theirs = partial(type(module).forward, module)
 
@@ -62,7 +64,8 @@ class CompiledBody:
     ) -> bool:
         """Whether the arguments are one token of one request, which attends to all in a cache that
         grows."""
-        past, config = past_key_values, self._module.config
+        past = past_key_values
+        config = self._module.config
         if input_ids is None or input_ids.numel() != 1 or input_ids.dim() != 2 or not use_cache:
             return False
         if (
@@ -96,7 +99,9 @@ class CompiledBody:
         **_: object,
     ) -> torch.Tensor:
         """The output of the last norm, [1, 1, H]."""
-        parts, x = self.parts, self.parts.embedding(input_ids).clone()  # layers write to it
+        # layers write to it
+        parts = self.parts
+        x = self.parts.embedding(input_ids).clone()
         if position_ids is None:
             position_ids = torch.tensor([[past_key_values.layers[0].keys.shape[2]]])
         angles = parts.rotary(x, position_ids)
@@ -140,10 +145,8 @@ class _Trial:
     """Compares a decoder's output and cache with those of its modules, called one after another."""
 
     def __init__(self, module: nn.Module, parts: BodyParts) -> None:
-        self._theirs, self._make = (
-            partial(type(module).forward, module),
-            partial(CompiledBody, module, parts),
-        )
+        self._theirs = partial(type(module).forward, module)
+        self._make = partial(CompiledBody, module, parts)
         self._kinds: list[type | None] = []  # of outputs that agreed; None: one did not
 
     def result(self) -> CompiledBody | None:
@@ -151,7 +154,8 @@ class _Trial:
 
     def forward(self, *arguments: object, **named: object) -> object:
         """The module's own output; on the way, one token is tried."""
-        ours, taken = self._make(None), not arguments
+        ours = self._make(None)
+        taken = not arguments
         if not taken or not ours.takes(**named):
             return self._theirs(*arguments, **named)
         own = named | {"past_key_values": copy.deepcopy(named["past_key_values"])}

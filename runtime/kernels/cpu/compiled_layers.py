@@ -55,19 +55,16 @@ class CompiledLayers:
     def __init__(
         self, blocks: Sequence[CompiledBlock], routers: Sequence[CompiledRouter], hooks: list[dict]
     ) -> None:
-        parts, heads = blocks[0].parts, blocks[0].parts.attention.heads
+        parts = blocks[0].parts
+        heads = blocks[0].parts.attention.heads
         self.experts: ExpertsInPlace | None = None
-        self._blocks, self._routers, self._hooks, self._routing = (
-            blocks,
-            routers,
-            hooks,
-            routers[0].routing,
-        )
-        self._dtype, self._attention, self._num_experts = (
-            heads.dtype,
-            parts.attention,
-            routers[0].num_experts,
-        )
+        self._blocks = blocks
+        self._routers = routers
+        self._hooks = hooks
+        self._routing = routers[0].routing
+        self._dtype = heads.dtype
+        self._attention = parts.attention
+        self._num_experts = routers[0].num_experts
         self._linears = np.array(
             [[linear_operand(layer) for layer in block.linear] for block in blocks]
         )
@@ -146,11 +143,14 @@ class CompiledLayers:
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """The ids [L, K] that routers chose, the norm of the last x, and the number of the layer
         that is left."""
-        routing, num_layers, is_routed = self._routing, len(caches), False
+        routing = self._routing
+        num_layers = len(caches)
+        is_routed = False
         ids = torch.empty(num_layers, routing.top_k, dtype=torch.int64)
         weights = torch.empty(num_layers, routing.top_k, dtype=routing.weights_dtype)
         logits = torch.empty(self._num_experts, dtype=routing.logits_dtype)
-        normalised, given = torch.empty_like(x), torch.empty_like(x)
+        normalised = torch.empty_like(x)
+        given = torch.empty_like(x)
         places = tuple(each.data_ptr() for each in (x, normalised, given, logits, weights, ids))
         operands = np.array([CacheRoom.of(layer).operand(layer) for layer in caches])
         while True:
@@ -160,12 +160,14 @@ class CompiledLayers:
             if is_absent or done == num_layers:
                 return ids, normalised, done
             _, weights[done], ids[done] = self._routers[done].left(normalised[0])
-            first, is_routed = done, True
+            first = done
+            is_routed = True
 
 
 def _kind(block: CompiledBlock, router: CompiledRouter) -> tuple:
     """What is the same in all layers that one call takes."""
-    heads, rotation = block.parts.attention.heads, block.parts.attention.rotation
+    heads = block.parts.attention.heads
+    rotation = block.parts.attention.rotation
     return (
         heads.query.in_features,
         heads.sizes,
@@ -179,7 +181,9 @@ def _kind(block: CompiledBlock, router: CompiledRouter) -> tuple:
 def _is_router_and_experts(layer: MoeLayer, block: CompiledBlock, router: CompiledRouter) -> bool:
     """Whether the block's mixer gives its experts what it is given, with the router's choice, and
     returns what they give."""
-    mixer, seen, dtype = block.parts.mixer, [], block.parts.attention.heads.dtype
+    mixer = block.parts.mixer
+    seen = []
+    dtype = block.parts.attention.heads.dtype
     random = torch.Generator().manual_seed(0)
     tokens, given = torch.randn(2, _NUM_TRIED, 1, router.num_inputs, generator=random).to(dtype)
 

@@ -71,7 +71,8 @@ def recognise_norm(module: nn.Module, dtype: torch.dtype) -> Norm | None:
 
 def _may_be_norm(module: nn.Module) -> bool:
     """Whether the module is one vector and an epsilon, and takes a token and nothing else."""
-    state, arguments = dict(module.named_parameters()), signature(module.forward).parameters
+    state = dict(module.named_parameters())
+    arguments = signature(module.forward).parameters
     is_vector = (
         state.keys() == {"weight"}
         and module.weight.dim() == 1
@@ -94,7 +95,9 @@ def _variants(module: nn.Module) -> Iterator[Norm]:
 def _deviation(norm: Norm, rows: torch.Tensor, theirs: torch.Tensor) -> float:
     """The mean deviation of rows, so that the nearest of two roundings is found; infinite if a row
     is out of bounds."""
-    run, ours, like = norm.kernel(), torch.empty_like(rows), like_of(rows.dtype)
+    run = norm.kernel()
+    ours = torch.empty_like(rows)
+    like = like_of(rows.dtype)
     for x, out in zip(rows, ours, strict=True):
         run(x.data_ptr(), out.data_ptr(), like)
     by_row = (ours.float() - theirs.float()).abs() / theirs.float().abs().amax(1, keepdim=True)
@@ -105,12 +108,13 @@ class CompiledNorm:
     """Computes an RMS norm for one token of `dtype`."""
 
     def __init__(self, module: nn.Module, norm: Norm, dtype: torch.dtype) -> None:
-        self._theirs, self._dtype = partial(type(module).forward, module), dtype
-        self._norm, self._count = (
-            norm,
-            len(norm.weight),
-        )  # the kernel reads the norm's weight by its address
-        self._run, self._like = norm.kernel(), like_of(dtype)
+        self._theirs = partial(type(module).forward, module)
+        self._dtype = dtype
+        # the kernel reads the norm's weight by its address
+        self._norm = norm
+        self._count = len(norm.weight)
+        self._run = norm.kernel()
+        self._like = like_of(dtype)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The replacement of the module's forward, x [.., H] -> [.., H]; torch computes more than

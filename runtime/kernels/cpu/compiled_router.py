@@ -41,12 +41,11 @@ class CompiledRouter:
     `operand` and `how` are what kernels take of it."""
 
     def __init__(self, gate: nn.Module, routing: RouterOutput) -> None:
-        weight, bias = gate.weight, getattr(gate, "bias", None)
-        self._theirs, self.routing, self._dtype = (
-            partial(type(gate).forward, gate),
-            routing,
-            weight.dtype,
-        )
+        weight = gate.weight
+        bias = getattr(gate, "bias", None)
+        self._theirs = partial(type(gate).forward, gate)
+        self.routing = routing
+        self._dtype = weight.dtype
         self.num_experts, self.num_inputs = weight.shape
         self.num_unclear = 0
         wide = (routing.logits_dtype is torch.float32, routing.weights_dtype is torch.float32)
@@ -102,7 +101,8 @@ def compiled_router(gate: nn.Module) -> CompiledRouter | None:
     is_matrix = {"weight"} <= state.keys() <= {"weight", "bias"} and gate.weight.dim() == 2
     if not is_matrix or len(signature(type(gate).forward).parameters) != 2:  # self and tokens
         return None
-    dtypes, is_plain = {each.dtype for each in state.values()}, all(map(_is_plain, state.values()))
+    dtypes = {each.dtype for each in state.values()}
+    is_plain = all(map(_is_plain, state.values()))
     if not is_plain or len(dtypes) > 1 or not dtypes <= _TOLERANCES.keys():
         return None
     with torch.inference_mode():
@@ -116,7 +116,8 @@ def _is_plain(weights: torch.Tensor) -> bool:
 def _tried(gate: nn.Module) -> CompiledRouter | None:
     """The nearest of the ways to weigh experts, if all choices and numbers agree with the router's
     on random tokens."""
-    random, (num_experts, num_inputs) = torch.Generator().manual_seed(0), gate.weight.shape
+    random = torch.Generator().manual_seed(0)
+    num_experts, num_inputs = gate.weight.shape
     x = (
         torch.randn(_NUM_TOKENS, num_inputs, generator=random)
         / gate.weight.float().norm(dim=1).mean()
@@ -150,11 +151,10 @@ def _deviation(router: CompiledRouter, x: torch.Tensor, theirs: tuple[torch.Tens
     clear = [i for i, given in enumerate(ours) if given is not None]
     if 2 * len(clear) < len(x):
         return float("inf")
-    own, other = (
-        [torch.cat([ours[i][place] for i in clear]) for place in range(3)],
-        [each[clear] for each in theirs],
-    )
-    (own_ids, own_order), (ids, order) = own[2].sort(), other[2].sort()
+    own = [torch.cat([ours[i][place] for i in clear]) for place in range(3)]
+    other = [each[clear] for each in theirs]
+    own_ids, own_order = own[2].sort()
+    ids, order = other[2].sort()
     if not torch.equal(own_ids, ids):
         return float("inf")
     if router.is_rounded_once and (own[0] == other[0]).float().mean() < _SAME:

@@ -26,10 +26,8 @@ class CompiledDecoder:
 
     def __init__(self, opened: MoeModel, threads: KernelThreads) -> None:
         self._torch = QuietTorch(opened.model)
-        self._linear, self._attentions = (
-            CompiledLinear(opened, threads),
-            compiled_attentions(opened),
-        )
+        self._linear = CompiledLinear(opened, threads)
+        self._attentions = compiled_attentions(opened)
         norms = {module: recognise_norm(module, opened.dtype) for module in opened.model.modules()}
         blocks = compiled_blocks(opened, self._attentions, norms)
         self._blocks = {

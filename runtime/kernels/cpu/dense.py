@@ -75,7 +75,8 @@ def _is_packed(layer: nn.Module) -> bool:
 def linear_operand(layer: nn.Linear | QuantisedLinear) -> tuple[int, int, int]:
     """What kernels that compute more than a linear layer take of one, which they read by its
     addresses."""
-    names, bias = kernels("cpu.published"), 0 if layer.bias is None else layer.bias.data_ptr()
+    names = kernels("cpu.published")
+    bias = 0 if layer.bias is None else layer.bias.data_ptr()
     kind = (
         getattr(names, layer.form.name)
         if isinstance(layer, QuantisedLinear)
@@ -89,11 +90,11 @@ class PackedLinear:
     with the bias."""
 
     def __init__(self, layer: QuantisedLinear, threads: KernelThreads) -> None:
-        self._layer, self._threads, self._address = layer, threads, layer.blocks.data_ptr()
-        self._row_nbytes, self._num_shares = (
-            layer.blocks.shape[1],
-            threads.num_shares(layer.blocks.nbytes),
-        )
+        self._layer = layer
+        self._threads = threads
+        self._address = layer.blocks.data_ptr()
+        self._row_nbytes = layer.blocks.shape[1]
+        self._num_shares = threads.num_shares(layer.blocks.nbytes)
         self._is_narrow = layer.dtype is torch.bfloat16 and kernels("cpu.lanes").HAS_PAIRS
         kind = getattr(kernels("cpu.published"), layer.form.name)
         self._multiply = partial(kernels("cpu.blocks").add_blocks_of_32, kind)
@@ -101,7 +102,8 @@ class PackedLinear:
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The replacement of the layer's forward, x [..., I] -> [..., O]."""
-        layer, num_tokens = self._layer, x.numel() // self._layer.in_features
+        layer = self._layer
+        num_tokens = x.numel() // self._layer.in_features
         if x.dtype is not layer.dtype or x.requires_grad:
             return F.linear(x, layer.weight, layer.bias)
         tokens = x.reshape(num_tokens, layer.in_features)
@@ -134,10 +136,14 @@ class PackedLinear:
 def _forward(layer: nn.Linear, threads: KernelThreads) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the replacement of the layer's `forward`, x [..., I] -> [..., O]; torch computes more
     than one token."""
-    kind, dtype, address = AS_NUMPY[layer.weight.dtype], layer.weight.dtype, layer.weight.data_ptr()
+    kind = AS_NUMPY[layer.weight.dtype]
+    dtype = layer.weight.dtype
+    address = layer.weight.data_ptr()
     bias = torch.empty(0, dtype=dtype) if layer.bias is None else layer.bias.detach()
-    bias, project = bias.view(kind).numpy(), kernels("cpu.gated").project
-    num_inputs, num_outputs = layer.in_features, layer.out_features
+    bias = bias.view(kind).numpy()
+    project = kernels("cpu.gated").project
+    num_inputs = layer.in_features
+    num_outputs = layer.out_features
     if (num_shares := threads.num_shares(layer.weight.nbytes)) > 1:
         project = by_rows(project, threads, num_shares)
 

@@ -16,7 +16,8 @@ MAX_WIDTH = (
 )  # inputs of a group, whose sums with codes of 8 bits are whole numbers of 32 bits
 _LARGEST = np.float32(127 * 256 + 127)
 _LEAST = np.float32(1e-30)  # groups below it are zero: the inverse of their worth could be infinite
-i32, f32 = np.int32, np.float32
+i32 = np.int32
+f32 = np.float32
 
 
 @part
@@ -24,22 +25,24 @@ def in_digits(x, num_groups, width):
     """x [I] as digits int8 [I / 32, 2, 32], the higher first, and the worth of a group's numbers
     and their sum [G], float32. A group is of `width` numbers, a multiple of 32."""
     digits = np.empty((len(x) // UNIT, DIGITS, UNIT), np.int8)
-    worth, sums = np.empty(num_groups, np.float32), np.empty(num_groups, np.float32)
+    worth = np.empty(num_groups, np.float32)
+    sums = np.empty(num_groups, np.float32)
     for group in range(num_groups):
         largest = f32(0)
         for k in range(group * width, (group + 1) * width):
             largest = max(largest, abs(x[k]))
-        worth[group], inverse, total = (
-            largest / _LARGEST,
-            _LARGEST / largest if largest > _LEAST else f32(0),
-            f32(0),
-        )
+        worth[group] = largest / _LARGEST
+        inverse = _LARGEST / largest if largest > _LEAST else f32(0)
+        total = f32(0)
         for unit in range(group * width // UNIT, (group + 1) * width // UNIT):
-            own, high, low = x[unit * UNIT : (unit + 1) * UNIT], digits[unit, 0], digits[unit, 1]
+            own = x[unit * UNIT : (unit + 1) * UNIT]
+            high = digits[unit, 0]
+            low = digits[unit, 1]
             for i in range(UNIT):
                 number = np.rint(own[i] * inverse)
                 digit = np.floor((number + f32(128)) * f32(1 / 256))
                 total += number
-                high[i], low[i] = np.int8(i32(digit)), np.int8(i32(number - digit * f32(256)))
+                high[i] = np.int8(i32(digit))
+                low[i] = np.int8(i32(number - digit * f32(256)))
         sums[group] = total
     return digits, worth, sums

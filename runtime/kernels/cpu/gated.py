@@ -20,7 +20,8 @@ from artifacts.common.numba_loops import inlined_part as part
 from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.pairs import HAS_DOT, STEP, dot
 
-f32, u32 = np.float32, np.uint32
+f32 = np.float32
+u32 = np.uint32
 BFLOAT16_LIKE = "uint16[::1]"
 LIKE = (BFLOAT16_LIKE, "int16[::1]", "float32[::1]")
 TOKEN = "float32[::1], int64[::1], float32[:, ::1]"  # x, rows, y
@@ -52,7 +53,8 @@ def _elements_are(element: types.Type) -> Callable[..., bool]:
     return elements_are
 
 
-are_bfloat16, _are_float16 = _elements_are(types.uint16), _elements_are(types.int16)
+are_bfloat16 = _elements_are(types.uint16)
+_are_float16 = _elements_are(types.int16)
 
 
 @intrinsic
@@ -142,7 +144,8 @@ def as_factors(x, like):
 
 @part
 def _dot(row, x):
-    total, first = f32(0), 0
+    total = f32(0)
+    first = 0
     if are_bfloat16(x):
         first = len(x) // STEP * STEP
         total = dot(row.ctypes.data, x.ctypes.data, first // STEP)
@@ -154,7 +157,8 @@ def _dot(row, x):
 @part
 def swiglu(gate, up, like):
     """Return silu(gate) * up, rounded where the module rounds."""
-    gate, up = rounded(gate, like), rounded(up, like)
+    gate = rounded(gate, like)
+    up = rounded(up, like)
     return rounded(rounded(gate / (f32(1) + np.exp(-gate)), like) * up, like)
 
 
@@ -162,7 +166,8 @@ def swiglu(gate, up, like):
 def add_expert(inner, down, token, acts, out, like):
     """Add an expert on the token [H] to `out` [H]. Gate and up lie at address `inner` as [2 I, H],
     down at its own as [H, I]; `acts` [I] is overwritten."""
-    hidden, num_neurons = len(token), len(acts)
+    hidden = len(token)
+    num_neurons = len(acts)
     gate_up = carray(pointer(inner, like), (2 * num_neurons, hidden))
     matrix = carray(pointer(down, like), (hidden, num_neurons))
     for n in range(num_neurons):
@@ -177,7 +182,8 @@ def add_expert(inner, down, token, acts, out, like):
 def add_whole(addresses, num_neurons, x, rows, y, like):
     """Add expert i on x [H] to y[rows[i]]. Gate and up lie at addresses[i, 0] as [2 I, H], down at
     addresses[i, 1] as [H, I]. addresses [n, 2], rows [n], y [K, H]."""
-    token, acts = as_factors(x, like), new_factors(num_neurons, like)
+    token = as_factors(x, like)
+    acts = new_factors(num_neurons, like)
     for i in range(len(rows)):
         add_expert(addresses[i, 0], addresses[i, 1], token, acts, y[rows[i]], like)
 
@@ -187,12 +193,14 @@ def add_segments(addresses, neurons, x, rows, y, like):
     """Add segment i on x [H] to y[rows[i]]. Its neurons[i] neurons lie at addresses[i], for each
     its row of gate, its row of up and its column of down. addresses, neurons and rows [n], y [K,
     H]."""
-    hidden, token = len(x), as_factors(x, like)
+    hidden = len(x)
+    token = as_factors(x, like)
     for i in range(len(rows)):
         data = carray(pointer(addresses[i], like), (neurons[i], 3, hidden))
         out = y[rows[i]]
         for n in range(neurons[i]):
-            act, down = swiglu(_dot(data[n, 0], token), _dot(data[n, 1], token), like), data[n, 2]
+            act = swiglu(_dot(data[n, 0], token), _dot(data[n, 1], token), like)
+            down = data[n, 2]
             for h in range(hidden):
                 out[h] += act * as_float(down[h])
 
@@ -218,14 +226,10 @@ def activate_clamped(inner, acts, bias, alpha, limit, like):
     """Write acts [I] by `ClampedGate` of inner [2 I] plus the bias [2 I] at this address."""
     biases = carray(pointer(bias, like), (len(inner),))
     for n in range(len(acts)):
-        gate, up = (
-            _biased(inner[2 * n], biases[2 * n], like),
-            _biased(inner[2 * n + 1], biases[2 * n + 1], like),
-        )
-        gate, up = (
-            limit if gate > limit else gate,
-            limit if up > limit else -limit if up < -limit else up,
-        )
+        gate = _biased(inner[2 * n], biases[2 * n], like)
+        up = _biased(inner[2 * n + 1], biases[2 * n + 1], like)
+        gate = limit if gate > limit else gate
+        up = limit if up > limit else -limit if up < -limit else up
         sigmoid = rounded(f32(1) / (f32(1) + np.exp(-rounded(gate * alpha, like))), like)
         acts[n] = rounded(rounded(up + f32(1), like) * rounded(gate * sigmoid, like), like)
 
@@ -253,11 +257,10 @@ def combine(y, weights, num_rows, out):
 def products(address, bias, x, count, like):
     """Return [O], float32: the matrix [O, I] at `address` times x [I], which was rounded, plus the
     bias [O] at its address unless that is 0."""
-    matrix, biases = (
-        carray(pointer(address, like), (count, len(x))),
-        carray(pointer(bias, like), count),
-    )
-    token, out = as_factors(x, like), np.empty(count, np.float32)
+    matrix = carray(pointer(address, like), (count, len(x)))
+    biases = carray(pointer(bias, like), count)
+    token = as_factors(x, like)
+    out = np.empty(count, np.float32)
     for o in range(count):
         total = _dot(matrix[o], token)
         out[o] = total + as_float(biases[o]) if bias else total
@@ -268,7 +271,8 @@ def products(address, bias, x, count, like):
 def project(address, bias, x, out):
     """Write out [O]: the matrix [O, I] at `address` times x [I], plus `bias` [O] unless it is
     empty."""
-    matrix, token = carray(pointer(address, x), (len(out), len(x))), as_factors(x, x)
+    matrix = carray(pointer(address, x), (len(out), len(x)))
+    token = as_factors(x, x)
     for o in range(len(out)):
         total = _dot(matrix[o], token)
         total = rounded(total + as_float(bias[o]) if len(bias) else total, out)

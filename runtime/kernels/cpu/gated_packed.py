@@ -17,7 +17,8 @@ from runtime.kernels.cpu.low_bit import code_worth, product, product_in_digits
 from runtime.kernels.cpu.streams import can_look_up
 
 WORDS, SCALES, ZEROS = range(3)
-_INT32, _INT16 = np.zeros(1, np.int32), np.zeros(1, np.int16)
+_INT32 = np.zeros(1, np.int32)
+_INT16 = np.zeros(1, np.int16)
 
 
 # Parts of the closure below are outside it: numba does not cache a closure that holds another
@@ -57,18 +58,19 @@ def packed_adder(bits: int, *, is_narrow: bool) -> Callable[..., None]:
     [n], x [H], y [K, H].
     """
     likes = [like for like in LIKE if (like == BFLOAT16_LIKE) == is_narrow]
-    worth, is_fast = code_worth(bits), can_look_up(bits, is_narrow=is_narrow)
+    worth = code_worth(bits)
+    is_fast = can_look_up(bits, is_narrow=is_narrow)
     has_digits = is_in_digits(bits, is_narrow=is_narrow)
 
     @kernel([f"void(int64[:, :, ::1], int64[::1], {TOKEN}, {like})" for like in likes], nogil=True)
     def add(addresses, groups, x, rows, y, like):
-        num_neurons, token = groups[2], x.reshape(1, len(x))
-        inner, acts = (
-            np.empty((1, 2 * num_neurons), np.float32),
-            np.empty((1, num_neurons), np.float32),
-        )
+        num_neurons = groups[2]
+        token = x.reshape(1, len(x))
+        inner = np.empty((1, 2 * num_neurons), np.float32)
+        acts = np.empty((1, num_neurons), np.float32)
         for i in range(len(rows)):
-            inner[:], out = 0, y[rows[i] : rows[i] + 1]
+            inner[:] = 0
+            out = y[rows[i] : rows[i] + 1]
             if has_digits:
                 _add_in_digits(addresses[i, 0], groups[0], bits, worth, token, inner)
             else:

@@ -24,7 +24,8 @@ ROTATIONS = (
 def rotated_numbers(x, signs, odd, digits):
     """A token in its rotation, as `as_numbers` has it: int16 [digits, .] and what they are worth
     [1]."""
-    turned, numbers = np.empty(len(x), np.float32), np.empty((digits, len(x)), np.int16)
+    turned = np.empty(len(x), np.float32)
+    numbers = np.empty((digits, len(x)), np.int16)
     transform(x * signs, odd, turned)
     return numbers, np.full(1, as_numbers(turned, digits, numbers), np.float32)
 
@@ -35,12 +36,14 @@ def add_replica(functions, addresses, sizes, rotations, token, out, like):
     and up, addresses[1] and sizes[1] of down, as `runtime.kernels.cpu.trellis` has them."""
     signs, inner_signs, _, odd_back, inner_odd, digits = rotations
     num_neurons = len(inner_signs)
-    inner, acts = np.zeros((1, 2 * num_neurons), np.float32), np.empty(num_neurons, np.float32)
+    inner = np.zeros((1, 2 * num_neurons), np.float32)
+    acts = np.empty(num_neurons, np.float32)
     add_numbers(functions, addresses[0], sizes[0], token[0], token[1], inner)
     for n in range(num_neurons):
         acts[n] = swiglu(inner[0, n], inner[0, num_neurons + n], like)
     numbers, worth = rotated_numbers(acts, inner_signs, inner_odd, digits)
-    turned, back = np.zeros((1, len(out)), np.float32), np.empty_like(out)
+    turned = np.zeros((1, len(out)), np.float32)
+    back = np.empty_like(out)
     add_numbers(functions, addresses[1], sizes[1], numbers, worth, turned)
     transform(turned[0], odd_back, back)
     for h in range(len(out)):

@@ -41,7 +41,9 @@ class BFloat(ir.Type):
         return hash(BFloat)
 
 
-SUMS, NUMBERS, PAIRS = vector(F32, LANES), vector(I16), vector(I32, LANES)
+SUMS = vector(F32, LANES)
+NUMBERS = vector(I16)
+PAIRS = vector(I32, LANES)
 
 
 def looked_up(builder: ir.IRBuilder, table: ir.Value, codes: ir.Value, shift: int) -> ir.Value:
@@ -88,7 +90,8 @@ def added_up(builder: ir.IRBuilder, sums: ir.Value) -> ir.Value:
 
 def each_added_up(builder: ir.IRBuilder, vectors: Sequence[ir.Value]) -> ir.Value:
     """A vector of the sums of 1, 2, 4, 8 or 16 vectors, each with the bits of `added_up`."""
-    half, lanes = LANES // 2, range(LANES)
+    half = LANES // 2
+    lanes = range(LANES)
     while len(vectors) > 1:  # halves of two vectors become one vector, whose lanes are added next
         near = [LANES + lane - half if lane & half else lane for lane in lanes]
         far = [lane + half for lane in near]
@@ -104,7 +107,8 @@ def each_added_up(builder: ir.IRBuilder, vectors: Sequence[ir.Value]) -> ir.Valu
         both = (
             chosen(builder, total, total, each) for each in (near, [lane + half for lane in near])
         )
-        total, half = builder.fadd(*both), half // 2
+        total = builder.fadd(*both)
+        half = half // 2
     return total
 
 

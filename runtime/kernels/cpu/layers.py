@@ -66,7 +66,8 @@ def _attend(layer, operands, shapes, x, normalised, turn, caches, like):
     linears, norms, floats, more = operands
     hidden, sizes, order = shapes
     own = _linears(linears[layer]), _norms(norms[layer], floats[layer])
-    sinks, cache = more[layer, 0], _cache(caches[layer])
+    sinks = more[layer, 0]
+    cache = _cache(caches[layer])
     scaling = floats[layer, 4]
     attend_block(
         hidden, sizes, *own, order, scaling, sinks, x, turn, cache, (0, 0), x, normalised, like
@@ -95,7 +96,8 @@ def _compute(layer, experts, sizes, normalised, chosen, are_wide, given, like):
 @part
 def _add(x, other, count, like):
     """Add the numbers at an address to those at x."""
-    sums, others = read(x, count, like), read(other, count, like)
+    sums = read(x, count, like)
+    others = read(other, count, like)
     for i in range(count):
         sums[i] = rounded(sums[i] + others[i], like)
     write(sums, x, like)
@@ -113,12 +115,10 @@ def compute_layers(operands, shapes, how, experts, begin, places, turn, caches, 
     caches. Weights and ids are written by layer, [L, K]."""
     first, is_routed = begin
     x, normalised, given, logits, weights, ids = places
-    hidden, top_k, are_wide, (num_layers, num_experts) = (
-        shapes[0],
-        how[1],
-        how[0][2],
-        experts[0].shape,
-    )
+    hidden = shapes[0]
+    top_k = how[1]
+    are_wide = how[0][2]
+    num_layers, num_experts = experts[0].shape
     weight_nbytes = FLOATS.itemsize if are_wide else like.itemsize
     for layer in range(first, num_layers):
         chosen = weights + layer * top_k * weight_nbytes, ids + layer * top_k * INTEGERS.itemsize

@@ -23,7 +23,10 @@ from runtime.kernels.cpu.columns import add_replica, can_add_replica, is_in_digi
 from runtime.kernels.cpu.lanes import LANES
 from runtime.kernels.cpu.streams import NUM_FACTORS, can_look_up, look_up, part
 
-f32, i32, u32 = np.float32, np.int32, np.uint32  # numba widens results that are not cast back
+# numba widens results that are not cast back
+f32 = np.float32
+i32 = np.int32
+u32 = np.uint32
 _SIGNATURE = (
     "void(int32[:, ::1], int16[:, ::1], int32[:, ::1], {})"  # words, scales, zeros, then the rest
 )
@@ -103,11 +106,13 @@ def _add_code(words, bits, k, x, sums):
 def _add_block(words, first, bits, x, sums):
     """Add a block of 32 codes of 1, 2, 4 or 8 bits; codes of both halves of each word are masked
     out."""
-    half, mask = 16 // bits, (1 << bits) - 1
+    half = 16 // bits
+    mask = (1 << bits) - 1
     for j in range(bits):
         code = 2 * half * j
         for o in range(words.shape[1]):
-            total, low = sums[o], words[first + j, o]
+            total = sums[o]
+            low = words[first + j, o]
             high = i32(low >> i32(16))
             for i in range(half):
                 total += x[code + i] * f32(i32(low & i32(mask << bits * i)))
@@ -122,7 +127,9 @@ def _add_three(words, first, x, sums):
     sign bit."""
     for o in range(words.shape[1]):
         total = sums[o]
-        a, b, c = words[first, o], words[first + 1, o], words[first + 2, o]
+        a = words[first, o]
+        b = words[first + 1, o]
+        c = words[first + 2, o]
         for i in range(10):
             total += x[i] * f32(i32(a & i32(7 << 3 * i)))
         for i in range(10):
@@ -158,12 +165,16 @@ def _mask_out(words, first, bits, worth, x, scaled, sums):
 def product(words, scales, zeros, bits, worth, is_fast, x, y):
     """Add x [T, I] times the weights to y [T, O]; `worth` [32] is `code_worth(bits)`, `is_fast`
     says that codes can be looked up, the arrays are `multiplier`'s."""
-    num_outputs, group_size = words.shape[1], x.shape[1] // len(scales)
-    scale, zero = np.empty(num_outputs, np.float32), np.empty(num_outputs, np.float32)
-    sums, factors = np.empty(num_outputs, np.float32), np.empty(NUM_FACTORS, np.float32)
+    num_outputs = words.shape[1]
+    group_size = x.shape[1] // len(scales)
+    scale = np.empty(num_outputs, np.float32)
+    zero = np.empty(num_outputs, np.float32)
+    sums = np.empty(num_outputs, np.float32)
+    factors = np.empty(NUM_FACTORS, np.float32)
     for g in range(len(scales)):
         _grid(scales[g], zeros[min(g, len(zeros) - 1)], bits, scale, zero)
-        begin, end = g * group_size, (g + 1) * group_size
+        begin = g * group_size
+        end = (g + 1) * group_size
         first = min((begin + _BLOCK - 1) // _BLOCK * _BLOCK, end)
         last = max(end // _BLOCK * _BLOCK, first)
         for t in range(len(x)):
@@ -171,7 +182,8 @@ def product(words, scales, zeros, bits, worth, is_fast, x, y):
             for k in range(begin, first):
                 _add_code(words, bits, k, x[t, k], sums)
             for start in range(first, last, _BLOCK):
-                row, own = start * bits // 32, x[t, start : start + _BLOCK]
+                row = start * bits // 32
+                own = x[t, start : start + _BLOCK]
                 if is_fast and num_outputs % LANES == 0:
                     look_up(words[row:], bits, own, factors, sums)
                 else:
@@ -200,7 +212,8 @@ def multiplier(bits: int, *, is_narrow: bool) -> Callable[..., None]:
     x and y are float32, `words` int32 [W, O], `scales` float16 as int16 [G, O], `zeros` int32 [G,
     Z], unused at 1 bit.
     """
-    worth, is_fast = code_worth(bits), can_look_up(bits, is_narrow=is_narrow)
+    worth = code_worth(bits)
+    is_fast = can_look_up(bits, is_narrow=is_narrow)
     has_digits = is_in_digits(bits, is_narrow=is_narrow)
 
     @kernel(_SIGNATURE.format("float32[:, ::1], float32[:, ::1]"), nogil=True)
@@ -216,7 +229,8 @@ def multiplier(bits: int, *, is_narrow: bool) -> Callable[..., None]:
 @part
 def _unpack_row(words, bits, k, scale, zero, row):
     """Write the weights of one input, [O]."""
-    i, shift = k * bits >> 5, k * bits & 31
+    i = k * bits >> 5
+    shift = k * bits & 31
     following = min(i + 1, len(words) - 1)
     if shift + bits > 32:
         for o in range(len(row)):
@@ -229,7 +243,8 @@ def _unpack_row(words, bits, k, scale, zero, row):
 @kernel(_SIGNATURE.format("int64, float32[:, ::1]"), nogil=True)
 def _unpack(words, scales, zeros, bits, out):
     """Write every weight, out float32 [I, O]."""
-    scale, zero = np.empty(words.shape[1], np.float32), np.empty(words.shape[1], np.float32)
+    scale = np.empty(words.shape[1], np.float32)
+    zero = np.empty(words.shape[1], np.float32)
     group_size = len(out) // len(scales)
     for k in range(len(out)):
         if k % group_size == 0:
@@ -247,9 +262,11 @@ def _unpack(words, scales, zeros, bits, out):
 def _unpack_bfloat16(words, scales, zeros, bits, out):
     """Write every weight as bits of bfloat16, rounded to nearest, ties to even: torch's rounding
     alone takes longer."""
-    scale, zero = np.empty(words.shape[1], np.float32), np.empty(words.shape[1], np.float32)
+    scale = np.empty(words.shape[1], np.float32)
+    zero = np.empty(words.shape[1], np.float32)
     row = np.empty(words.shape[1], np.float32)
-    patterns, group_size = row.view(np.uint32), len(out) // len(scales)
+    patterns = row.view(np.uint32)
+    group_size = len(out) // len(scales)
     for k in range(len(out)):
         if k % group_size == 0:
             _grid(

@@ -146,7 +146,8 @@ def _token_in_two(x, kind):
 @part
 def _sums_of_lanes(x):
     """Minus the sum of x of each lane of a step, [steps, 16]."""
-    token, sums = x.reshape(len(x), x.size // len(x)), np.zeros((len(x), _LANES), np.float32)
+    token = x.reshape(len(x), x.size // len(x))
+    sums = np.zeros((len(x), _LANES), np.float32)
     for step in range(len(token)):
         for i in range(token.shape[1]):
             sums[step, i % (2 * _LANES) // 2] -= number(u32(u32(token[step, i]) << u32(16)))
@@ -156,11 +157,14 @@ def _sums_of_lanes(x):
 @part
 def _read_zeros(fields, start, first, out):
     """Fill out [rows, G] with the zero-points from row `first` on."""
-    bits, num_groups = fields[BITS], out.shape[1]
-    mask, middle = u32((1 << bits) - 1), i32(1 << bits - 1)
+    bits = fields[BITS]
+    num_groups = out.shape[1]
+    mask = u32((1 << bits) - 1)
+    middle = i32(1 << bits - 1)
     for row in range(len(out)):
         place = (first + row) * bits
-        shift, own = u32(place & 31), start + fields[ZEROS] + 4 * (place >> 5) * num_groups
+        shift = u32(place & 31)
+        own = start + fields[ZEROS] + 4 * (place >> 5) * num_groups
         words = carray(pointer(own, INT32_LIKE), num_groups)
         for group in range(num_groups):
             out[row, group] = f32(i32(u32(u32(words[group]) >> shift) & mask) - middle)
@@ -169,29 +173,26 @@ def _read_zeros(fields, start, first, out):
 @part
 def _multiply_in_order(fields, start, x, token, y):
     """`token` is x as `_token` or `_token_in_two` gives it."""
-    kind, num_groups = fields[KIND], fields[NUM_GROUPS]
+    kind = fields[KIND]
+    num_groups = fields[NUM_GROUPS]
     groups, steps, per_step = _groups_of_steps(fields, len(x), _codes_of_step(kind))
     rest = len(token) - groups * steps
-    stride, next_scales = (
-        len(x) // (2 if _is_half(kind) else 1),
-        4 * num_groups if fields[HEIGHT] == 1 else 0,
-    )
-    scales, zeros = (
-        np.zeros(ROWS * num_groups + _LANES, np.float32),
-        np.zeros(ROWS * num_groups + _LANES, np.float32),
-    )
+    stride = len(x) // (2 if _is_half(kind) else 1)
+    next_scales = 4 * num_groups if fields[HEIGHT] == 1 else 0
+    scales = np.zeros(ROWS * num_groups + _LANES, np.float32)
+    zeros = np.zeros(ROWS * num_groups + _LANES, np.float32)
     own_zeros = zeros[: ROWS * num_groups].reshape(ROWS, num_groups)
     sums_x = _sums_of_lanes(token) if fields[ZEROS] >= 0 else np.empty((0, _LANES), np.float32)
     tables = TABLES[kind].ctypes.data if _is_half(kind) else _PLANES[kind].ctypes.data
     layout = (per_step, groups, steps, rest, zeros.ctypes.data, sums_x.ctypes.data)
-    own_scales, weights = (
-        scales[: num_groups * (ROWS if next_scales else 1)],
-        (scales.ctypes.data, next_scales),
-    )
-    codes, y_place = start + fields[CODES], y.ctypes.data
+    own_scales = scales[: num_groups * (ROWS if next_scales else 1)]
+    weights = (scales.ctypes.data, next_scales)
+    codes = start + fields[CODES]
+    y_place = y.ctypes.data
     for row in range(0, len(y), ROWS):
         rows.read_rows(fields, start, row, own_scales)
-        places, own = (codes + row * stride, stride, token), y_place + 4 * row
+        places = (codes + row * stride, stride, token)
+        own = y_place + 4 * row
         if fields[ZEROS] >= 0:
             _read_zeros(fields, start, row, own_zeros)
             if _is_half(kind):

@@ -12,13 +12,15 @@ from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.gated import LIKE, as_float, as_stored, part, pointer, rounded
 
 f32 = np.float32
-FLOATS, INTEGERS = np.empty(0, np.float32), np.empty(0, np.int64)
+FLOATS = np.empty(0, np.float32)
+INTEGERS = np.empty(0, np.int64)
 
 
 @part
 def read(address, count, like):
     """Return the `count` numbers at this address as float32."""
-    stored, values = carray(pointer(address, like), count), np.empty(count, np.float32)
+    stored = carray(pointer(address, like), count)
+    values = np.empty(count, np.float32)
     for i in range(count):
         values[i] = as_float(stored[i])
     return values

@@ -101,7 +101,8 @@ def _zipped(
 ) -> list[ir.Value]:
     """Two vectors lane by lane, in parts of so many lanes: the first halves of all parts, and the
     second."""
-    count, half = first.type.count, num_lanes // 2
+    count = first.type.count
+    half = num_lanes // 2
     lanes = [
         [start + lane for start in range(first, count, num_lanes) for lane in range(half)]
         for first in (0, half)

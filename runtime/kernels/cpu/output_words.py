@@ -55,7 +55,8 @@ def _add_panels(words, first, digits, sums):
 def _add_row(words, first, x, sums):
     """Add codes less 8 of one input to sums [8, W], for the words from `first` on."""
     for place in range(_PER_WORD):
-        own, shift = sums[place], u32(4 * place)
+        own = sums[place]
+        shift = u32(4 * place)
         for n in range(first, len(words)):
             own[n - first] += x * f32(i32(u32(u32(words[n]) >> shift) & u32(15)) - i32(8))
 
@@ -77,7 +78,9 @@ def _add_others(words, zeros, first, x, scales, y):
 def multiply_output_words(fields, start, x, y, is_narrow):
     """Add x [I] times a matrix in words [I, O / 8] to y [O]; output i of a word has place
     `ORDER.index(i)`."""
-    width, num_groups, num_words = fields[WIDTH], fields[NUM_GROUPS], len(y) // _PER_WORD
+    width = fields[WIDTH]
+    num_groups = fields[NUM_GROUPS]
+    num_words = len(y) // _PER_WORD
     words = carray(pointer(start + fields[CODES], INT32_LIKE), (len(x), num_words))
     zeros = carray(pointer(start + fields[ZEROS], INT32_LIKE), (num_groups, num_words))
     is_fast = is_narrow and width % UNIT == 0 and width <= MAX_WIDTH
@@ -85,9 +88,11 @@ def multiply_output_words(fields, start, x, y, is_narrow):
     digits, worth, sums_x = (
         in_digits(x, num_groups, width) if num_fast else in_digits(x[:0], 0, width)
     )
-    scales, sums = np.empty(len(y), np.float32), np.empty(DIGITS * num_fast, np.int32)
+    scales = np.empty(len(y), np.float32)
+    sums = np.empty(DIGITS * num_fast, np.int32)
     for group in range(num_groups):
-        begin, end = group * width, (group + 1) * width
+        begin = group * width
+        end = (group + 1) * width
         read_scales(start + fields[SCALES], fields[SCALE_TYPE], group * len(y), -1, 0, scales)
         if num_fast:
             _add_panels(words, begin, digits[begin // UNIT : end // UNIT], sums)

@@ -42,12 +42,12 @@ FLOAT32, FLOAT16, BFLOAT16, E8M0, FLOAT8 = range(5)  # of SCALE_TYPE
 
 MATRIX = "int64[::1], int64, float32[::1], float32[::1], boolean"  # fields, start, x, y, is_narrow
 
-f32, i32, u32 = np.float32, np.int32, np.uint32
-UINT8_LIKE, UINT16_LIKE, INT32_LIKE = (
-    np.zeros(1, np.uint8),
-    np.zeros(1, np.uint16),
-    np.zeros(1, np.int32),
-)
+f32 = np.float32
+i32 = np.int32
+u32 = np.uint32
+UINT8_LIKE = np.zeros(1, np.uint8)
+UINT16_LIKE = np.zeros(1, np.uint16)
+INT32_LIKE = np.zeros(1, np.int32)
 _FLOAT_LIKE = np.zeros(1, np.float32)
 NUMBERS = np.array(
     [E2M1, [code - 8 for code in range(16)], IQ4], np.float32
@@ -63,7 +63,8 @@ BYTE_NUMBERS = np.zeros(
 BYTE_NUMBERS[E4M3], BYTE_NUMBERS[E5M2] = (
     _ALL.view(own).float() for own in (torch.float8_e4m3fn, torch.float8_e5m2)
 )
-BYTE_NUMBERS[INT8], BYTE_NUMBERS[UINT8] = _ALL.view(torch.int8).float(), _ALL.float() - 128
+BYTE_NUMBERS[INT8] = _ALL.view(torch.int8).float()
+BYTE_NUMBERS[UINT8] = _ALL.float() - 128
 
 
 @intrinsic
@@ -94,7 +95,8 @@ def in_turns(first, second):
     both = np.empty((len(first), 2, first.shape[1]), first.dtype)
     for row in range(len(first)):
         for k in range(first.shape[1]):
-            both[row, 0, k], both[row, 1, k] = first[row, k], second[row, k]
+            both[row, 0, k] = first[row, k]
+            both[row, 1, k] = second[row, k]
     return both
 
 
@@ -136,7 +138,8 @@ def in_order(fields, start, x):
     index = np.empty(0 if fields[ORDER] < 0 else len(x), np.int32)
     if fields[ORDER] < 0:
         return x, index
-    order, token = carray(pointer(start + fields[ORDER], INT32_LIKE), len(x)), np.empty_like(x)
+    order = carray(pointer(start + fields[ORDER], INT32_LIKE), len(x))
+    token = np.empty_like(x)
     for place in range(len(x)):
         token[place] = x[u32(order[place]) & _COLUMN]
         index[place] = order[place] >> i32(INPUT_BITS)

@@ -13,7 +13,8 @@ class QuietTorch:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model, self._handles = model, []
+        self._model = model
+        self._handles = []
         self._num_threads = 0  # to go back to; 0 outside such a pass
 
     def install(self) -> None:

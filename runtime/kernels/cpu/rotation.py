@@ -60,13 +60,15 @@ def transform_vectors(context, address, count):
 def transform(x, odd, out):
     """Write T x to out [n]: the transform `odd` [m, m] of parts of x [n] by a Hadamard transform of
     each part."""
-    m, power = len(odd), len(x) // len(odd)
+    m = len(odd)
+    power = len(x) // len(odd)
     out[:] = 0
     scale = f32(1 / np.sqrt(power))
     for row in range(m):
         own = out[row * power : (row + 1) * power]
         for column in range(m):
-            factor, given = odd[row, column] * scale, x[column * power : (column + 1) * power]
+            factor = odd[row, column] * scale
+            given = x[column * power : (column + 1) * power]
             for i in range(power):
                 own[i] += factor * given[i]
     half = 1
@@ -75,10 +77,13 @@ def transform(x, odd, out):
         half = LANES
     while half < power:
         for first in range(0, len(out), 2 * half):
-            low, high = out[first : first + half], out[first + half : first + 2 * half]
+            low = out[first : first + half]
+            high = out[first + half : first + 2 * half]
             for i in range(half):
-                total, difference = low[i] + high[i], low[i] - high[i]
-                low[i], high[i] = total, difference
+                total = low[i] + high[i]
+                difference = low[i] - high[i]
+                low[i] = total
+                high[i] = difference
         half *= 2
 
 

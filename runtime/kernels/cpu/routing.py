@@ -25,14 +25,17 @@ def _largest(sums, order):
         for e in range(1, len(left)):
             if left[e] > left[best]:
                 best = e
-        order[rank], left[best] = best, f32(-np.inf)
+        order[rank] = best
+        left[best] = f32(-np.inf)
 
 
 @part
 def _is_clear(sums, order, tolerance, like):
     """Whether neither another order of additions nor rounding can change which experts are
     selected: the last of `order` is the first that is not."""
-    last, following, most = sums[order[-2]], sums[order[-1]], f32(0)
+    last = sums[order[-2]]
+    following = sums[order[-1]]
+    most = f32(0)
     for e in range(len(sums)):
         most = max(most, abs(sums[e]))
     near = tolerance * (max(abs(last), abs(following)) + _REST * most) / f32(2)
@@ -57,10 +60,8 @@ def route(router, how, top_k, tolerance, x, logits, weights, ids, like):
     """
     matrix, bias, inputs, num_experts = router
     is_shared_out, has_wide_logits, has_wide_weights = how
-    sums, order = (
-        products(matrix, bias, read(x, inputs, like), num_experts, like),
-        np.empty(top_k + 1, np.int64),
-    )
+    sums = products(matrix, bias, read(x, inputs, like), num_experts, like)
+    order = np.empty(top_k + 1, np.int64)
     _largest(sums, order)
     if not _is_clear(sums, order, tolerance, like):
         return False
@@ -69,10 +70,13 @@ def route(router, how, top_k, tolerance, x, logits, weights, ids, like):
         write(sums, logits, FLOATS)
     else:
         write(sums, logits, like)
-    chosen, total, most = np.empty(top_k, np.float32), f32(0), sums[order[0]]
+    chosen = np.empty(top_k, np.float32)
+    total = f32(0)
+    most = sums[order[0]]
     selected = carray(pointer(ids, INTEGERS), top_k)
     for rank in range(top_k):
-        selected[rank], chosen[rank] = order[rank], np.exp(sums[order[rank]] - most)
+        selected[rank] = order[rank]
+        chosen[rank] = np.exp(sums[order[rank]] - most)
     for e in range(num_experts):
         total += np.exp(sums[e] - most)
     if is_shared_out:

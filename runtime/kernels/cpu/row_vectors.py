@@ -43,9 +43,10 @@ from runtime.kernels.cpu.lanes import (
 
 ROWS = 4
 STEP_NBYTES = 64
-HALF_BYTES_TURNED, BYTES_TURNED = (32, 4, 1), (4, 2, 8)
-"""The order of the inputs in a step: [a, b, c] as they are stored becomes [b, a, c]. Codes of 4
-bits are taken from the lowest of each 16 bits on, of 16 codes of 8 bits first eight."""
+# The order of the inputs in a step: [a, b, c] as they are stored becomes [b, a, c]. Codes of 4 bits
+# are taken from the lowest of each 16 bits on, of 16 codes of 8 bits first eight.
+HALF_BYTES_TURNED = (32, 4, 1)
+BYTES_TURNED = (4, 2, 8)
 
 _AHEAD = 2048  # bytes behind the next rows, which may be short
 _BYTES = vector(I8, STEP_NBYTES)
@@ -82,7 +83,8 @@ def _of_integers(
     builder: ir.IRBuilder, tables: Sequence[ir.Value], codes: ir.Value
 ) -> list[ir.Value]:
     """Codes above 127 have tables of their own."""
-    is_above, planes = builder.icmp_signed("<", codes, filled(_BYTES, 0)), []
+    is_above = builder.icmp_signed("<", codes, filled(_BYTES, 0))
+    planes = []
     for first in (0, 4):
         below, above = (
             _looked_up(builder, tables[at : at + 2], codes) for at in (first, first + 2)
@@ -131,7 +133,8 @@ class _Rows:
         stride: ir.Value,
         tables: ir.Value,
     ) -> None:
-        self._builder, self._kind = builder, kind
+        self._builder = builder
+        self._kind = kind
         self._starts = [advanced(builder, codes, I64(row), stride) for row in range(ROWS)]
         self._next = advanced(builder, codes, I64(ROWS), stride)
         self._tables = [
@@ -142,10 +145,8 @@ class _Rows:
 
     def numbers(self, row: int, step: ir.Value, *, is_last: bool) -> list[ir.Value]:
         """The vectors of a step."""
-        builder, address = (
-            self._builder,
-            advanced(self._builder, self._starts[row], step, STEP_NBYTES),
-        )
+        builder = self._builder
+        address = advanced(self._builder, self._starts[row], step, STEP_NBYTES)
         prefetch(
             builder,
             advanced(builder, self._next, step, ROWS * STEP_NBYTES),
@@ -248,7 +249,8 @@ def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
                 y,
             ) = arguments
             x = builder.ptrtoint(target.make_array(signature.args[2])(target, builder, x).data, I64)
-            rows, lanes = _Rows(builder, kind, codes, stride, tables), _lanes(builder, per_step)
+            rows = _Rows(builder, kind, codes, stride, tables)
+            lanes = _lanes(builder, per_step)
 
             def of_lanes(numbers: ir.Value, group: ir.Value, row: int) -> ir.Value:
                 own = builder.add(

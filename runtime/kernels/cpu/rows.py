@@ -58,11 +58,14 @@ def read_rows(fields, start, row, scales):
 @part
 def _zeros(fields, start, row, scales, sums):
     """What zero-points take off a row: words [O bits / 32, G] down the outputs hold them."""
-    place, bits = row * fields[BITS], fields[BITS]
+    place = row * fields[BITS]
+    bits = fields[BITS]
     words = carray(pointer(start + fields[ZEROS], INT32_LIKE), (place // 32 + 1, len(scales)))[
         place // 32
     ]
-    shift, mask, middle = u32(place % 32), u32((1 << bits) - 1), i32(1 << bits - 1)
+    shift = u32(place % 32)
+    mask = u32((1 << bits) - 1)
+    middle = i32(1 << bits - 1)
     total = f32(0)
     for group in range(len(scales)):
         zero = i32(u32(u32(words[group]) >> shift) & mask) - middle
@@ -116,7 +119,8 @@ def _bytes(codes, numbers, x, index, scales, first):
 @part
 def _bytes_in_vectors(kind, codes, x, scales, steps):
     """The groups of a row that have a scale in `scales`, each of so many steps."""
-    num_scales, scales = len(scales), scales.ctypes.data
+    num_scales = len(scales)
+    scales = scales.ctypes.data
     if kind == E4M3:
         return e4m3(codes, x, scales, num_scales, steps)
     if kind == E5M2:
@@ -128,9 +132,11 @@ def _bytes_in_vectors(kind, codes, x, scales, steps):
 
 @part
 def _multiply_half_bytes(fields, start, x, y, index):
-    width, numbers = fields[WIDTH], NUMBERS[fields[KIND]]
+    width = fields[WIDTH]
+    numbers = NUMBERS[fields[KIND]]
     codes = carray(pointer(start + fields[CODES], UINT8_LIKE), (len(y), len(x) // 2))
-    scales, is_even = np.empty(fields[NUM_GROUPS], np.float32), len(index) == 0 and width % 2 == 0
+    scales = np.empty(fields[NUM_GROUPS], np.float32)
+    is_even = len(index) == 0 and width % 2 == 0
     columns = _columns(index, width, 0 if is_even else len(x))
     for row in range(len(y)):
         read_rows(fields, start, row, scales)
@@ -142,9 +148,11 @@ def _multiply_half_bytes(fields, start, x, y, index):
 
 @part
 def _multiply_bytes(fields, start, x, y, index):
-    kind, width = fields[KIND], fields[WIDTH]
+    kind = fields[KIND]
+    width = fields[WIDTH]
     codes = carray(pointer(start + fields[CODES], UINT8_LIKE), (len(y), len(x)))
-    scales, numbers = np.empty(fields[NUM_GROUPS], np.float32), BYTE_NUMBERS[kind]
+    scales = np.empty(fields[NUM_GROUPS], np.float32)
+    numbers = BYTE_NUMBERS[kind]
     num_fast = 0 if len(index) or width % _STEP else len(x) // width
     columns = _columns(index, width, len(x))
     worth = f32(

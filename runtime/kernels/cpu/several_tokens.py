@@ -33,7 +33,9 @@ from runtime.kernels.cpu.lanes import (
 )
 from runtime.kernels.cpu.pairs import STEP
 
-_ROWS, _BLOCK = 4, 4  # rows and tokens that are multiplied at once: their sums stay in registers
+# rows and tokens that are multiplied at once: their sums stay in registers
+_ROWS = 4
+_BLOCK = 4
 _NBYTES = 2 * STEP  # of a vector of x
 _LINE = 64  # bytes that a prefetch asks for
 
@@ -52,7 +54,8 @@ def _products(num_tokens: int) -> Callable[..., None]:
     def multiply(context, rows, steps, x, following, sums, like):
         are_pairs = like.dtype == types.uint16
         stored, numbers_of_x = (NUMBERS, NUMBERS) if are_pairs else (vector(I16, LANES), SUMS)
-        add, nbytes = add_pairs if are_pairs else _add_widened, 2 * stored.count
+        add = add_pairs if are_pairs else _add_widened
+        nbytes = 2 * stored.count
 
         def generate(target, builder, signature, arguments):
             rows, steps, x, following, sums, _ = arguments
@@ -99,8 +102,10 @@ _one, _two, _three, _four = map(_products, range(1, _BLOCK + 1))
 def _multiply(rows, size, tokens, first, count, sums):
     """Write sums [count, 4]: four rows of `size` numbers times tokens `first` and following of
     `_by_blocks`."""
-    steps, x = size // _lanes(tokens), tokens.ctypes.data + tokens.itemsize * first * size
-    following, out = rows + 2 * _ROWS * size if first == 0 else rows, sums.ctypes.data
+    steps = size // _lanes(tokens)
+    x = tokens.ctypes.data + tokens.itemsize * first * size
+    following = rows + 2 * _ROWS * size if first == 0 else rows
+    out = sums.ctypes.data
     if count == 4:
         _four(rows, steps, x, following, out, tokens)
     elif count == 3:
@@ -158,10 +163,13 @@ def compute_whole(inner, down, num_neurons, x, out):
     """Write out [T, H]: an expert on x [T, H]. Gate and up lie at address `inner` as [2 I, H], down
     at `down` as [H, I]."""
     num_tokens, hidden = x.shape
-    tokens, acts = _by_blocks(x), _room(num_tokens * num_neurons, x)
-    sums, others = np.empty((_BLOCK, _ROWS), np.float32), np.empty((_BLOCK, _ROWS), np.float32)
+    tokens = _by_blocks(x)
+    acts = _room(num_tokens * num_neurons, x)
+    sums = np.empty((_BLOCK, _ROWS), np.float32)
+    others = np.empty((_BLOCK, _ROWS), np.float32)
     for n in range(0, num_neurons, _ROWS):
-        gate, up = inner + 2 * hidden * n, inner + 2 * hidden * (num_neurons + n)
+        gate = inner + 2 * hidden * n
+        up = inner + 2 * hidden * (num_neurons + n)
         for first in range(0, num_tokens, _BLOCK):
             count = min(_BLOCK, num_tokens - first)
             _multiply(gate, hidden, tokens, first, count, sums)

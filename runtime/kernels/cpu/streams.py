@@ -33,7 +33,9 @@ _HAS_SUMS = "avx512f" in FEATURES
 NUM_FACTORS = 16 * LANES
 """Numbers that x takes for a block, at most."""
 
-_BLOCK, _NOTHING = 32, 32  # codes; the place of a code that there is not
+# codes; the place of a code that there is not
+_BLOCK = 32
+_NOTHING = 32
 _SPANNING = ((5, 26), (10, 21))  # codes of 3 bits that are not within half a word
 
 # The codes that are multiplied as a pair: one of the low halves of words and one of the high
@@ -141,7 +143,8 @@ def _sum(builder: ir.IRBuilder, table: ir.Value, index: ir.Value) -> ir.Value:
     """Sums of the table at the last four bits of each index."""
     if _HAS_SUMS:
         return called(builder, "llvm.x86.avx512.permvar.sf.512", SUMS, [table, index])
-    index, out = builder.and_(index, filled(PAIRS, LANES - 1)), ir.Constant(SUMS, ir.Undefined)
+    index = builder.and_(index, filled(PAIRS, LANES - 1))
+    out = ir.Constant(SUMS, ir.Undefined)
     for lane in map(I32, range(LANES)):
         out = builder.insert_element(
             out, builder.extract_element(table, builder.extract_element(index, lane)), lane
@@ -178,14 +181,13 @@ def _codes_of_three(builder: ir.IRBuilder, words: Sequence[ir.Value]) -> list[ir
 
 def _halves(builder: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
     """The low halves of the first words with the high halves of the second."""
-    low, high = (
-        builder.and_(low, filled(PAIRS, 0xFFFF)),
-        builder.and_(high, filled(PAIRS, 0xFFFF0000)),
-    )
+    low = builder.and_(low, filled(PAIRS, 0xFFFF))
+    high = builder.and_(high, filled(PAIRS, 0xFFFF0000))
     return builder.bitcast(builder.or_(low, high), NUMBERS)
 
 
-_add_ones, _add_twos = _sums_of(1), _sums_of(2)
+_add_ones = _sums_of(1)
+_add_twos = _sums_of(2)
 _add_threes = _pairs_of(3, len(_PLACES_OF_3), _codes_of_three)
 _add_fours = _pairs_of(4, len(_PLACES_OF_4), _codes_of_four)
 
@@ -217,7 +219,9 @@ def _write_pairs(x, places, pairs):
 def look_up(words, bits, x, factors, sums):
     """Add the block of 32 codes that begins with these words to sums [O], a whole number of
     vectors. x is [32], and `factors` [`NUM_FACTORS`] is overwritten."""
-    address, stride, num_vectors = words.ctypes.data, 4 * words.shape[1], len(sums) // LANES
+    address = words.ctypes.data
+    stride = 4 * words.shape[1]
+    num_vectors = len(sums) // LANES
     if bits <= 2:
         _write_sums(x, bits, factors.reshape(NUM_FACTORS // LANES, LANES))
     else:
@@ -226,7 +230,8 @@ def look_up(words, bits, x, factors, sums):
             _PLACES_OF_3 if bits == 3 else _PLACES_OF_4,
             factors.view(np.uint16).reshape(NUM_FACTORS, 2),
         )
-    own, out = factors.ctypes.data, sums.ctypes.data
+    own = factors.ctypes.data
+    out = sums.ctypes.data
     if bits == 1:
         _add_ones(address, stride, own, num_vectors, out)
     elif bits == 2:

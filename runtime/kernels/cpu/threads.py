@@ -20,7 +20,8 @@ class KernelThreads:
     have computed side by side so far."""
 
     def __init__(self, count: int) -> None:
-        self.count, self.num_used = count, 1
+        self.count = count
+        self.num_used = 1
         self._open()
 
     def num_shares(self, nbytes: int) -> int:

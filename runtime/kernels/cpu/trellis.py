@@ -48,10 +48,18 @@ MANY_TOKENS = 64
 
 MOST_VECTORS = 4
 _PANEL = 256  # rows that are unpacked at a time: they stay in the cache
-_LARGEST, _LEAST, _SECOND = np.float32(32767), np.float32(1e-30), np.float32(1 << 15)
-_BYTE, _WORD, _FLOAT = np.zeros(1, np.uint8), np.zeros(1, np.int16), np.zeros(1, np.float32)
-_STEPS, _ROW_FACTORS, _TABLES = np.array(steps()), np.array(row_factors()), np.array(tables())
-f32, i32, i16 = np.float32, np.int32, np.int16
+_LARGEST = np.float32(32767)
+_LEAST = np.float32(1e-30)
+_SECOND = np.float32(1 << 15)
+_BYTE = np.zeros(1, np.uint8)
+_WORD = np.zeros(1, np.int16)
+_FLOAT = np.zeros(1, np.float32)
+_STEPS = np.array(steps())
+_ROW_FACTORS = np.array(row_factors())
+_TABLES = np.array(tables())
+f32 = np.float32
+i32 = np.int32
+i16 = np.int16
 
 
 def make_ready() -> None:
@@ -92,12 +100,11 @@ def multiply(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
 
 def multiply_unpacked(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
     """The same by way of the levels, unpacked some rows at a time: for many tokens."""
-    is_high, matrix, num_inputs = (
-        trellis.is_high(),
-        (addresses_of(trellis), sizes_of(trellis)),
-        trellis.num_inputs,
-    )
-    order, half_bits = np.argsort(is_high, kind="stable"), trellis.half_bits + np.sort(is_high)
+    is_high = trellis.is_high()
+    matrix = (addresses_of(trellis), sizes_of(trellis))
+    num_inputs = trellis.num_inputs
+    order = np.argsort(is_high, kind="stable")
+    half_bits = trellis.half_bits + np.sort(is_high)
     token = rotated(x, num_inputs)[:, order] * (_STEPS[half_bits] * trellis.scale.numpy())
     numbers = torch.from_numpy(token).to(x.dtype)
     y = torch.empty(trellis.num_outputs, len(x))
@@ -136,7 +143,8 @@ def _turned_back(y: torch.Tensor, trellis: Trellis) -> torch.Tensor:
 @part
 def as_numbers(x, digits, numbers):
     """Write x [I] to `numbers` int16 [digits, I] and return what the first of them are worth."""
-    largest, total = f32(0), f32(0)
+    largest = f32(0)
+    total = f32(0)
     for i in range(len(x)):
         largest = max(largest, abs(x[i]))
         total += abs(x[i])
@@ -156,19 +164,26 @@ def as_numbers(x, digits, numbers):
 def _add_columns(functions, codes, half_bits, count, factor, tokens, sums):
     """Add the columns of so many half bits, whose words begin at `codes`, times `tokens` [V, .] to
     `sums` [V, .]."""
-    num_outputs, worth, stride = sums.shape[1], _STEPS[half_bits], tokens.strides[0]
-    num_words, table = half_bits * (num_outputs // (2 * ROWS)), _TABLES.ctypes.data
+    num_outputs = sums.shape[1]
+    worth = _STEPS[half_bits]
+    stride = tokens.strides[0]
+    num_words = half_bits * (num_outputs // (2 * ROWS))
+    table = _TABLES.ctypes.data
     at_once = min(len(tokens), AT_ONCE)
-    run, own = functions[at_once // 2], np.empty((len(tokens), ROWS), np.float32)
+    run = functions[at_once // 2]
+    own = np.empty((len(tokens), ROWS), np.float32)
     for begin in range(0, count, MOST_COLUMNS):
         size = min(MOST_COLUMNS, count - begin)
         for block in range(num_outputs // ROWS):
-            first, phase = half_bits * block // 2, half_bits * block & 1
-            words, left = codes + 2 * (first * count + begin), num_words - first
+            first = half_bits * block // 2
+            phase = half_bits * block & 1
+            words = codes + 2 * (first * count + begin)
+            left = num_words - first
             place = (half_bits, phase, words, 2 * count, left, num_words, size)
             if HAS_VECTORS:
                 for v in range(0, len(tokens), at_once):
-                    x, out = tokens[v:, begin:].ctypes.data, own[v:].ctypes.data
+                    x = tokens[v:, begin:].ctypes.data
+                    out = own[v:].ctypes.data
                     call(run, place + (table, factor, out, x, stride))
             else:
                 add_plainly(place, _TABLES, factor, tokens[:, begin:], own)
@@ -185,18 +200,23 @@ def padded(size, unit):
 @part
 def _add_vectors(functions, addresses, sizes, numbers, sums):
     """Add the matrix, without its scales, times `numbers` int16 [V, I] to `sums` [V, .]."""
-    num_inputs, half_bits, num_high = sizes[NUM_INPUTS], sizes[HALF_BITS], sizes[NUM_HIGH]
+    num_inputs = sizes[NUM_INPUTS]
+    half_bits = sizes[HALF_BITS]
+    num_high = sizes[NUM_HIGH]
     is_high = carray(pointer(addresses[HIGH], _BYTE), ((num_inputs + 7) // 8,))
     # Room for all columns in both: bits of a damaged file may say that there are more high ones.
     low = np.zeros((len(numbers), padded(num_inputs, UNIT) + 1), np.int16)
     high = np.zeros((len(numbers), padded(num_inputs, UNIT) + 1), np.int16)
     num_low = num_inputs - num_high
     for v in range(len(numbers)):
-        i, j = 0, 0
+        i = 0
+        j = 0
         for column in range(num_inputs):
             bit = (is_high[column >> 3] >> (column & 7)) & 1
-            low[v, i], high[v, j] = numbers[v, column], numbers[v, column]
-            i, j = i + 1 - bit, j + bit
+            low[v, i] = numbers[v, column]
+            high[v, j] = numbers[v, column]
+            i = i + 1 - bit
+            j = j + bit
         for place in range(num_low, low.shape[1]):
             low[v, place] = 0
         for place in range(num_high, high.shape[1]):
@@ -228,7 +248,8 @@ def product(functions, addresses, sizes, x, digits, y):
 def add_numbers(functions, addresses, sizes, numbers, worth, y):
     """Add R x to y [T, O] for tokens as `as_numbers` wrote them, `numbers` int16 [T digits, I]
     worth `worth` [T]."""
-    digits, scale = len(numbers) // len(y), carray(pointer(addresses[SCALE], _FLOAT), (1,))[0]
+    digits = len(numbers) // len(y)
+    scale = carray(pointer(addresses[SCALE], _FLOAT), (1,))[0]
     sums = np.zeros((len(numbers), padded(sizes[NUM_OUTPUTS], 2 * ROWS)), np.float32)
     _add_vectors(functions, addresses, sizes, numbers, sums)
     for t in range(len(y)):
@@ -261,19 +282,20 @@ def _multiply(functions, addresses, sizes, x, digits, y):
 def _unpack(functions, addresses, sizes, first_block, out):
     """Write the levels of rows from this block on to out [., I], columns with half a bit more
     behind the others."""
-    num_inputs, num_high = sizes[NUM_INPUTS], sizes[NUM_HIGH]
-    codes, num_blocks, count = (
-        addresses[CODES],
-        padded(sizes[NUM_OUTPUTS], 2 * ROWS) // ROWS,
-        num_inputs - num_high,
-    )
+    num_inputs = sizes[NUM_INPUTS]
+    num_high = sizes[NUM_HIGH]
+    codes = addresses[CODES]
+    num_blocks = padded(sizes[NUM_OUTPUTS], 2 * ROWS) // ROWS
+    count = num_inputs - num_high
     first_column = 0
     for half_bits in (sizes[HALF_BITS], sizes[HALF_BITS] + 1):
         num_words = half_bits * (num_blocks // 2)
         for index in range(len(out) // ROWS if count else 0):
             block = first_block + index
-            first, phase = half_bits * block // 2, half_bits * block & 1
-            words, left = codes + 2 * first * count, num_words - first
+            first = half_bits * block // 2
+            phase = half_bits * block & 1
+            words = codes + 2 * first * count
+            left = num_words - first
             place = out.ctypes.data + 2 * (index * ROWS * num_inputs + first_column)
             where = (half_bits, phase, words, 2 * count, left, num_words, count)
             if HAS_VECTORS:
@@ -283,4 +305,5 @@ def _unpack(functions, addresses, sizes, first_block, out):
                 own = out[index * ROWS : (index + 1) * ROWS, first_column:]
                 write_plainly(where, _TABLES, sizes[FACTOR], own)
         codes += 2 * num_words * count
-        first_column, count = count, num_high
+        first_column = count
+        count = num_high

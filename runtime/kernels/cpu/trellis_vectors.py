@@ -68,7 +68,9 @@ class _Block:
         self, builder: ir.IRBuilder, half_bits: int, phase: int, operands: Sequence[ir.Value]
     ) -> None:
         words, self._stride, left, num_words, self._count, tables, multiplier, self.place = operands
-        self._builder, self._half_bits, self._phase = builder, half_bits, phase
+        self._builder = builder
+        self._half_bits = half_bits
+        self._phase = phase
         self._tables = [
             [load(builder, tables, NUMBERS, _TABLE_NBYTES * odd + 64 * half) for half in range(2)]
             for odd in range(2)
@@ -115,7 +117,8 @@ class _Block:
 
     def _columns(self, start: ir.Value, index: ir.Value, remaining: ir.Value | None) -> ir.Value:
         """One word of 32 columns, zeros for those that there are not. Asks for the next block's."""
-        builder, address = self._builder, advanced(self._builder, start, index, 2 * UNIT)
+        builder = self._builder
+        address = advanced(self._builder, start, index, 2 * UNIT)
         prefetch(builder, advanced(builder, address, self._stride, self._half_bits // 2), cache=2)
         return (
             load(builder, address, NUMBERS)
@@ -180,7 +183,8 @@ def _looked_up_in_quarters(
     builder: ir.IRBuilder, table: Sequence[ir.Value], indices: ir.Value
 ) -> ir.Value:
     """The same in four tables of 16 bytes: each gives 0 where an index is of another one."""
-    kind, half = vector(I8, 2 * UNIT), vector(I8, UNIT)
+    kind = vector(I8, 2 * UNIT)
+    half = vector(I8, UNIT)
     found = []
     for quarter in range(4):
         numbers = chosen(builder, *table, [*range(16 * quarter, 16 * quarter + 16)] * 2)
@@ -310,15 +314,19 @@ def _write_levels(builder: ir.IRBuilder, block: _Block, own: Sequence[ir.Value])
     block.over_columns(take)
 
 
-_sums_of_one, _sums_of_two, _sums_of_four = _sums_of(1), _sums_of(2), _sums_of(4)
+_sums_of_one = _sums_of(1)
+_sums_of_two = _sums_of(2)
+_sums_of_four = _sums_of(4)
 _levels = _of_every_kind("trellis_levels", _write_levels)
 
 
 @kernel("void(int64[::1])")
 def _find(addresses):
-    addresses[0], addresses[LEVELS] = _sums_of_one(), _levels()
+    addresses[0] = _sums_of_one()
+    addresses[LEVELS] = _levels()
     if AT_ONCE > 1:
-        addresses[1], addresses[2] = _sums_of_two(), _sums_of_four()
+        addresses[1] = _sums_of_two()
+        addresses[2] = _sums_of_four()
 
 
 @cache

@@ -15,10 +15,9 @@ from runtime.kernels.cpu.compiled_norm import BOUNDS
 from runtime.model.open import MoeModel
 
 _FAR = float("inf")
-_NUM_PROMPT, _POSITIONS = (
-    5,
-    4096,
-)  # tokens of the prompt; positions of a model that does not say how many it has
+# tokens of the prompt; positions of a model that does not say how many it has
+_NUM_PROMPT = 5
+_POSITIONS = 4096
 
 
 class CompiledModule(Protocol):
@@ -47,7 +46,9 @@ class ModuleTrial:
         make: Callable[[Hashable, int], CompiledModule],
         sizes: Mapping[float, float],
     ) -> None:
-        self._index, self._make, self._sizes = index, make, sizes
+        self._index = index
+        self._make = make
+        self._sizes = sizes
         self._theirs = partial(type(module).forward, module)
         self._deviations: dict[Hashable, list[float]] = {name: [] for name in names}
         self._num_outputs = 0
@@ -103,7 +104,8 @@ def run_trials(
     and give the results by module. Experts give what they are given."""
     if not trials:
         return {}
-    model, random = opened.model, torch.Generator().manual_seed(0)
+    model = opened.model
+    random = torch.Generator().manual_seed(0)
     ids = torch.randint(
         model.get_input_embeddings().num_embeddings, (1, _NUM_PROMPT + 2), generator=random
     )

@@ -82,5 +82,7 @@ def _unsigned(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
     return _signed(builder, builder.xor(codes, filled(codes.type, 0x80)))
 
 
-e4m3, e5m2 = _row(_bytes(_floats(4))), _row(_bytes(_floats(5)))
-int8, uint8 = _row(_bytes(_signed)), _row(_bytes(_unsigned))
+e4m3 = _row(_bytes(_floats(4)))
+e5m2 = _row(_bytes(_floats(5)))
+int8 = _row(_bytes(_signed))
+uint8 = _row(_bytes(_unsigned))

@@ -37,11 +37,9 @@ _MATRICES = "UniTuple(UniTuple(int64, 2), 3)"
 
 def no_replicas(num_layers: int) -> tuple:
     """What kernels take of L layers that have no replicas."""
-    floats, matrix, numbers = (
-        np.empty(0, np.float32),
-        np.empty((0, 0), np.float32),
-        np.empty(0, np.int64),
-    )
+    floats = np.empty(0, np.float32)
+    matrix = np.empty((0, 0), np.float32)
+    numbers = np.empty(0, np.int64)
     tables = (np.empty((num_layers, 0, 2, count), np.int64) for count in (4, 5))
     return numbers, *tables, (floats, floats, matrix, matrix, matrix, 1)
 
@@ -51,7 +49,8 @@ def _by_expert(ids):
     """The ranks by ascending expert, the order in which modules add experts up."""
     order = np.arange(len(ids))
     for i in range(1, len(ids)):
-        rank, place = order[i], i
+        rank = order[i]
+        place = i
         while place and ids[order[place - 1]] > ids[rank]:
             order[place] = order[place - 1]
             place -= 1
@@ -64,7 +63,8 @@ def _add_in_blocks(start, matrices, x, inner, acts, out, like):
     """Add an expert of ggml's blocks on x [H] to `out` [H]; `inner` [2 I] and `acts` [I] are
     overwritten."""
     gate, up, down = matrices
-    num_neurons, inner[:] = len(acts), 0
+    num_neurons = len(acts)
+    inner[:] = 0
     add_blocks(gate[0], start + gate[1], x, inner[:num_neurons], like)
     add_blocks(up[0], start + up[1], x, inner[num_neurons:], like)
     for n in range(num_neurons):
@@ -95,25 +95,25 @@ def compute_layer(starts, matrices, sizes, replicas, x, ids, weights, has_wide_w
     either, or is none of the E."""
     hidden, num_neurons, top_k = sizes
     functions, addresses, coded_sizes, rotations = replicas
-    selected, has_replicas, are_needed = (
-        carray(pointer(ids, INTEGERS), top_k),
-        len(addresses) > 0,
-        False,
-    )
+    selected = carray(pointer(ids, INTEGERS), top_k)
+    has_replicas = len(addresses) > 0
+    are_needed = False
     for expert in selected:
         if not 0 <= expert < len(starts) or not (starts[expert] or has_replicas):
             return False
         are_needed |= starts[expert] == 0
     factors = read(weights, top_k, FLOATS) if has_wide_weights else read(weights, top_k, like)
-    values, gate, down = read(x, hidden, like), matrices[0], matrices[2]
-    token, acts, order = (
-        as_factors(values, like),
-        new_factors(num_neurons, like),
-        _by_expert(selected),
-    )
-    inner, exact_acts = np.empty(2 * num_neurons, np.float32), np.empty(num_neurons, np.float32)
+    values = read(x, hidden, like)
+    gate = matrices[0]
+    down = matrices[2]
+    token = as_factors(values, like)
+    acts = new_factors(num_neurons, like)
+    order = _by_expert(selected)
+    inner = np.empty(2 * num_neurons, np.float32)
+    exact_acts = np.empty(num_neurons, np.float32)
     numbers = _numbers(values, rotations, are_needed)
-    total, own = np.zeros(hidden, np.float32), np.empty(hidden, np.float32)
+    total = np.zeros(hidden, np.float32)
+    own = np.empty(hidden, np.float32)
     for rank in order:
         own[:] = 0
         expert = selected[rank]

@@ -140,11 +140,10 @@ class RankNumbers(NamedTuple):
         count = len(numbers)
         if count > MOST_RANKS or max(numbers) >= _NO_NUMBER:
             return None
-        low, padded, words = (
-            _NO_NUMBER,
-            [*numbers, *_FILL[: -count % 4]],
-            [],
-        )  # the low bits of -1 are of no number
+        # the low bits of -1 are of no number
+        low = _NO_NUMBER
+        padded = [*numbers, *_FILL[: -count % 4]]
+        words = []
         for rank in range(0, count, 4):
             a, b, c, d = padded[
                 rank : rank + 4

@@ -46,13 +46,15 @@ def with_bias(y, bias_ptr, places, is_there, dtype: tl.constexpr):
 def activated(gate, up, own: tl.constexpr, dtype: tl.constexpr):
     """The activation of float32 products by `own`, a `runtime.kernels.gpu.gates.Gate`, rounded to
     `dtype` where the module rounds."""
-    gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
+    gate = gate.to(dtype).to(tl.float32)
+    up = up.to(dtype).to(tl.float32)
     if own.limit is not None:
         gate = tl.minimum(gate, own.limit).to(dtype).to(tl.float32)
         up = tl.minimum(tl.maximum(up, -own.limit), own.limit).to(dtype).to(tl.float32)
     if own.rule == "scaled":
         sigmoid = _sigmoid((gate * own.alpha).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
-        acts, up = gate * sigmoid, (up + 1.0).to(dtype).to(tl.float32)
+        acts = gate * sigmoid
+        up = (up + 1.0).to(dtype).to(tl.float32)
     elif own.rule == "silu":
         acts = gate / (1.0 + tl.exp(-gate))
     elif own.rule == "gelu":

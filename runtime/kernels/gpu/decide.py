@@ -26,7 +26,8 @@ _FEW = (
 _MOST = tl.constexpr((1 << 31) - 1)
 _LEAST = tl.constexpr(-(1 << 31))
 _LAST = tl.constexpr((1 << 63) - 1)
-_TOLD, _TOLD_AHEAD = tl.constexpr(ON_DEMAND), tl.constexpr(AHEAD)
+_TOLD = tl.constexpr(ON_DEMAND)
+_TOLD_AHEAD = tl.constexpr(AHEAD)
 
 
 def resolve(
@@ -41,7 +42,8 @@ def resolve(
     """Find or make a slot for each of a token's experts `ids` [K], which differ: write `slots` [K]
     int32, of the layer, and `missing` [K] int32, the expert that must be brought there or -1.
     `is_ahead`: experts are also prefetched."""
-    (num_layers, num_experts), (_, most_slots) = cache.table.shape, cache.owner.shape
+    num_layers, num_experts = cache.table.shape
+    _, most_slots = cache.owner.shape
     sizes = layer, num_layers, num_experts, cache.num_slots[layer], most_slots
     launch = _resolving(*sizes, ids.numel(), cache.kind, is_ahead)
     own = cache.table, cache.owner, cache.stamp, cache.unused, cache.left, cache.clock, cache.told
@@ -61,7 +63,8 @@ def resolve_ahead(
     one behind the last) that have the largest `p` [E] float32, the largest first, and keep those
     from eviction that are there: write `slots` and `missing` as `resolve` does, for as many experts
     as these [N] int32 have room for."""
-    (num_layers, num_experts), (_, most_slots) = cache.table.shape, cache.owner.shape
+    num_layers, num_experts = cache.table.shape
+    _, most_slots = cache.owner.shape
     target = (layer + 1) % num_layers
     sizes = layer, target, num_layers, num_experts, cache.num_slots[target], most_slots, most
     launch = _resolving_ahead(*sizes, slots.numel())
@@ -146,8 +149,11 @@ def _resolve(
     """One warp. What is needed has the latest stamp before the first victim is chosen; of equally
     old ones, or of those used equally often, that with the least number goes, and before all of
     them a free slot."""
-    clock, places, first = tl.load(clock_ptr), tl.arange(0, width), layer * num_experts
-    is_slot, own = places < num_slots, layer * most_slots + places
+    clock = tl.load(clock_ptr)
+    places = tl.arange(0, width)
+    first = layer * num_experts
+    is_slot = places < num_slots
+    own = layer * most_slots + places
     owners = tl.load(owner_ptr + own, mask=is_slot, other=0)
     chosen_ptr = told_ptr + (_TOLD_AHEAD if is_ahead else _TOLD) * num_layers + layer * top_k
     _note_uses(
@@ -157,7 +163,10 @@ def _resolve(
     for rank in tl.static_range(top_k):
         slot = tl.load(table_ptr + first + tl.load(ids_ptr + rank))
         stamps = tl.where(places == slot, _MOST, stamps)
-    num_loaded, num_evicted, num_wasted, num_collided = 0, 0, 0, 0
+    num_loaded = 0
+    num_evicted = 0
+    num_wasted = 0
+    num_collided = 0
     for rank in tl.static_range(top_k):
         expert = tl.load(ids_ptr + rank).to(tl.int32)
         slot = tl.load(table_ptr + first + expert)
@@ -214,23 +223,26 @@ def _resolve_ahead(
 ):  # fmt: skip
     """One warp. All that is named is kept before the first victim is chosen; of equals the least
     number is named first, and goes first. What finds no slot is not sent for."""
-    clock, first, places, experts = (
-        tl.load(clock_ptr),
-        target * num_experts,
-        tl.arange(0, width),
-        tl.arange(0, num_p),
-    )
-    is_slot, own = places < num_slots, target * most_slots + places
+    clock = tl.load(clock_ptr)
+    first = target * num_experts
+    places = tl.arange(0, width)
+    experts = tl.arange(0, num_p)
+    is_slot = places < num_slots
+    own = target * most_slots + places
     owners = tl.load(owner_ptr + own, mask=is_slot, other=0)
     p = tl.load(p_ptr + experts, mask=experts < num_experts, other=-float("inf"))
-    turns, named, is_kept = tl.arange(0, block), tl.zeros([block], tl.int32), ~is_slot
+    turns = tl.arange(0, block)
+    named = tl.zeros([block], tl.int32)
+    is_kept = ~is_slot
     for turn in tl.static_range(num_named):
         best = tl.argmax(p, axis=0)
         named = tl.where(turns == turn, best, named)
         is_kept = is_kept | (owners == best)
         p = tl.where(experts == best, -float("inf"), p)
     stamps = tl.load(stamp_ptr + first + owners, mask=is_slot & (owners >= 0), other=_LEAST)
-    num_sent, num_evicted, num_wasted = 0, 0, 0
+    num_sent = 0
+    num_evicted = 0
+    num_wasted = 0
     for turn in tl.static_range(num_named):
         expert = tl.sum(tl.where(turns == turn, named, 0), axis=0)
         ages = tl.where(is_kept, _LAST, stamps.to(tl.int64) * num_experts + owners)

@@ -6,7 +6,9 @@ from dataclasses import dataclass, fields
 
 import torch
 
-ON_DEMAND, AHEAD = 2, 5  # numbers that are told of a layer: without prefetching, and with it
+# numbers that are told of a layer: without prefetching, and with it
+ON_DEMAND = 2
+AHEAD = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,9 @@ class DeviceCache:
     ) -> "DeviceCache":
         """A cache that holds what these tensors say, with its clock and its counts at 0; `num_told`
         numbers are told of each layer."""
-        left, clock, told = (
-            torch.zeros_like(stamp),
-            table.new_zeros(1),
-            table.new_zeros(num_told * len(table)),
-        )
+        left = torch.zeros_like(stamp)
+        clock = table.new_zeros(1)
+        told = table.new_zeros(num_told * len(table))
         return cls(table, owner, stamp, unused, left, clock, told, num_slots, kind)
 
     def hold(self, *tables: torch.Tensor) -> None:

@@ -36,7 +36,8 @@ class GatedKernels:
     """The two kernels for experts that lie as `strides` say, gated by `gate`."""
 
     def __init__(self, strides: Strides, gate: Gate = SILU) -> None:
-        self._strides, self._gate = strides, gate
+        self._strides = strides
+        self._gate = gate
         self._launches: dict[tuple, _Launches] = {}
 
     def multiply(
@@ -106,11 +107,10 @@ class _Kept:
         done: torch.Tensor | None,
         inner: torch.Tensor,
     ) -> None:
-        self.starts, self._own = starts, (arena, y, done)
-        self.of_inner, self.of_down = (
-            Kept(starts, arena, inner),
-            Kept(inner, starts, arena, y, done),
-        )
+        self.starts = starts
+        self._own = (arena, y, done)
+        self.of_inner = Kept(starts, arena, inner)
+        self.of_down = Kept(inner, starts, arena, y, done)
 
     def is_of(
         self, starts: torch.Tensor, arena: torch.Tensor, y: torch.Tensor, done: torch.Tensor | None
@@ -182,10 +182,8 @@ def _inner(
         expert_ptr = arena_ptr + expert_start(starts_ptr, number)
         token_ptr = x_ptr + (pair // top_k) * hidden
         dtype: tl.constexpr = inner_ptr.dtype.element_ty
-        rows, gate_ptr = (
-            tl.program_id(0) * block_rows + tl.arange(0, block_rows),
-            expert_ptr + gate_offset,
-        )
+        rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+        gate_ptr = expert_ptr + gate_offset
         if are_paired:
             both = tl.program_id(0) * (2 * block_rows) + tl.arange(0, 2 * block_rows)
             y = _product(
@@ -237,7 +235,8 @@ def _down(
         expert_ptr = arena_ptr + expert_start(starts_ptr, number)
         down_ptr = expert_ptr + down_offset
         rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
-        acts_ptr, outputs_ptr = inner_ptr + pair * neurons, y_ptr + pair * hidden + rows
+        acts_ptr = inner_ptr + pair * neurons
+        outputs_ptr = y_ptr + pair * hidden + rows
         y = _product(
             acts_ptr, down_ptr, rows, hidden, neurons, output, neuron, block_rows, block_columns
         )

@@ -33,7 +33,8 @@ def multiply(
     indices into `starts`, which are in words from the beginning of `buffer`, uint8; a negative
     number is no expert."""
     top_k, num_pairs, own, are_packed = arguments(numbers, starts)
-    words, scales = buffer.view(torch.int32), buffer.view(torch.float16)
+    words = buffer.view(torch.int32)
+    scales = buffer.view(torch.float16)
     inner = torch.empty(num_pairs, down.num_inputs, dtype=x.dtype, device=x.device)
     blocks = {
         "bits": bits,
@@ -66,7 +67,8 @@ def _inner(
     block_outputs: tl.constexpr, block_inputs: tl.constexpr,
 ):  # fmt: skip
     """Compute silu(gate) * up for some neurons of one pair."""
-    pair, neurons = tl.program_id(1), num_outputs // 2
+    pair = tl.program_id(1)
+    neurons = num_outputs // 2
     number = number_of(pair, numbers_ptr, first, second, third, fourth, are_packed)
     if number >= 0:
         streams = _streams(words_ptr, scales_ptr, number, starts_ptr, words, zeros, scales)

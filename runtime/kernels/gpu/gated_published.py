@@ -31,13 +31,15 @@ def multiply(
     into `starts`, in bytes from the beginning of `arena`, uint8; a negative number is no expert.
     With `total` the outputs of one token, of this call and of earlier ones, are then added up."""
     top_k, num_pairs, own, are_packed = arguments(numbers, starts)
-    down, neurons = matrices.down, matrices.down.num_inputs
+    down = matrices.down
+    neurons = matrices.down.num_inputs
     inner = torch.empty(num_pairs, neurons, dtype=x.dtype, device=x.device)
     blocks = block_sizes(matrices.gate)
     _inner[(triton.cdiv(neurons, blocks["block_rows"]), num_pairs)](
         x, *own, starts, arena, inner, top_k, matrices=matrices, are_packed=are_packed, **blocks
     )
-    blocks, (pointers, constants) = block_sizes(down), operands(total)
+    blocks = block_sizes(down)
+    pointers, constants = operands(total)
     _down[(triton.cdiv(down.num_outputs, blocks["block_rows"]), num_pairs)](
         inner,
         *own,
@@ -71,10 +73,8 @@ def _inner(
         of_gate: tl.constexpr = matrices.gate
         of_up: tl.constexpr = matrices.up
         activation: tl.constexpr = matrices.activation
-        gate, up = (
-            tl.program_id(0) * block_rows * step,
-            tl.program_id(0) * block_rows * step + matrices.up_first,
-        )
+        gate = tl.program_id(0) * block_rows * step
+        up = tl.program_id(0) * block_rows * step + matrices.up_first
         gates = product(
             token_ptr, expert_ptr, gate, step, of_gate, dtype, block_rows, block_columns
         )

@@ -53,7 +53,8 @@ def multiply(
     `starts` of the tile's expert, the first of its pairs in `order`, and the number of pairs, at
     most `block_tokens`.
     """
-    num_tiles, hidden = len(tiles), x.shape[1]
+    num_tiles = len(tiles)
+    hidden = x.shape[1]
     inner = torch.empty(num_tiles * block_tokens, strides.neurons, dtype=x.dtype, device=x.device)
     blocks = {
         "block_tokens": block_tokens,

@@ -9,11 +9,12 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.integrations.moe import _default_apply_gate
 
-_LIMITS, _ALPHAS = (
-    ("limit", "swiglu_limit"),
-    ("alpha", "swiglu_alpha"),
-)  # attributes of the families' modules
-_NUM_TRIED, _FARTHEST = 512, 12.0  # numbers on which a gate is tried, and the largest
+# attributes of the families' modules
+_LIMITS = ("limit", "swiglu_limit")
+_ALPHAS = ("alpha", "swiglu_alpha")
+# numbers on which a gate is tried, and the largest
+_NUM_TRIED = 512
+_FARTHEST = 12.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class Gate:
             (inner[..., ::2], inner[..., 1::2]) if self.take_turns else inner.chunk(2, dim=-1)
         )
         if self.limit is not None:
-            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+            gate = gate.clamp(max=self.limit)
+            up = up.clamp(-self.limit, self.limit)
         if self.rule == "scaled":
             return (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
         return _RULES[self.rule](gate) * up

@@ -26,7 +26,9 @@ def multiply(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     Programs share the groups, and their sums are added in a fixed order: equal inputs give equal
     bits.
     """
-    count, num_outputs, num_groups = len(x), packed.num_outputs, len(packed.scales)
+    count = len(x)
+    num_outputs = packed.num_outputs
+    num_groups = len(packed.scales)
     assert count <= MOST_TOKENS, count
     num_blocks = triton.cdiv(num_outputs, _OUTPUTS)
     groups_each = triton.cdiv(num_groups, min(num_groups, triton.cdiv(_PROGRAMS, num_blocks)))
@@ -84,7 +86,8 @@ def _group_sums(
 ):  # fmt: skip
     """Sum one group of inputs: x times the bare codes [num_rows, block_outputs], and x itself
     [num_rows]."""
-    is_token, is_output = tl.arange(0, num_rows) < count, outputs < num_outputs
+    is_token = tl.arange(0, num_rows) < count
+    is_output = outputs < num_outputs
     x_rows = x_ptr + tl.arange(0, num_rows)[:, None] * num_inputs
     products = tl.zeros((num_rows, block_outputs), tl.float32)
     sum_x = tl.zeros((num_rows,), tl.float32)
@@ -93,11 +96,9 @@ def _group_sums(
         inputs = first + tl.arange(0, block_inputs)
         is_input = inputs < end
         x = load_block(x_rows + inputs[None, :], is_token, is_input).to(tl.float32)
-        starts, columns, in_range = (
-            inputs[:, None] * bits,
-            outputs[None, :],
-            is_input[:, None] & is_output[None, :],
-        )
+        starts = inputs[:, None] * bits
+        columns = outputs[None, :]
+        in_range = is_input[:, None] & is_output[None, :]
         codes = read_codes(
             words_ptr, starts >> 5, last_word, num_outputs, columns, starts & 31, in_range, bits
         )
@@ -134,7 +135,8 @@ def product(
         if bits == 1:
             total += scale[None, :] * (products - 0.5 * sum_x[:, None])
         else:
-            group_ptr, places = zeros_ptr + group * zero_words, outputs * bits
+            group_ptr = zeros_ptr + group * zero_words
+            places = outputs * bits
             zeros = read_codes(
                 group_ptr, places >> 5, zero_words - 1, 1, 0, places & 31, is_output, bits
             )
@@ -152,7 +154,8 @@ def _multiply(
     """Multiply by one block of outputs and one share of the groups: shares [share, T, O]."""
     share = tl.program_id(1)
     outputs = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
-    first_group, last_group = share * groups_each, tl.minimum((share + 1) * groups_each, num_groups)
+    first_group = share * groups_each
+    last_group = tl.minimum((share + 1) * groups_each, num_groups)
     streams = (words_ptr, zeros_ptr, scales_ptr)
     sizes = (num_inputs, num_outputs, group_size, last_word, zero_words)
     total = product(
@@ -173,7 +176,8 @@ def _unpack(
     outputs = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)[None, :]
     inputs = tl.program_id(1) * block_inputs + tl.arange(0, block_inputs)[:, None]
     in_range = (inputs < num_inputs) & (outputs < num_outputs)
-    groups, starts = inputs // group_size, inputs * bits
+    groups = inputs // group_size
+    starts = inputs * bits
     codes = read_codes(
         words_ptr, starts >> 5, last_word, num_outputs, outputs, starts & 31, in_range, bits
     ).to(tl.float32)
@@ -183,7 +187,8 @@ def _unpack(
     if bits == 1:
         weights = scale * (codes - 0.5)
     else:
-        first, places = groups * zero_words, outputs * bits
+        first = groups * zero_words
+        places = outputs * bits
         last = first + zero_words - 1
         zeros = read_codes(
             zeros_ptr, first + (places >> 5), last, 1, 0, places & 31, in_range, bits

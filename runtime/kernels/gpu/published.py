@@ -15,7 +15,8 @@ from runtime.kernels.gpu.blocks import load_block
 from runtime.kernels.gpu.low_bit import read_codes
 from runtime.kernels.gpu.stored_matrix import StoredMatrix
 
-_INPUT_BITS, _INPUT = tl.constexpr(INPUT_BITS), tl.constexpr((1 << INPUT_BITS) - 1)
+_INPUT_BITS = tl.constexpr(INPUT_BITS)
+_INPUT = tl.constexpr((1 << INPUT_BITS) - 1)
 _BLOCKS = {
     "rows": (8, 256),
     "columns": (64, 32),
@@ -77,7 +78,8 @@ def numbers(
     `dtype`."""
     rows = first_row + step * tl.arange(0, block_rows)
     columns = first + tl.arange(0, block_columns)
-    is_row, is_column = rows < matrix.num_outputs, columns < matrix.num_inputs
+    is_row = rows < matrix.num_outputs
+    is_column = columns < matrix.num_inputs
     if matrix.codes.kind == "plain":
         start = (expert_ptr + matrix.codes.start).to(tl.pointer_type(dtype))
         places = rows[:, None] * matrix.num_inputs + columns[None, :]
@@ -143,10 +145,8 @@ def _codes_down(expert_ptr, rows, columns, is_row, is_column, matrix: tl.constex
     bits: tl.constexpr = matrix.codes.bits
     last: tl.constexpr = matrix.num_inputs * bits // 32 - 1
     num_outputs: tl.constexpr = matrix.num_outputs
-    words, places = (
-        (expert_ptr + matrix.codes.start).to(tl.pointer_type(tl.int32)),
-        columns[None, :] * bits,
-    )
+    words = (expert_ptr + matrix.codes.start).to(tl.pointer_type(tl.int32))
+    places = columns[None, :] * bits
     in_range = is_row[:, None] & is_column[None, :]
     return read_codes(
         words, places >> 5, last, num_outputs, rows[:, None], places & 31, in_range, bits
@@ -164,7 +164,8 @@ def _floats(codes, bits: tl.constexpr, mantissa: tl.constexpr, bias: tl.constexp
     """The numbers of floats of few bits, float32: moved to the places of a float32's bits, and
     scaled by the difference of the biases, which is exact for small numbers too."""
     codes = codes.to(tl.uint32)
-    magnitude, sign = codes & (2 ** (bits - 1) - 1), codes >> (bits - 1)
+    magnitude = codes & (2 ** (bits - 1) - 1)
+    sign = codes >> (bits - 1)
     return ((magnitude << (23 - mantissa)) | (sign << 31)).to(tl.float32, bitcast=True) * 2.0 ** (
         127 - bias
     )
@@ -229,7 +230,8 @@ def _zeros(expert_ptr, rows, groups, in_range, matrix: tl.constexpr):
         zeros = 1 << (bits - 1)
     else:
         words = (expert_ptr + matrix.zeros.start).to(tl.pointer_type(tl.int32))
-        places, group = (rows * bits)[:, None], groups[None, :] * matrix.zeros.group
+        places = (rows * bits)[:, None]
+        group = groups[None, :] * matrix.zeros.group
         shift = _awq_shift(rows)[:, None] if matrix.codes.order == "awq" else places & 31
         last: tl.constexpr = matrix.zeros.num_words - 1
         word: tl.constexpr = matrix.zeros.word
@@ -243,7 +245,8 @@ def _dequantise(
     expert_ptr, out_ptr, matrix: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr
 ):
     """Dequantise one block of a matrix."""
-    first_row, first = tl.program_id(0) * block_rows, tl.program_id(1) * block_columns
+    first_row = tl.program_id(0) * block_rows
+    first = tl.program_id(1) * block_columns
     rows = first_row + tl.arange(0, block_rows)
     columns = first + tl.arange(0, block_columns)
     dtype = out_ptr.dtype.element_ty

@@ -42,12 +42,10 @@ class Repeated:
     def __init__(
         self, kernel, grid: Sequence[int], sizes: Sequence[int], **constants: object
     ) -> None:
-        self._kernel, self._grid, self._sizes, self._constants = (
-            kernel,
-            (*grid, 1, 1)[:3],
-            sizes,
-            constants,
-        )
+        self._kernel = kernel
+        self._grid = (*grid, 1, 1)[:3]
+        self._sizes = sizes
+        self._constants = constants
         self._behind = (
             *sizes,
             *(constants[name] for name in kernel.arg_names if name in constants),

@@ -182,10 +182,8 @@ def _mxfp4(form: MxFp4, pieces: _Pieces, rows: int, columns: int) -> StoredMatri
 
 
 def _nvfp4(form: NvFp4, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:
-    codes, count = (
-        StoredCodes(pieces.starts["packed"], "float", 4, "rows", *_E2M1),
-        pieces.shape("scale")[1],
-    )
+    codes = StoredCodes(pieces.starts["packed"], "float", 4, "rows", *_E2M1)
+    count = pieces.shape("scale")[1]
     of_matrix = {"matrix": pieces.starts["global"], "is_inverse": form.is_inverse}
     return StoredMatrix(
         rows, columns, codes, pieces.scales("scale", 1, columns // count, count, 1, **of_matrix)
@@ -195,11 +193,10 @@ def _nvfp4(form: NvFp4, pieces: _Pieces, rows: int, columns: int) -> StoredMatri
 def _packed_integers(
     form: PackedIntegers, pieces: _Pieces, rows: int, columns: int
 ) -> StoredMatrix:
-    codes, count = (
-        StoredCodes(pieces.starts["packed"], "integer", form.bits),
-        pieces.shape("scale")[1],
-    )
-    scales, order = pieces.scales("scale", 1, columns // count, count, 1), pieces.starts.get(ORDER)
+    codes = StoredCodes(pieces.starts["packed"], "integer", form.bits)
+    count = pieces.shape("scale")[1]
+    scales = pieces.scales("scale", 1, columns // count, count, 1)
+    order = pieces.starts.get(ORDER)
     if _ZEROS not in pieces.stored:
         return StoredMatrix(rows, columns, codes, scales, order=order)
     zeros = StoredZeros(pieces.starts[_ZEROS], pieces.shape(_ZEROS)[0], count, 1)
@@ -209,10 +206,8 @@ def _packed_integers(
 def _gptq(form: Gptq, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:
     codes = StoredCodes(pieces.starts["qweight"], "integer", form.bits, "columns")
     count, num_words = pieces.shape("qzeros")
-    scales, order = (
-        pieces.scales("scales", 1, max(1, columns // count), 1, rows),
-        pieces.starts.get(ORDER),
-    )
+    scales = pieces.scales("scales", 1, max(1, columns // count), 1, rows)
+    order = pieces.starts.get(ORDER)
     zeros = StoredZeros(pieces.starts["qzeros"], num_words, 1, num_words, form.zero_offset)
     return StoredMatrix(rows, columns, codes, scales, zeros, order=order)
 

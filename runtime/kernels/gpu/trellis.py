@@ -71,7 +71,8 @@ def multiply(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
 
 def multiply_unpacked(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
     """The same by way of the levels, unpacked as numbers of x's dtype: for many tokens."""
-    matrix, device = matrix_of(trellis), x.device
+    matrix = matrix_of(trellis)
+    device = x.device
     ordered = torch.argsort(_bits(trellis), stable=True)
     half_bits = trellis.half_bits + _bits(trellis)[ordered].long()
     token = rotate(x)[:, ordered] * (_constants(device)[1][half_bits] * trellis.scale)
@@ -190,7 +191,8 @@ def _levels_of(
 ):
     """Levels int16 [R, C] of rows and columns, of a stream of so many words a column."""
     bits = half_bits * rows // 2
-    first, shift = bits // 16, bits % 16
+    first = bits // 16
+    shift = bits % 16
     second = tl.where(first + 1 == num_words, 0, first + 1)
     low = tl.load(
         words_ptr + first[:, None] * count + columns[None, :], mask=is_column[None, :], other=0
@@ -230,15 +232,15 @@ def _multiply(
     block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
     """Multiply a block of rows of one pair's matrix by its ordered token."""
-    pair, num_low = tl.program_id(1), num_inputs - num_high
+    pair = tl.program_id(1)
+    num_low = num_inputs - num_high
     number = number_of(pair, numbers_ptr, first, second, third, fourth, are_packed)
     if number >= 0:
         start = tl.load(starts_ptr + number)
-        rows, num_blocks = (
-            tl.program_id(0) * block_rows + tl.arange(0, block_rows),
-            tl.num_programs(0),
-        )
-        words, x = codes_ptr + (start + codes) // 2, x_ptr + pair * num_inputs
+        rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+        num_blocks = tl.num_programs(0)
+        words = codes_ptr + (start + codes) // 2
+        x = x_ptr + pair * num_inputs
         num_words = half_bits * num_blocks
         y = _sum_columns(
             x,
@@ -274,7 +276,8 @@ def _unpack(
     """Write levels of a kind of columns to out [O, I], from column `first` on."""
     rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     columns = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
-    is_column, num_words = columns < count, half_bits * tl.num_programs(0)
+    is_column = columns < count
+    num_words = half_bits * tl.num_programs(0)
     words = words_ptr + words_before
     levels = _levels_of(
         words, levels_ptr, rows, columns, count, num_words, factor, is_column, half_bits

@@ -14,7 +14,9 @@ import triton.language as tl
 from runtime.kernels.gpu.blocks import load_block
 from runtime.kernels.gpu.total import Total
 
-_OUTPUTS, _TOKENS = 256, 8  # of one program that only adds up
+# of one program that only adds up
+_OUTPUTS = 256
+_TOKENS = 8
 
 
 def operands(total: Total | None) -> tuple[tuple[torch.Tensor | None, ...], dict[str, object]]:
@@ -41,7 +43,8 @@ def combine(
     negative key is no expert. Every share and sum is rounded to out's type, or, if `is_wide`, only
     the whole sum."""
     num_tokens, top_k = keys.shape
-    hidden, tokens = out.shape[1], min(triton.next_power_of_2(num_tokens), _TOKENS)
+    hidden = out.shape[1]
+    tokens = min(triton.next_power_of_2(num_tokens), _TOKENS)
     _combine[(triton.cdiv(hidden, _OUTPUTS), triton.cdiv(num_tokens, tokens))](
         y, keys, weights, out, num_tokens, hidden, top_k,
         is_wide=is_wide, width=triton.next_power_of_2(top_k), block_tokens=tokens, block=_OUTPUTS,
@@ -61,7 +64,8 @@ def sum_last(
     if num_before == tl.num_programs(1) - 1:
         tl.debug_barrier()
         tl.store(done_ptr + tl.program_id(0), 0)
-        tokens, columns = tl.zeros((1,), tl.int32), tl.program_id(0) * block + tl.arange(0, block)
+        tokens = tl.zeros((1,), tl.int32)
+        columns = tl.program_id(0) * block + tl.arange(0, block)
         _add_up(
             y_ptr,
             keys_ptr,
@@ -98,7 +102,8 @@ def _add_up(
     is_wide: tl.constexpr, width: tl.constexpr, block_tokens: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Sum some outputs of some tokens, one expert after another, as the module does."""
-    is_token, is_column = tokens < num_tokens, columns < hidden
+    is_token = tokens < num_tokens
+    is_column = columns < hidden
     ranks = tl.arange(0, width)
     pairs = tokens[:, None] * top_k + ranks[None, :]
     keys = tl.load(keys_ptr + pairs, mask=is_token[:, None] & (ranks < top_k)[None, :], other=-1)
@@ -108,7 +113,8 @@ def _add_up(
     total = tl.zeros((block_tokens, block), tl.float32)
     for place in range(top_k):
         number = tl.sum(tl.where(places == place, pairs + 1, 0), axis=1)  # 0: no expert is left
-        has_expert, pair = number > 0, number - 1
+        has_expert = number > 0
+        pair = number - 1
         y_rows = (
             y_ptr + pair.to(tl.int64) * hidden
         )  # a long prompt has more outputs than 32 bits count

@@ -43,12 +43,11 @@ class Horizon(SimpleEviction):
 
         self._kernels = horizon_kernels
         self._shape = shape
-        num_layers, num_experts, even = (
-            shape.num_layers,
-            shape.num_experts,
-            shape.top_k / shape.num_experts,
-        )
-        self._recall, self._ahead = _Recall(shape), _Ahead(shape, 0)
+        num_layers = shape.num_layers
+        num_experts = shape.num_experts
+        even = shape.top_k / shape.num_experts
+        self._recall = _Recall(shape)
+        self._ahead = _Ahead(shape, 0)
         self._state, views = in_one_block(
             np.zeros(len(_TOKENS)),
             _GUESS,
@@ -71,7 +70,8 @@ class Horizon(SimpleEviction):
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         if now.pass_index != self._pass_index or not self._num_tokens:
             self._begin_pass(step, now)
-        layer, recall = step.layer, self._recall
+        layer = step.layer
+        recall = self._recall
         if not self._is_single:
             self._share[:] = self._shares(step)
         if self._is_prompt:
@@ -116,7 +116,8 @@ class Horizon(SimpleEviction):
         self._ahead.solve()
         self._before[:] = self._known
         num_tokens = len(step.selected)
-        self._is_decode, self._is_single = step.decodes, num_tokens == 1
+        self._is_decode = step.decodes
+        self._is_single = num_tokens == 1
         self._is_prompt = not (self._is_decode or self._is_single)
         self._num_tokens += num_tokens
         self._pass_index = now.pass_index
@@ -156,7 +157,8 @@ class _Ahead:
     on what a router some layers before predicts, and on the rate behind the learned wait."""
 
     def __init__(self, shape: Shape, distance: int) -> None:
-        self._shape, self.distance = shape, distance
+        self._shape = shape
+        self.distance = distance
         guess = np.tile([0.5, 0.5, 0.0], (distance, 1))
         self._lay_out(
             np.zeros((distance, shape.num_layers)),

@@ -14,7 +14,9 @@ LATER = 0.85  # weight of a pass of waiting against the one before it
 LONGEST = 1 / (1 - LATER)  # the wait, in passes, for what is never used again
 DISCOUNT = 0.45  # weight of the token after next that follows a token, against the next
 LAGS = 4  # how many tokens later an expert still counts as following a token
-NUM_RUNNING, NUM_KINDS = 5, 8  # running frequencies of a key, and its features
+# running frequencies of a key, and its features
+NUM_RUNNING = 5
+NUM_KINDS = 8
 _VECTOR = 64
 # expected steps are rounded to one in so many, so that values which differ by rounding errors tie
 _GRAIN = 16
@@ -58,13 +60,13 @@ def _weigh(common, in_common, like, num_slots):
     """Return weights [n + LAGS] of the tokens by age: `like` [C], by how many experts fewer than
     the best the token has in common with the newest. Before the first token there are tokens with
     nothing in common, as far as there are slots."""
-    most, last = (
-        np.int16(0),
-        np.int16(len(like) - 1),
-    )  # narrow integers, so that more of them fit a vector
+    # narrow integers, so that more of them fit a vector
+    most = np.int16(0)
+    last = np.int16(len(like) - 1)
     for age in range(1, len(common)):  # age 0 is the newest itself
         most = max(most, np.int16(in_common[age] + common[age]))
-    weights, beyond = np.zeros(len(common) + LAGS, np.float32), like[min(most, last)]
+    weights = np.zeros(len(common) + LAGS, np.float32)
+    beyond = like[min(most, last)]
     for age in range(len(common)):
         less = np.int16(most - in_common[age] - common[age])
         weights[age] = like[np.uint16(min(max(less, np.int16(0)), last))]
@@ -80,7 +82,8 @@ def _follow(newest, weights, remembered, mean, followers):
 
     A token has the weights of the tokens before it, discounted by their distance.
     """
-    num_tokens, num_slots = len(weights) - LAGS, remembered.shape[1]
+    num_tokens = len(weights) - LAGS
+    num_slots = remembered.shape[1]
     counts = np.zeros(num_tokens, np.float32)
     for lag in range(1, LAGS + 1):
         discount = np.float32(DISCOUNT ** (lag - 1))
@@ -225,7 +228,8 @@ def _mark(keys, first_key, used):
 def _wait(weights, levels, known, wait):
     """Set the features `known` [F, E], 1 and the roots of `levels` [F - 1, E], and `wait` [E],
     linear in them and clipped to its limits."""
-    known[0], wait[:] = 1, weights[0]
+    known[0] = 1
+    wait[:] = weights[0]
     for kind in range(1, len(weights)):
         for expert in range(len(wait)):
             known[kind, expert] = np.sqrt(levels[kind - 1, expert])
@@ -237,9 +241,12 @@ def _wait(weights, levels, known, wait):
 @part
 def _state(block, num_layers, num_experts):
     """Return the parts of the block that `on_use` describes."""
-    gains, weights = block[:NUM_RUNNING], block[NUM_RUNNING : NUM_RUNNING + NUM_KINDS]
-    start, size = NUM_RUNNING + NUM_KINDS, num_layers * num_experts
-    share, start = block[start : start + num_experts], start + num_experts
+    gains = block[:NUM_RUNNING]
+    weights = block[NUM_RUNNING : NUM_RUNNING + NUM_KINDS]
+    start = NUM_RUNNING + NUM_KINDS
+    size = num_layers * num_experts
+    share = block[start : start + num_experts]
+    start = start + num_experts
     by_layer = block[start : start + 3 * size].reshape((3, num_layers, num_experts))
     start, end = start + 3 * size, start + (NUM_KINDS + 2) * size
     levels = block[start:end].reshape((num_layers, NUM_KINDS - 1, num_experts))
@@ -251,19 +258,14 @@ def _state(block, num_layers, num_experts):
 def _state_ahead(block, distance, num_layers, num_experts):
     """Return the last five arguments of `look_ahead`."""
     visits = distance * num_layers
-    is_pending, start = block[:visits].reshape((distance, num_layers)), visits
-    weights, start = (
-        block[start : start + 3 * distance].reshape((distance, 3)),
-        start + 3 * distance,
-    )
-    moments, start = (
-        block[start : start + 9 * distance].reshape((distance, 3, 3)),
-        start + 9 * distance,
-    )
-    products, start = (
-        block[start : start + 3 * distance].reshape((distance, 3)),
-        start + 3 * distance,
-    )
+    is_pending = block[:visits].reshape((distance, num_layers))
+    start = visits
+    weights = block[start : start + 3 * distance].reshape((distance, 3))
+    start = start + 3 * distance
+    moments = block[start : start + 9 * distance].reshape((distance, 3, 3))
+    start = start + 9 * distance
+    products = block[start : start + 3 * distance].reshape((distance, 3))
+    start = start + 3 * distance
     return (
         is_pending,
         block[start:].reshape((distance, num_layers, 3, num_experts)),
@@ -297,11 +299,9 @@ def on_use(
     gains, weights, share, used, waits, nearness, levels, known = _state(
         state, num_layers, num_experts
     )
-    own, common_here, in_common = (
-        levels[layer],
-        common[layer, :num_tokens],
-        common[num_layers, :num_tokens],
-    )
+    own = levels[layer]
+    common_here = common[layer, :num_tokens]
+    in_common = common[num_layers, :num_tokens]
     _mark(keys, layer * num_experts, used[layer])
     if is_single:
         share = used[layer]
@@ -319,10 +319,8 @@ def on_use(
     for expert in range(num_experts):
         nearness[layer, expert] = _near(step + num_layers * waits[layer, expert])
     if distance:
-        ahead, said = (
-            _state_ahead(state_ahead, distance, num_layers, num_experts),
-            predicted.astype(np.float64),
-        )
+        ahead = _state_ahead(state_ahead, distance, num_layers, num_experts)
+        said = predicted.astype(np.float64)
         look_ahead(layer, step, top_k, said, last, used, waits, nearness, *ahead)
 
 
@@ -334,7 +332,8 @@ def learn(weights, known, later, used, moments, products):
     E] is this pass and, for what it did not use (`used` [L, E]), LATER of the wait after `later`
     (least-squares temporal differences, Bradtke and Barto 1996)."""
     num_layers, num_kinds, num_experts = known.shape
-    weighed, change = np.empty((num_kinds, num_experts)), np.empty((num_kinds, num_experts))
+    weighed = np.empty((num_kinds, num_experts))
+    change = np.empty((num_kinds, num_experts))
     for layer in range(num_layers):
         wait = np.zeros(num_experts)
         for kind in range(num_kinds):

@@ -17,7 +17,8 @@ class LateHorizon(SimpleEviction):
     and write the ranks between two."""
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        self._shape, self._horizon = shape, Horizon()
+        self._shape = shape
+        self._horizon = Horizon()
         self._horizon.prepare(shape, artefacts)
         nearness, older = self._horizon.ranks
         self.ranks = nearness.copy(), older

@@ -47,12 +47,10 @@ class Lcp(SimpleEviction):
         if self.uses == "tokens" and len(step.selected) > 1:
             self._used_by_tokens(keys, step, now)
             return
-        uses, last_token, worth, num_tokens = (
-            self._use_cells,
-            self._last_cells,
-            self._worth_cells,
-            now.num_tokens,
-        )
+        uses = self._use_cells
+        last_token = self._last_cells
+        worth = self._worth_cells
+        num_tokens = now.num_tokens
         for key in keys:
             uses[key] += 1
             last_token[key] = num_tokens

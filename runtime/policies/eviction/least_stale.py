@@ -38,25 +38,25 @@ class LeastStale(SimpleEviction):
             )
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        self._num_layers, self._num_experts = shape.num_layers, shape.num_experts
+        self._num_layers = shape.num_layers
+        self._num_experts = shape.num_experts
         self._layers = np.arange(shape.num_keys) // shape.num_experts
         self._use_cells, self._last_use = cells_and_view(never_used(shape))
         # The pass that last used each key, or that it was proposed for; -1: none.
         self._pass_cells, self._of_pass = cells_and_view(np.full(shape.num_keys, -1, np.int64))
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
-        last_use, of_pass, number, pass_index = (
-            self._use_cells,
-            self._pass_cells,
-            now.step,
-            now.pass_index,
-        )
+        last_use = self._use_cells
+        of_pass = self._pass_cells
+        number = now.step
+        pass_index = now.pass_index
         for key in keys:
             last_use[key] = number
             of_pass[key] = pass_index
 
     def proposed(self, keys: list[int], now: Now) -> None:
-        of_pass, first_ahead = self._pass_cells, (now.layer + 1) * self._num_experts
+        of_pass = self._pass_cells
+        first_ahead = (now.layer + 1) * self._num_experts
         for key in keys:
             is_left = key < first_ahead and key not in now.unserved
             of_pass[key] = now.pass_index + is_left  # what is left behind, the next pass wants
@@ -65,7 +65,9 @@ class LeastStale(SimpleEviction):
         self.proposed(keys, now)
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
-        num_layers, of_pass, last_use = self._num_layers, self._of_pass[keys], self._last_use[keys]
+        num_layers = self._num_layers
+        of_pass = self._of_pass[keys]
+        last_use = self._last_use[keys]
         is_current = of_pass >= now.pass_index
         coming = self._layers[keys] + num_layers * (
             of_pass > now.pass_index

@@ -39,7 +39,8 @@ class Lru(SimpleEviction):
         loads are stamped."""
         if self.stamp == "load":  # a key that is sent for and one that is used may be stamped alike
             return None
-        num_keys, size = self._shape.num_keys, self._shape.num_experts
+        num_keys = self._shape.num_keys
+        size = self._shape.num_experts
         self._queues = [
             dict.fromkeys(range(first, first + size)) for first in range(0, num_keys, size)
         ]
@@ -55,7 +56,8 @@ class Lru(SimpleEviction):
             queue.update(dict.fromkeys(keys))
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
-        cells, number = self._cells, now.step
+        cells = self._cells
+        number = now.step
         if not self._queues:
             for key in keys:
                 cells[key] = number
@@ -69,7 +71,8 @@ class Lru(SimpleEviction):
 
     def prefetched(self, keys: list[int], now: Now) -> None:
         if self.stamp == "load":
-            cells, number = self._cells, now.step
+            cells = self._cells
+            number = now.step
             for key in keys:
                 cells[key] = number
 

@@ -41,23 +41,25 @@ class MapEviction(SimpleEviction):
         # Imported late: numba takes long to load, and seconds when nothing is compiled yet.
         from runtime.policies.shared import map_kernels
 
-        self._kernels, self._shape = map_kernels, shape
+        self._kernels = map_kernels
+        self._shape = shape
         self.matching = artefacts.matching
         self._counts, self._uses = cells_and_view(np.zeros(shape.num_keys))
-        self._worth, self._alike = np.empty(shape.num_keys), np.zeros(shape.num_keys, np.int64)
+        self._worth = np.empty(shape.num_keys)
+        self._alike = np.zeros(shape.num_keys, np.int64)
         self._match: Match | None = None
         self._said = np.zeros((1, shape.num_keys), np.float32)
 
     @property
     def ranks(self) -> tuple[np.ndarray, np.ndarray]:
-        match, num_experts = self.matching.match(self.lag), self._shape.num_experts
+        match = self.matching.match(self.lag)
+        num_experts = self._shape.num_experts
         if match is not None and match is not self._match:
-            self._match, self._said = (
-                match,
-                match.probabilities.reshape(len(match.scores), len(self._worth)),
-            )
+            self._match = match
+            self._said = match.probabilities.reshape(len(match.scores), len(self._worth))
         layers = range(0) if match is None else self._layers()
-        first, stop = layers.start * num_experts, layers.stop * num_experts
+        first = layers.start * num_experts
+        stop = layers.stop * num_experts
         scale, least = (1.0, 0.0) if self.over == "all" else (num_experts, 1.0)
         self._kernels.weigh(self._said, first, stop, scale, least, self._uses, self._worth)
         return self._worth, self._alike

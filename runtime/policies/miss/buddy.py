@@ -12,9 +12,13 @@ from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
 from runtime.policies.miss.shared import by_probability, drawn, keep_sum, stand_in
 
-BUDDY, RANDOM, BEST, ZERO = "buddy", "random_resident", "best_resident", "zero"
+BUDDY = "buddy"
+RANDOM = "random_resident"
+BEST = "best_resident"
+ZERO = "zero"
 STAND_INS = (BUDDY, RANDOM, BEST, ZERO)
-LAYER, TOKEN = "layer", "token"
+LAYER = "layer"
+TOKEN = "token"
 COACTIVATION = "coactivation"
 
 
@@ -168,7 +172,8 @@ class Buddy(Simple):
             EntropyHistogram() for _ in range(shape.num_layers if self.temperature != 1 else 0)
         ]
         self._keep = int(self.keep if self.keep >= 1 else self.keep * shape.top_k)
-        self._pass_index, self._spent = -1, np.zeros(0, np.int64)
+        self._pass_index = -1
+        self._spent = np.zeros(0, np.int64)
         self._drawn = drawn(np.random.default_rng(self.seed), shape.num_experts)
         self._seen, self._served = np.zeros((2, shape.num_layers))
 
@@ -214,7 +219,8 @@ class Buddy(Simple):
         tempered entropy."""
         self._seen[step.layer] += step.selected.size
         if self.over == TOKEN and step.pass_index != self._pass_index:
-            self._pass_index, self._spent = step.pass_index, np.zeros(len(step.selected), np.int64)
+            self._pass_index = step.pass_index
+            self._spent = np.zeros(len(step.selected), np.int64)
         if self.temperature != 1:
             entropies = self._entropies[step.layer]
             entropies.update(token_entropy(step.weights, temperature=self.temperature))

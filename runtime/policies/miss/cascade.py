@@ -11,7 +11,8 @@ from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
 from runtime.policies.miss.shared import check_replicas
 
-LOW, LOWEST = 4, 2
+LOW = 4
+LOWEST = 2
 
 
 @dataclass

@@ -43,11 +43,13 @@ class ActivationPrefetch(Simple):
         self._width = width(shape, self.overfetch)
         ahead = np.arange(1, min(self.distance, shape.num_layers) + 1)
         self._discounts = 1 - ahead / (shape.num_layers + 1)
-        self._activations, self._earlier = Activations(shape), Collection(self.capacity, shape)
+        self._activations = Activations(shape)
+        self._earlier = Collection(self.capacity, shape)
         self._none = np.zeros((0, shape.num_experts))
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
-        activations, earlier = self._activations, self._earlier
+        activations = self._activations
+        earlier = self._earlier
         if (over := activations.follow(step)) is not None:
             earlier.begin()
             for matrix in over:

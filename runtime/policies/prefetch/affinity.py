@@ -36,13 +36,13 @@ class Affinity(Simple):
             raise BadUsage("affinity needs distance >= 1 and overfetch > 0")
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        self._shape, self._width = shape, width(shape, self.overfetch)
+        self._shape = shape
+        self._width = width(shape, self.overfetch)
         self._ahead = np.arange(1, min(self.distance, shape.num_layers) + 1)
         counts = (len(self._ahead), shape.num_layers, shape.num_experts)
-        self._used, self._pairs = (
-            np.zeros(counts),
-            np.zeros((*counts, shape.num_experts), np.float32),
-        )  # n(f), n(f, e)
+        # n(f), n(f, e)
+        self._used = np.zeros(counts)
+        self._pairs = np.zeros((*counts, shape.num_experts), np.float32)
         self._uses = np.zeros((shape.num_layers, shape.num_experts))
         self._latest: list[Step | None] = [None] * shape.num_layers
 
@@ -84,7 +84,8 @@ class Affinity(Simple):
     def _both(self, step: Step, layer: int, *, is_next_pass: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return what the same tokens used in a layer before and in this one, [T, K] each; past the
         last layer, what the same requests decoded in either pass."""
-        latest, none = self._latest[layer], step.selected[:0]
+        latest = self._latest[layer]
+        none = step.selected[:0]
         if latest is None or latest.pass_index != step.pass_index - is_next_pass:
             return none, none
         if not is_next_pass:

@@ -52,7 +52,8 @@ class Blend(Simple):
         from runtime.policies.prefetch import blend_kernels
 
         self._kernels = blend_kernels
-        self._shape, self._reach = shape, min(self.distance, shape.num_layers)
+        self._shape = shape
+        self._reach = min(self.distance, shape.num_layers)
         self.matching = artefacts.matching if self.maps else None
         self._guides = (
             [Guide(self.matching, ahead) for ahead in range(1, self._reach + 1)]
@@ -76,9 +77,12 @@ class Blend(Simple):
     def _first(self, num_known: int) -> tuple[np.ndarray, list[np.ndarray]]:
         """Return the block that `blend_kernels.visit` describes, before the first step, and views
         of its parts. There is a regression for each layer and distance."""
-        shape, size = self._shape, (self._shape.num_layers, self._reach)
-        even, weights = shape.top_k / shape.num_experts, np.zeros((*size, num_known))
-        weights[..., 0], weights[..., 1:-1:2] = -1.0, 0.5
+        shape = self._shape
+        size = (self._shape.num_layers, self._reach)
+        even = shape.top_k / shape.num_experts
+        weights = np.zeros((*size, num_known))
+        weights[..., 0] = -1.0
+        weights[..., 1:-1:2] = 0.5
         uses = np.full((shape.num_layers, len(_TOKENS), shape.num_experts), even)
         return in_one_block(
             1 / _TOKENS,
@@ -107,7 +111,9 @@ class Blend(Simple):
         return np.concatenate([self._proposed(part) for part in parts])
 
     def _proposed(self, step: Step) -> np.ndarray:
-        num_tokens, top_k, learns = len(step.selected), self._shape.top_k, step.phase != PREFILL
+        num_tokens = len(step.selected)
+        top_k = self._shape.top_k
+        learns = step.phase != PREFILL
         if num_tokens != self._num_tokens:
             self._num_tokens = num_tokens
             self._gains[:] = 1 / _TOKENS if num_tokens == 1 else 1 - (1 - 1 / _TOKENS) ** num_tokens

@@ -29,7 +29,8 @@ def _solved(moments, products):
     """Solve `moments` [F, F] (symmetric, positive definite) times the answer [F] = `products` [F],
     by Cholesky."""
     size = len(products)
-    lower, answer = np.zeros((size, size)), np.zeros(size)
+    lower = np.zeros((size, size))
+    answer = np.zeros(size)
     for row in range(size):
         for column in range(row + 1):
             total = moments[row, column]
@@ -55,7 +56,8 @@ def _learn(used, known, predicted, weights, moments):
     """Do a Newton step of one regression: it gave the chances `predicted` [E] for the features
     `known` [F, E], and `used` [E] is what was used."""
     num_kinds, num_experts = known.shape
-    weighed, missed = np.empty(num_experts), np.empty(num_kinds)
+    weighed = np.empty(num_experts)
+    missed = np.empty(num_kinds)
     for kind in range(num_kinds):
         total = 0.0
         for expert in range(num_experts):
@@ -78,24 +80,23 @@ def _learn(used, known, predicted, weights, moments):
 @part
 def _state(block, num_layers, reach, num_kinds, num_experts):
     """Return the views of `visit`."""
-    gains, start, often = block[:3], 3, 3 * num_layers * num_experts
-    uses, start = block[start : start + often].reshape((num_layers, 3, num_experts)), start + often
-    odds, start = block[start : start + often].reshape((num_layers, 3, num_experts)), start + often
-    size, visits = num_layers * reach * num_experts, num_layers * reach
-    predicted, start = (
-        block[start : start + size].reshape((num_layers, reach, num_experts)),
-        start + size,
-    )
+    gains = block[:3]
+    start = 3
+    often = 3 * num_layers * num_experts
+    uses = block[start : start + often].reshape((num_layers, 3, num_experts))
+    start = start + often
+    odds = block[start : start + often].reshape((num_layers, 3, num_experts))
+    start = start + often
+    size = num_layers * reach * num_experts
+    visits = num_layers * reach
+    predicted = block[start : start + size].reshape((num_layers, reach, num_experts))
+    start = start + size
     size = visits * num_kinds
-    weights, start = (
-        block[start : start + size].reshape((num_layers, reach, num_kinds)),
-        start + size,
-    )
+    weights = block[start : start + size].reshape((num_layers, reach, num_kinds))
+    start = start + size
     size *= num_kinds
-    moments, start = (
-        block[start : start + size].reshape((num_layers, reach, num_kinds, num_kinds)),
-        start + size,
-    )
+    moments = block[start : start + size].reshape((num_layers, reach, num_kinds, num_kinds))
+    start = start + size
     known = block[start:].reshape((num_layers, reach, num_kinds, num_experts))
     return gains, uses, odds, predicted, weights, moments, known
 
@@ -103,7 +104,8 @@ def _state(block, num_layers, reach, num_kinds, num_experts):
 @part
 def _visit(selected, layer, learns, gains, uses, odds, predicted, weights, moments, known):
     num_experts = uses.shape[2]
-    counts, is_used = np.zeros(num_experts), np.zeros(num_experts)
+    counts = np.zeros(num_experts)
+    is_used = np.zeros(num_experts)
     for token in range(len(selected)):
         for rank in range(selected.shape[1]):
             expert = selected[token, rank]
@@ -245,11 +247,15 @@ def likely(
         state, num_layers, reach, num_kinds, num_experts
     )
     _visit(selected, layer, learns, gains, uses, odds, predicted, weights, moments, known)
-    token_odds, best = np.empty(num_experts, np.float32), np.empty(top_k + 1, np.float32)
-    proposed, num_proposed = np.empty(reach * num_experts, np.int64), 0
+    token_odds = np.empty(num_experts, np.float32)
+    best = np.empty(top_k + 1, np.float32)
+    proposed = np.empty(reach * num_experts, np.int64)
+    num_proposed = 0
     for ahead in range(reach):
-        target, is_in_pass = (layer + 1 + ahead) % num_layers, layer + 1 + ahead < num_layers
-        own, kind = known[target, ahead], 3
+        target = (layer + 1 + ahead) % num_layers
+        is_in_pass = layer + 1 + ahead < num_layers
+        own = known[target, ahead]
+        kind = 3
         for expert in range(num_experts):
             own[0, expert] = 1
         _hear(routers, ahead, is_in_pass, last, top_k, token_odds, best, own[1:3])

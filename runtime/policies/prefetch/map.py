@@ -44,7 +44,8 @@ class MapPrefetch(Simple):
         from runtime.policies.shared import map_kernels
 
         self._kernels = map_kernels
-        self._shape, self.matching = shape, artefacts.matching
+        self._shape = shape
+        self.matching = artefacts.matching
         self._guide = Guide(self.matching, self.distance, self.lag, self.semantic)
         # By layer ahead, the chosen experts, and [E] the layer's probabilities.
         self._guided: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -58,7 +59,8 @@ class MapPrefetch(Simple):
 
     def _proposed(self, pass_index: int, match: Match | None) -> np.ndarray:
         """Return the keys of all layers ahead that are guided, by urgency; `match`: the newest."""
-        guided, now = self._guided, self.matching.layer
+        guided = self._guided
+        now = self.matching.layer
         for layer in [layer for layer in guided if layer <= now or pass_index != self._pass_index]:
             del guided[layer]
         self._pass_index = pass_index
@@ -76,14 +78,13 @@ class MapPrefetch(Simple):
     def _choose(self, match: Match, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the experts of a layer that some request is to need, by falling sum over all
         requests of the layer's probabilities, and these sums [E]."""
-        says, top_k, likeliest = (
-            match.probabilities[:, layer],
-            self._shape.top_k,
-            self._kernels.likeliest,
-        )
+        says = match.probabilities[:, layer]
+        top_k = self._shape.top_k
+        likeliest = self._kernels.likeliest
         scores = match.scores.tolist() if self.threshold else [1.0] * len(says)
         if len(scores) == 1:
             return likeliest(says[0], scores[0], top_k), says[0]
         chosen = [likeliest(p, score, top_k) for p, score in zip(says, scores, strict=True)]
-        experts, summed = np.unique(np.concatenate(chosen)), says.sum(axis=0)
+        experts = np.unique(np.concatenate(chosen))
+        summed = says.sum(axis=0)
         return experts[np.argsort(-summed[experts], kind="stable")], summed

@@ -26,7 +26,8 @@ class RandomPrefetch(Simple):
             raise BadUsage("random needs distance >= 1")
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        self._shape, self._random = shape, np.random.default_rng(self.seed)
+        self._shape = shape
+        self._random = np.random.default_rng(self.seed)
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
         experts = self._random.permutation(self._shape.num_experts)[: self._shape.top_k]

@@ -23,7 +23,8 @@ class Allocated(SimpleResidency):
         return frozenset({"loads"})
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        self._loads, self._known = artefacts.loads, {}
+        self._loads = artefacts.loads
+        self._known = {}
         self.fallbacks = () if artefacts.loads is not None else (_NO_CURVES,)
 
     def capacities(self, num_slots: int, shape: Shape) -> np.ndarray:

@@ -16,9 +16,12 @@ from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step
 from runtime.policies.miss.shared import check_replicas
 from runtime.policies.step import fitting
 
-BEFORE, BEHIND = "before", "behind"
-SHARES, ROUTER = "shares", "router"
-PREFIX, EVEN = "prefix", "uniform"
+BEFORE = "before"
+BEHIND = "behind"
+SHARES = "shares"
+ROUTER = "router"
+PREFIX = "prefix"
+EVEN = "uniform"
 
 
 @dataclass
@@ -93,7 +96,8 @@ class Hot(SimpleResidency):
         if step.phase != PREFILL:
             return
         part = step if step.prompts is None else step.part(step.prompts, PREFILL)
-        prompts, decoded = self._prompts[step.layer], self._decoded[step.layer]
+        prompts = self._prompts[step.layer]
+        decoded = self._decoded[step.layer]
         requests = _requests(part)
         scores = part.shares
         if self.scores == ROUTER:
@@ -128,13 +132,15 @@ class Hot(SimpleResidency):
         decoded = set(
             _requests(step if step.prompts is None else step.part(~step.prompts, DECODE)).tolist()
         )
-        waiting, prompts = self._waiting[layer], self._prompts[layer]
+        waiting = self._waiting[layer]
+        prompts = self._prompts[layer]
         if waiting.isdisjoint(decoded):
             return False
         self._prompts[layer] = {
             name: prompts[name] for name in prompts if name in waiting or name in decoded
         }
-        self._waiting[layer], self._decoded[layer] = set(), decoded
+        self._waiting[layer] = set()
+        self._decoded[layer] = decoded
         return True
 
     def _widths(self, layer: int, cold: np.ndarray) -> np.ndarray:

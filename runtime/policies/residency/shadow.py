@@ -53,7 +53,8 @@ class ShadowResidency(SimpleResidency):
         return tuple(width for width in MADE_WIDTHS if self.bits == str(width))
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        self._replicas, self._shape = artefacts.replicas, shape
+        self._replicas = artefacts.replicas
+        self._shape = shape
         if self.bits == "prefix":
             check_replicas("shadow:bits=prefix", artefacts, *USUAL_WIDTHS)
         check_replicas("shadow", artefacts, *self.named_widths)

@@ -54,7 +54,8 @@ class SplitResidency(SimpleResidency):
                 f"split cuts experts of the checkpoint, and a base of {artefacts.replicas.base} bits has them packed: "
                 "leave out --base, or choose another --residency"
             )
-        self._shape, self._splits = shape, artefacts.splits or ()
+        self._shape = shape
+        self._splits = artefacts.splits or ()
 
     def share(self, budget_nbytes: int) -> FastTier:
         """Divide the budget. Raises BadUsage when it does not hold one expert a layer, Incompatible
@@ -77,7 +78,8 @@ class SplitResidency(SimpleResidency):
         thetas = np.full(shape.num_layers, self.theta) if solved is None else solved.theta
         neurons = np.array([shape.top_neurons(theta) for theta in thetas.tolist()])
         sizes = np.array([shape.segment_nbytes(count) for count in neurons.tolist()])
-        tops, bottom = sizes[:, 0], int(sizes[:, 1].max())
+        tops = sizes[:, 0]
+        bottom = int(sizes[:, 1].max())
         left = budget_nbytes - self._reserved(budget_nbytes, bottom)
         if solved is None:
             num_tops = self.capacities(

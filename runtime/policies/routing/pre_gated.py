@@ -27,7 +27,8 @@ class PreGated(Simple):
         self._before: Step | None = None
 
     def route(self, step: Step, resident: np.ndarray) -> Step:
-        before, self._before = self._before, step
+        before = self._before
+        self._before = step
         assert step.predicted is not None, "pre_gated runs without predictions"
         if before is None or (before.pass_index, before.layer + 1) != (step.pass_index, step.layer):
             return step

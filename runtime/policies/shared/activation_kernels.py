@@ -54,9 +54,12 @@ def most_urgent(layer, counts, matched, is_matched, width, epsilon, discounts, k
     discount`, `discounts` [D], ties by the sooner layer. Returns how many there are.
     """
     num_layers, num_experts = counts.shape
-    best, share, num_found = np.empty(width, np.int64), np.empty(num_experts), 0
+    best = np.empty(width, np.int64)
+    share = np.empty(num_experts)
+    num_found = 0
     for ahead in range(len(discounts)):
-        target, num_held = (layer + 1 + ahead) % num_layers, 0
+        target = (layer + 1 + ahead) % num_layers
+        num_held = 0
         total = _total(counts[target])
         for expert in range(num_experts):
             share[expert] = (
@@ -73,10 +76,13 @@ def most_urgent(layer, counts, matched, is_matched, width, epsilon, discounts, k
             best[at] = expert
             num_held = min(num_held + 1, width)
         for place in range(num_held):
-            value, at = (share[best[place]] + epsilon) * discounts[ahead], num_found
+            value = (share[best[place]] + epsilon) * discounts[ahead]
+            at = num_found
             while at > 0 and urgency[at - 1] < value:
-                keys[at], urgency[at] = keys[at - 1], urgency[at - 1]
+                keys[at] = keys[at - 1]
+                urgency[at] = urgency[at - 1]
                 at -= 1
-            keys[at], urgency[at] = target * num_experts + best[place], value
+            keys[at] = target * num_experts + best[place]
+            urgency[at] = value
             num_found += 1
     return num_found

@@ -30,7 +30,8 @@ class Activations:
         self._places: np.ndarray | None = (
             None  # [T] of each token's request in `_of_pass`, if that has several
         )
-        self._pass_index, self._num_prompts = -1, 0
+        self._pass_index = -1
+        self._num_prompts = 0
 
     def follow(self, step: Step) -> list[np.ndarray] | None:
         """Follow the requests of the step's pass. If they are others than in the pass before,
@@ -42,7 +43,8 @@ class Activations:
         names, self._places = self._requests(step)
         if names == self._of_pass:
             return None
-        self._of_pass, is_new = names, any(name not in self._held for name in names)
+        self._of_pass = names
+        is_new = any(name not in self._held for name in names)
         over = (
             [name for name in self._held if name not in names and name not in self._over]
             if is_new
@@ -93,10 +95,8 @@ class Activations:
         if self._places is None:
             return
         kept = step.selected >= 0
-        num_experts, places = (
-            self.current.shape[1],
-            np.broadcast_to(self._places[:, None], kept.shape)[kept],
-        )
+        num_experts = self.current.shape[1]
+        places = np.broadcast_to(self._places[:, None], kept.shape)[kept]
         counts = np.bincount(
             places * num_experts + step.selected[kept], minlength=len(self._of_pass) * num_experts
         )
@@ -119,7 +119,8 @@ class Collection:
             )
         self._capacity = capacity
         size = (capacity + 1, shape.num_layers, shape.num_experts)
-        self._shares, self._unit = np.zeros(size), np.zeros(size)
+        self._shares = np.zeros(size)
+        self._unit = np.zeros(size)
         self._stands_for = np.zeros(capacity + 1, np.int64)
         self._followed = np.zeros(size[:2])  # cosines with the followed request, by layer
         self._alike = np.full((capacity + 1, capacity + 1), -np.inf)
@@ -135,7 +136,8 @@ class Collection:
         at = self._size
         similar = self._similar(matrix)
         self._put(at, matrix, similar)
-        self._stands_for[at], self._size = 1, at + 1
+        self._stands_for[at] = 1
+        self._size = at + 1
         if self._size > self._capacity:
             self._join()
 
@@ -146,7 +148,8 @@ class Collection:
     def follow(self, layer: int, counts: np.ndarray) -> None:
         """Note the tokens [E] by expert of the followed request in one layer."""
         if self._size:
-            used, held = counts.astype(np.float64), slice(self._size)
+            used = counts.astype(np.float64)
+            held = slice(self._size)
             self._followed[held, layer] = self._unit[held, layer] @ (
                 used / max(np.sqrt(used @ used), 1)
             )
@@ -176,11 +179,10 @@ class Collection:
             similar = np.maximum(self._alike[last], self._alike[:, last])
             self._shares[goes], self._unit[goes] = self._shares[last], self._unit[last]
             self._stands_for[goes] = self._stands_for[last]
-            self._alike[goes, :goes], self._alike[goes + 1 :, goes] = (
-                similar[:goes],
-                similar[goes + 1 :],
-            )
-        self._alike[last], self._alike[:, last] = -np.inf, -np.inf
+            self._alike[goes, :goes] = similar[:goes]
+            self._alike[goes + 1 :, goes] = similar[goes + 1 :]
+        self._alike[last] = -np.inf
+        self._alike[:, last] = -np.inf
         self._size = last
 
 

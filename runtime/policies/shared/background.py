@@ -75,8 +75,11 @@ class BackgroundJobs:
 
 class BackgroundJob:
     def __init__(self, call: Callable, arguments: tuple) -> None:
-        self.is_done, self.result, self.error = False, None, None
-        self._call, self._arguments = call, arguments
+        self.is_done = False
+        self.result = None
+        self.error = None
+        self._call = call
+        self._arguments = arguments
 
     def do(self) -> None:
         try:

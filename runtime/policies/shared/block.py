@@ -7,11 +7,9 @@ import numpy as np
 def in_one_block(*arrays: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return a block [n] of float64 that holds a copy of each array, one after another, and views
     of them in it."""
-    block, views, start = (
-        np.concatenate([array.ravel() for array in arrays]).astype(np.float64),
-        [],
-        0,
-    )
+    block = np.concatenate([array.ravel() for array in arrays]).astype(np.float64)
+    views = []
+    start = 0
     for array in arrays:
         views.append(block[start : start + array.size].reshape(array.shape))
         start += array.size

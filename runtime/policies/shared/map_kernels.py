@@ -28,7 +28,8 @@ def weigh(said, first, stop, scale, least, uses, worth):
 def likeliest(probabilities, score, top_k):
     """Compute `artifacts.routing.expert_maps.selected`."""
     order = (-probabilities).argsort(kind="mergesort")
-    delta, total = min(max(1.0 - score, 0.0), 1.0), 0.0
+    delta = min(max(1.0 - score, 0.0), 1.0)
+    total = 0.0
     for place in range(len(order)):
         total += np.float64(probabilities[order[place]])
         if total >= delta and place + 1 >= top_k:

@@ -58,9 +58,12 @@ class Matching:
         self.layer = -1  # of the step seen last; -1 from the beginning of a pass to its first step
         # Used by jobs only:
         self._under_way: Trajectories | None = None
-        self._embedding, self._rows = np.zeros((0, 0), np.float32), np.zeros(0, np.int64)
+        self._embedding = np.zeros((0, 0), np.float32)
+        self._rows = np.zeros(0, np.int64)
         self._said: list[np.ndarray] = []
-        self._request, self._iteration, self._num_iterations = 0, -1, 0
+        self._request = 0
+        self._iteration = -1
+        self._num_iterations = 0
         self._origins: dict[int, tuple[int, int]] = {}
 
     def run_in_background(self) -> None:
@@ -79,7 +82,8 @@ class Matching:
         """Begin a pass: search by its input embeddings. A pass without this call begins with its
         first step."""
         if opening.pass_index != self._pass_index:
-            self._pass_index, self.layer = opening.pass_index, -1
+            self._pass_index = opening.pass_index
+            self.layer = -1
             self._answers = [self._jobs.add(self._begin, opening.embedding, opening.phase)]
 
     def see(self, step: Step) -> None:
@@ -124,7 +128,8 @@ class Matching:
     def _begin(self, embedding: np.ndarray, phase: int) -> Match | None:
         self._learn()
         self._count(phase, len(embedding))
-        self._embedding, self._said = embedding, []
+        self._embedding = embedding
+        self._said = []
         self._under_way = self._maps.begin(len(embedding))
         return self._best(-1, self._maps.semantic_scores(embedding)) if len(self._maps) else None
 
@@ -198,7 +203,8 @@ class Guide:
     def predict(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
         """Return probabilities [R, E] of layer `step.layer + distance` and the scores [R] of their
         maps; None past the last layer and before the first match."""
-        match, layer = self.match(step), step.layer + self.distance
+        match = self.match(step)
+        layer = step.layer + self.distance
         if match is None or layer >= match.probabilities.shape[1]:
             return None
         return match.probabilities[:, layer], match.scores

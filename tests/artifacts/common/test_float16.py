@@ -51,10 +51,8 @@ def converter(
 @pytest.mark.usefixtures("by")
 @pytest.mark.parametrize("count", [1, 16])
 def test_every_float16_becomes_its_float32(count: int) -> None:
-    found, expected = (
-        converter(float16_as_float, I16, count)(EVERY, np.float32),
-        EVERY.view(np.float16).astype("f4"),
-    )
+    found = converter(float16_as_float, I16, count)(EVERY, np.float32)
+    expected = EVERY.view(np.float16).astype("f4")
     assert np.array_equal(found, expected, equal_nan=True)
 
 

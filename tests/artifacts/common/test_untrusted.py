@@ -17,7 +17,8 @@ DENIED = "cannot be read, permission denied: give this user the right to read it
 @pytest.fixture
 def denied(monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that may not be looked into, and whose files may not be opened."""
-    folder, stat = Path("/denied"), Path.stat
+    folder = Path("/denied")
+    stat = Path.stat
 
     def refuse(path: Path, **options: object) -> os.stat_result:
         if folder in (path, *path.parents) and path != folder:
@@ -56,7 +57,8 @@ def test_what_is_no_file_is_told_from_what_is_not_there(tmp_path: Path) -> None:
     assert not readable(tmp_path / "none") and existing(str(tmp_path / "none")) is None
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "none")
-    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link = tmp_path / "link"
+    pipe = tmp_path / "pipe"
     link.symlink_to("gone")
     os.mkfifo(pipe)
     for path, line in (

@@ -10,7 +10,8 @@ from artifacts.formats.ggml import GGML
 from artifacts.formats.numbers import numbers
 from tests.helpers.gguf_files import SCALES, blocks
 
-ROWS, PER_ROW = 5, 3
+ROWS = 5
+PER_ROW = 3
 
 
 def drawn(name: str) -> torch.Tensor:
@@ -28,7 +29,8 @@ def test_numbers_are_those_of_the_package(name: str) -> None:
     theirs = torch.from_numpy(
         gguf.quants.dequantize(stored.numpy(), gguf.GGMLQuantizationType[name])
     )
-    form, tensors = GGML[name], {"blocks": stored}
+    form = GGML[name]
+    tensors = {"blocks": stored}
     assert len(theirs.unique()) > form.num_weights / 4
     assert torch.equal(bits(form.dequantise(tensors)), bits(theirs))
     assert torch.equal(bits(numbers(form, tensors, torch.float32)), bits(theirs))

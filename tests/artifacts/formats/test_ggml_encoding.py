@@ -17,7 +17,9 @@ def matrix() -> torch.Tensor:
     random = torch.Generator().manual_seed(0)
     sizes = torch.randint(-6, 6, (37, 96), generator=random).float().exp2()
     drawn = torch.randn(37, 96, generator=random) * sizes
-    drawn[0, :32], drawn[1, 32:64], drawn[2, 64:] = 0, -0.3, 0
+    drawn[0, :32] = 0
+    drawn[1, 32:64] = -0.3
+    drawn[2, 64:] = 0
     drawn[2, 70] = 5.0
     return drawn
 

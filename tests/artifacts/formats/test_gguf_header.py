@@ -9,7 +9,11 @@ import pytest
 from artifacts.errors import BadInput
 from artifacts.formats.gguf_header import read_array, read_header
 
-UINT8, UINT32, STRING, ARRAY, F32 = 0, 4, 8, 9, 0
+UINT8 = 0
+UINT32 = 4
+STRING = 8
+ARRAY = 9
+F32 = 0
 ALIGNMENT = b"general.alignment"
 
 
@@ -58,7 +62,8 @@ def test_tensors_lie_one_behind_another(tmp_path: Path) -> None:
     assert len(read_header(file(tmp_path / "n.gguf", *aligned, alignment=64)).tensors) == 2
 
 
-X, Y = tensor(b"x", 8), tensor(b"y", 8, offset=32)
+X = tensor(b"x", 8)
+Y = tensor(b"y", 8, offset=32)
 DAMAGED = {
     "overlapping": (
         [],

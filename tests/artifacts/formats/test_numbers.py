@@ -19,7 +19,8 @@ from artifacts.quantisation.gptq import Quantized
 from artifacts.quantisation.gptq_checkpoint import gptq_tensors
 from tests.helpers.published import CONFIGS, MAKERS
 
-ROWS, COLUMNS = 64, 96
+ROWS = 64
+COLUMNS = 96
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
 
 
@@ -45,7 +46,9 @@ def float4(code: int) -> float:
 
 def float8(byte: int) -> float:
     """An e4m3 number from its bits."""
-    sign, exponent, mantissa = -1 if byte & 0x80 else 1, byte >> 3 & 15, byte & 7
+    sign = -1 if byte & 0x80 else 1
+    exponent = byte >> 3 & 15
+    mantissa = byte & 7
     return sign * (
         math.ldexp(8 + mantissa, exponent - 10) if exponent else math.ldexp(mantissa, -9)
     )
@@ -163,8 +166,10 @@ def test_compiled_loops_give_the_bits_of_the_formula(variant: str, dtype: torch.
 @pytest.mark.parametrize("method", MAKERS)
 def test_tiles_of_rows_are_those_of_the_formula(method: str, dtype: torch.dtype) -> None:
     """Of a matrix that no block of a loop has whole; the last tile is smaller."""
-    form, tensors = format_of(method), MAKERS[method](2208, 160, torch.Generator().manual_seed(2))
-    fill, exact = filler(form, tensors, dtype), form.dequantise(tensors).to(dtype)
+    form = format_of(method)
+    tensors = MAKERS[method](2208, 160, torch.Generator().manual_seed(2))
+    fill = filler(form, tensors, dtype)
+    exact = form.dequantise(tensors).to(dtype)
     for rows in (slice(0, 2112), slice(2112, 2208)):
         tile = torch.empty(len(exact[rows]), 160, dtype=dtype)
         fill(rows.start, tile)
@@ -178,7 +183,8 @@ def test_tiles_of_rows_are_those_of_the_formula(method: str, dtype: torch.dtype)
 def test_a_matrix_is_turned_into_columns_of_another(
     shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    matrix, out = torch.randn(shape, dtype=dtype), torch.zeros(shape[1], 3 * shape[0], dtype=dtype)
+    matrix = torch.randn(shape, dtype=dtype)
+    out = torch.zeros(shape[1], 3 * shape[0], dtype=dtype)
     turn(matrix, out[:, shape[0] : 2 * shape[0]])
     before, own, behind = out.chunk(3, dim=1)
     assert torch.equal(own, matrix.T) and not before.any() and not behind.any()
@@ -243,14 +249,16 @@ FAULTS = [
 def test_numbers_that_no_model_has_are_seen(
     method: str, role: str, spoil: Callable, fault: str
 ) -> None:
-    form, tensors = format_of(method), drawn(method)
+    form = format_of(method)
+    tensors = drawn(method)
     assert form.fault(tensors) is None
     spoil(tensors[role])
     assert form.fault(tensors).startswith(fault)
 
 
 def test_a_block_of_zeros_may_have_a_scale_of_0_and_integers_a_negative_one() -> None:
-    fp8, gptq = drawn("fp8"), drawn("gptq")
+    fp8 = drawn("fp8")
+    gptq = drawn("gptq")
     fp8["scale"][1, 2] = 0
     fp8["weight"].view(torch.uint8)[16:32, 32:48] &= 0x80
     gptq["scales"][1] *= -1  # as AutoRound writes them
@@ -265,7 +273,8 @@ def word(code: int, bits: int) -> int:
 def test_zero_points_of_symmetric_gptq_are_in_the_middle_by_either_version(bits: int) -> None:
     form = Gptq(bits=bits, is_symmetric=True)
     tensors = MAKERS["gptq"](ROWS, COLUMNS, torch.Generator().manual_seed(0), bits=bits)
-    middle, found = 1 << bits - 1, []
+    middle = 1 << bits - 1
+    found = []
     for stored in (middle - 1, middle):
         tensors["qzeros"].fill_(word(stored, bits))
         settled = form.settled(tensors["qzeros"])
@@ -279,13 +288,15 @@ def test_zero_points_of_symmetric_gptq_are_in_the_middle_by_either_version(bits:
 
 
 def test_zero_points_that_a_config_denies_are_seen() -> None:
-    awq, tensors = Awq(is_symmetric=True), drawn("awq")
+    awq = Awq(is_symmetric=True)
+    tensors = drawn("awq")
     assert awq.fault(tensors).startswith(
         "zero-points other than 8, and config.json says zero_point false"
     )
     tensors["qzeros"].fill_(word(8, 4))
     assert awq.fault(tensors) is None
-    form, tensors = PackedIntegers(is_symmetric=True), drawn("compressed-tensors")
+    form = PackedIntegers(is_symmetric=True)
+    tensors = drawn("compressed-tensors")
     tensors["zero_point"] = torch.full((ROWS // 8, 3), word(8, 4), dtype=torch.int32)
     assert form.fault(tensors) is None
     tensors["zero_point"][2, 1] ^= 1

@@ -56,7 +56,8 @@ def indices(draw: st.DrawFn) -> np.ndarray:
 @pytest.mark.parametrize("name", FORMATS)
 def test_numbers_are_those_of_the_stored_matrix(name: str, rows: int, index: np.ndarray) -> None:
     form, stored = made(name, rows, index)
-    moved, exact = in_slot(stored), form.dequantise(stored)
+    moved = in_slot(stored)
+    exact = form.dequantise(stored)
     assert arrange(moved, form.lacking)
     order = moved[ORDER].numpy()
     assert (np.diff(order) > 0).all() and np.array_equal(index[order & INPUT], order >> INPUT_BITS)
@@ -72,7 +73,8 @@ def test_the_codes_of_a_group_follow_each_other(name: str) -> None:
     """As a matrix whose groups were never in another order has them."""
     index = np.random.default_rng(0).permutation(np.arange(96) // GROUP)
     form, stored = made(name, 64, index)
-    moved, exact = in_slot(stored), form.dequantise(stored)
+    moved = in_slot(stored)
+    exact = form.dequantise(stored)
     assert arrange(moved, form.lacking)
     del stored[INDEX]
     plain = {role: moved[role] for role in stored}

@@ -67,7 +67,8 @@ def write(store: Store, model: ModelInfo, profile: HardwareProfile) -> None:
 
 
 def test_the_newest_profile_of_the_model_is_read_back(tmp_path: Path) -> None:
-    older, newer = made(), made(scale=2.0)
+    older = made()
+    newer = made(scale=2.0)
     with Store.open(tmp_path / "moe.duckdb") as store:
         assert stored_profile(store, MODEL.model_id) is None
         for profile in (older, newer):

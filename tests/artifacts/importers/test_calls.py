@@ -29,7 +29,8 @@ def test_positions_count_on_within_a_request_and_prompts_after_decoding_begin_on
     numbered = number_calls(layer, call, place, None, str)
     assert numbered.kept.all() and np.array_equal(numbered.pass_, call)
     first = layer == 0
-    request, token = numbered.request[first], numbered.token[first]
+    request = numbered.request[first]
+    token = numbered.token[first]
     assert set(np.diff(request)) <= {0, 1} and request[0] == 0
     for number in np.unique(request):
         assert token[request == number].tolist() == list(range((request == number).sum()))

@@ -54,7 +54,8 @@ def traced(folder: Path, *responses: object, name: str = "log.jsonl") -> Trace:
 
 @pytest.mark.parametrize("name", ["log.jsonl", "log.json"])
 def test_a_prompt_is_one_pass_and_every_later_token_one_more(name: str, tmp_path: Path) -> None:
-    first, second = routed(6), routed(4, seed=1)
+    first = routed(6)
+    second = routed(4, seed=1)
     trace = traced(tmp_path, response(first, prompt=4), response(second, prompt=1), name=name)
     assert (trace.num_layers, trace.top_k, len(trace)) == (3, 2, 30)
     steps = [step for step in trace.steps() if step.layer == 1]
@@ -82,7 +83,8 @@ def test_the_layout_of_021_is_the_same_trace(tmp_path: Path) -> None:
         "prompt_routed_experts": array[:4].tolist(),
         "choices": [{"routed_experts": array[4:].tolist()}],
     }
-    one, other = traced(tmp_path, old), traced(tmp_path, response(array, prompt=4))
+    one = traced(tmp_path, old)
+    other = traced(tmp_path, response(array, prompt=4))
     for name, column in one.columns().items():
         assert np.array_equal(column, other.columns()[name]), name
 
@@ -94,7 +96,8 @@ def test_an_answer_of_one_token_has_no_pass_of_its_own(answer: object, tmp_path:
 
 
 def test_the_prompt_of_several_choices_is_computed_once(tmp_path: Path) -> None:
-    prompt, answers = routed(3), [routed(2, seed=1), routed(4, seed=2)]
+    prompt = routed(3)
+    answers = [routed(2, seed=1), routed(4, seed=2)]
     arrays = [np.concatenate((prompt, answer)) for answer in answers]
     several = {
         "choices": [{"routed_experts": encoded(array)} for array in arrays],
@@ -115,7 +118,9 @@ def test_a_prompt_may_begin_later(tmp_path: Path) -> None:
 
 def test_what_was_not_computed_is_left_out(tmp_path: Path) -> None:
     array = routed(6).astype(np.int16)
-    array[:2], array[2:, 0] = -1, 0  # a cached prefix, and a dense layer
+    # a cached prefix, and a dense layer
+    array[:2] = -1
+    array[2:, 0] = 0
     trace = traced(tmp_path, response(array, prompt=4))
     assert trace.num_layers == 2 and (trace.layer == 0).sum() == 4
     assert np.array_equal(trace.experts[trace.layer == 0], array[2:, 1])

@@ -20,7 +20,8 @@ def losses(seed: int, num_experts: int, *, is_falling: bool = True) -> np.ndarra
 
 def brute_force(loss: np.ndarray, avg_bits: float) -> tuple[float, list[int]]:
     """The minimal summed loss of all prefix splits that spend the bits exactly, and its bits."""
-    num_experts, best = len(loss), (math.inf, [])
+    num_experts = len(loss)
+    best = (math.inf, [])
     budget = math.floor(num_experts * (avg_bits - 1))
     for bits in itertools.combinations_with_replacement((4, 3, 2, 1), num_experts):
         if sum(bits) - num_experts == budget:
@@ -67,7 +68,8 @@ def test_greedy_is_within_one_step_of_the_best_choice(
     random = np.random.default_rng(seed)
     cost = losses(seed, num_rows, is_falling=is_falling)
     nbytes = np.cumsum(random.integers(1, 6, (num_rows, 4)), axis=1)
-    least, most = nbytes[:, 0].sum(), nbytes[:, -1].sum()
+    least = nbytes[:, 0].sum()
+    most = nbytes[:, -1].sum()
     budget = int(least + share * (most - least))
     level = greedy_columns(cost, nbytes, budget)
     rows = np.arange(num_rows)
@@ -107,7 +109,8 @@ def test_of_equal_steps_the_lower_row_takes_all_of_its_own_first() -> None:
 
 def test_any_number_of_widths_can_be_chosen_from() -> None:
     """Eight bits cost four times what the step before did, and are bought last."""
-    cost, nbytes = np.array([[8.0, 4.0, 2.0, 1.0, 0.0], [4.0, 2.0, 1.0, 0.5, 0.0]]), [1, 2, 3, 4, 8]
+    cost = np.array([[8.0, 4.0, 2.0, 1.0, 0.0], [4.0, 2.0, 1.0, 0.5, 0.0]])
+    nbytes = [1, 2, 3, 4, 8]
     assert [greedy_columns(cost, nbytes, budget).tolist() for budget in (8, 12, 16)] == [
         [3, 3],
         [4, 3],

@@ -34,12 +34,12 @@ def test_below_rounding_and_falling_with_bits(
     """Also with fewer samples than inputs, an input that is never active, a constant row and a row
     of zeros."""
     num_inputs, group_size = shape
-    inputs, weight = (
-        correlated(num_samples, num_inputs, seed=seed),
-        weights(16, num_inputs, seed=seed),
-    )
+    inputs = correlated(num_samples, num_inputs, seed=seed)
+    weight = weights(16, num_inputs, seed=seed)
     if is_special:
-        inputs[:, seed % num_inputs], weight[0], weight[1] = 0, 0.01, 0
+        inputs[:, seed % num_inputs] = 0
+        weight[0] = 0.01
+        weight[1] = 0
     losses = []
     for bits, replica in quantize(
         weight, hessian(inputs), SCALAR_WIDTHS, group_size, recipe=recipe
@@ -74,8 +74,10 @@ def test_a_few_unlucky_rows_are_rounded_instead(
 
 
 def test_refined_beats_plain_on_inputs_it_has_not_seen() -> None:
-    inputs, weight = correlated(2000, 128), weights(64, 128)
-    seen, unseen = inputs[:1000], inputs[1000:]
+    inputs = correlated(2000, 128)
+    weight = weights(64, 128)
+    seen = inputs[:1000]
+    unseen = inputs[1000:]
     plain, refined = (
         quantize(weight, hessian(seen), SCALAR_WIDTHS, 32, recipe=recipe) for recipe in RECIPES
     )
@@ -110,7 +112,8 @@ def test_one_bit_is_plus_or_minus_one_size_per_group() -> None:
 def test_widths_and_rows_do_not_depend_on_company(monkeypatch: pytest.MonkeyPatch) -> None:
     """All widths and stacked matrices in one run give what each gives alone, and so does a run in
     pieces."""
-    weight, metric = weights(24, 96), hessian(correlated(500, 96))
+    weight = weights(24, 96)
+    metric = hessian(correlated(500, 96))
     together = quantize(weight, metric, [4, 1, 2], 32)
     assert list(together) == [4, 1, 2]
     monkeypatch.setattr(gptq, "_CHUNK_ROWS", 7)
@@ -120,7 +123,8 @@ def test_widths_and_rows_do_not_depend_on_company(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_same_again_gives_the_same_bytes() -> None:
-    weight, inputs = weights(16, 64).bfloat16(), correlated(100, 64).bfloat16()
+    weight = weights(16, 64).bfloat16()
+    inputs = correlated(100, 64).bfloat16()
     first, second = (quantize(weight, hessian(inputs), SCALAR_WIDTHS, 32) for _ in range(2))
     for bits in SCALAR_WIDTHS:
         assert torch.equal(first[bits].codes, second[bits].codes)
@@ -128,7 +132,8 @@ def test_the_same_again_gives_the_same_bytes() -> None:
 
 
 def test_one_weight_by_itself() -> None:
-    weight, inputs = weights(16, 64).float(), correlated(100, 64).float()
+    weight = weights(16, 64).float()
+    inputs = correlated(100, 64).float()
     replica = quantize_weight(weight, inputs, 3, 32, 0.01)
     assert replica.dtype == torch.float32
     assert torch.equal(replica, quantize(weight, hessian(inputs), [3], 32)[3].dequantised())

@@ -26,13 +26,15 @@ def reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and dequantised weights [out, in]: column by column, every error is added to all later
     columns."""
-    work, hessian = weight.clone().double(), hessian.clone().double()
+    work = weight.clone().double()
+    hessian = hessian.clone().double()
     dead = torch.diag(hessian) == 0
     hessian[dead, dead] = 1
     work[:, dead] = 0
     hessian += damp * torch.diag(hessian).mean() * torch.eye(len(hessian))
     upper = torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True)
-    codes, result = torch.zeros_like(work), torch.zeros_like(work)
+    codes = torch.zeros_like(work)
+    result = torch.zeros_like(work)
     for i in range(work.shape[1]):
         if i % group_size == 0:
             scale, zero = reference_grid(work[:, i : i + group_size], bits)
@@ -41,7 +43,8 @@ def reference(
             code = (column >= 0).double()
         else:
             code = torch.clamp(torch.round(column / scale) + zero, 0, 2**bits - 1)
-        codes[:, i : i + 1], result[:, i : i + 1] = code, scale * (code - zero)
+        codes[:, i : i + 1] = code
+        result[:, i : i + 1] = scale * (code - zero)
         error = (column - result[:, i : i + 1]) / upper[i, i]
         work[:, i:] -= error @ upper[i : i + 1, i:]
     return codes, result
@@ -50,7 +53,8 @@ def reference(
 @pytest.mark.parametrize("group_size", [32, 128, 256])
 @pytest.mark.parametrize("num_samples", [64, 1024])
 def test_plain_is_the_published_algorithm(num_samples: int, group_size: int) -> None:
-    weight, inputs = weights(*SHAPE), correlated(num_samples, SHAPE[1])
+    weight = weights(*SHAPE)
+    inputs = correlated(num_samples, SHAPE[1])
     inputs[:, 7] = 0
     metric = hessian(inputs)
     replicas = quantize(weight, metric, [1, 2, 3, 4], group_size, recipe="plain")
@@ -64,7 +68,8 @@ def test_plain_is_the_published_algorithm(num_samples: int, group_size: int) -> 
 
 def test_single_precision_agrees_with_double(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gptq, "_DOUBLE_INPUTS", 0)
-    weight, inputs = weights(*SHAPE), correlated(512, SHAPE[1])
+    weight = weights(*SHAPE)
+    inputs = correlated(512, SHAPE[1])
     replica = quantize(weight.float(), hessian(inputs).float(), [3], 32, recipe="plain")[3]
     codes, result = reference(weight, hessian(inputs), 3, 32, 0.01)
     assert (replica.codes == codes).double().mean() >= 0.98
@@ -74,11 +79,9 @@ def test_single_precision_agrees_with_double(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_metric_is_a_damped_hessian_and_its_factor() -> None:
-    inputs, ridge, order = (
-        hessian(correlated(20, 32)),
-        torch.arange(32).double() + 1,
-        torch.arange(32).flip(0),
-    )
+    inputs = hessian(correlated(20, 32))
+    ridge = torch.arange(32).double() + 1
+    order = torch.arange(32).flip(0)
     metric = Metric.of(inputs, order, ridge=ridge, dtype=torch.float64)
     assert (
         torch.allclose(metric.root @ metric.root.T, metric.hessian)

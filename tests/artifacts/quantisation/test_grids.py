@@ -49,9 +49,7 @@ def test_a_weighted_grid_costs_no_more_than_a_plain_one(seed: int, bits: int) ->
     def price(grid: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return cost @ (weights - rounded(weights, grid, bits)).square()
 
-    plain, weighted = (
-        plain_grid(weights[:, None], [bits]),
-        weighted_grid(weights[:, None], cost, [bits]),
-    )
+    plain = plain_grid(weights[:, None], [bits])
+    weighted = weighted_grid(weights[:, None], cost, [bits])
     assert (price(weighted) <= price(plain) * (1 + 1e-9)).all()
     assert (weighted[1] == weighted[1].round()).all() == (bits > 1)

@@ -104,7 +104,8 @@ def test_the_same_bytes_in_every_process(path: Path, tmp_path: Path) -> None:
 
 
 def test_damage_is_noticed(path: Path) -> None:
-    whole, hash = path.read_bytes(), file_hash(path)
+    whole = path.read_bytes()
+    hash = file_hash(path)
     verify(path, hash)
     assert is_intact(path)
     for at in (len(whole) - 1, len(whole) // 2, whole.index(b"Gr")):
@@ -174,7 +175,8 @@ def trellises() -> dict[float, dict[str, Trellis | torch.Tensor]]:
 def test_trellis_codes_come_back(tmp_path: Path, bits: float) -> None:
     path = tmp_path / "trellis.safetensors"
     write_replicas(path, trellises(), METADATA)
-    parts, written = read_replica(path, bits, model="a" * 64, key=(2, 5)), trellises()[bits]
+    parts = read_replica(path, bits, model="a" * 64, key=(2, 5))
+    written = trellises()[bits]
     for name in ("gate_up_proj", "down_proj"):
         assert torch.equal(parts[name].dequantised(), written[name].dequantised())
     assert torch.equal(parts["down_proj_bias"], written["down_proj_bias"])

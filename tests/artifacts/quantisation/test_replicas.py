@@ -20,7 +20,8 @@ def test_a_width_that_takes_no_fewer_bytes_is_left_out(bits: float, widths: list
     replicas = typical(USE, expert_nbytes=round(bits * 4096), weight_nbytes=bits / 8)
     assert replicas.widths == widths and replicas.nbytes[FULL_BITS] == bits * 4096
     assert replicas.at_full == (4,) * (len(widths) == 3)
-    of_4, narrower = column_of(4), columns_of([1, 2, 3])
+    of_4 = column_of(4)
+    narrower = columns_of([1, 2, 3])
     assert (
         (replicas.loss[..., of_4] == 0).all()
         == (replicas.lost[..., of_4] == 0).all()

@@ -46,7 +46,8 @@ def test_distortion_of_gaussian_weights(bits: float, most: float) -> None:
 def test_errors_go_where_inputs_are_small(
     num_outputs: int, num_inputs: int, rotates_outputs: bool
 ) -> None:
-    weight, seen = integers(num_outputs, num_inputs), moments(num_inputs)
+    weight = integers(num_outputs, num_inputs)
+    seen = moments(num_inputs)
     blind, guided = (
         encoder(weight, each, rotates_outputs=rotates_outputs).at(1.5)
         for each in (np.eye(num_inputs), seen)
@@ -56,7 +57,8 @@ def test_errors_go_where_inputs_are_small(
 
 
 def test_more_bits_cost_less_and_take_no_more_than_asked() -> None:
-    weight, seen = integers(64, 96), moments(96)
+    weight = integers(64, 96)
+    seen = moments(96)
     coder = encoder(weight, seen, rotates_outputs=False)
     costs = []
     for bits in (0.8, 1.5, 2, 4):
@@ -68,7 +70,8 @@ def test_more_bits_cost_less_and_take_no_more_than_asked() -> None:
 
 
 def test_a_row_follows_its_own_hessian() -> None:
-    weight, groups = integers(64, 32), np.arange(64) % 2
+    weight = integers(64, 32)
+    groups = np.arange(64) % 2
     both = [moments(32, seed=5), moments(32, seed=9)]
     coded = Encoder(
         weight, np.stack([*map(rotated, both)]), groups, rotates_outputs=False, damp=0.01

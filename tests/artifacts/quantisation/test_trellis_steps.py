@@ -7,9 +7,12 @@ from numba import njit
 
 from artifacts.quantisation.trellis_steps import PLAIN_STEPS, STEPS
 
-BITS, NUM_STATES = 3, 512
-PART, LESS = NUM_STATES >> BITS, 40
-_LOOKED_UP, _PLAIN = STEPS[BITS], PLAIN_STEPS[BITS]
+BITS = 3
+NUM_STATES = 512
+PART = NUM_STATES >> BITS
+LESS = 40
+_LOOKED_UP = STEPS[BITS]
+_PLAIN = PLAIN_STEPS[BITS]
 
 
 @njit
@@ -43,11 +46,10 @@ def test_a_step_takes_the_cheapest_way_to_each_state(step: object) -> None:
         np.uint16
     )  # ties, and some below
     before[::7] = 0xFFFF
-    hashes, table = (
-        random.integers(0, 64, NUM_STATES).astype(np.uint16),
-        random.integers(0, 3000, 64).astype(np.uint16),
-    )
-    after, choices = np.zeros(NUM_STATES, np.uint16), np.zeros(BITS * PART // 8, np.uint8)
+    hashes = random.integers(0, 64, NUM_STATES).astype(np.uint16)
+    table = random.integers(0, 3000, 64).astype(np.uint16)
+    after = np.zeros(NUM_STATES, np.uint16)
+    choices = np.zeros(BITS * PART // 8, np.uint8)
     costs = table if step is looked_up and STEPS is not PLAIN_STEPS else table[hashes]
     least = step(before, after, choices, hashes, costs)
     ways = before.reshape(1 << BITS, PART).astype(np.int64)

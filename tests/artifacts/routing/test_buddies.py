@@ -15,7 +15,9 @@ def by_hand(pairs, alpha, k_max):
     lists = []
     for pivot, row in enumerate(pairs):
         peers = [(-count, peer) for peer, count in enumerate(row) if peer != pivot and count > 0]
-        total, sum_q, buddies = -sum(count for count, _ in peers), Fraction(0), []
+        total = -sum(count for count, _ in peers)
+        sum_q = Fraction(0)
+        buddies = []
         for count, peer in sorted(peers):
             if buddies and (sum_q >= alpha or len(buddies) == k_max):
                 break

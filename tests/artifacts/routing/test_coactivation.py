@@ -32,7 +32,10 @@ def everything(statistics):
 @given(st.integers(0, 10_000), st.integers(0, 12), st.integers(1, 4))
 def test_equals_a_plain_count(seed, num_tokens, top_k):
     selected, weights = routed(seed, num_tokens, top_k=top_k)
-    single, both, weight, lesser = Counter(), Counter(), Counter(), Counter()
+    single = Counter()
+    both = Counter()
+    weight = Counter()
+    lesser = Counter()
     for experts, row in zip(selected.tolist(), weights.tolist(), strict=True):
         share = {
             expert: Fraction(value) / sum(map(Fraction, row))
@@ -76,10 +79,8 @@ def test_shards_merge_to_the_same_bits_in_any_order(parts):
 
 def test_memory_layout_does_not_matter():
     selected, weights = routed(1, 50, num_experts=32, top_k=8)
-    plain, other = (
-        counted(selected, weights, 32),
-        counted(np.asfortranarray(selected), np.asfortranarray(weights), 32),
-    )
+    plain = counted(selected, weights, 32)
+    other = counted(np.asfortranarray(selected), np.asfortranarray(weights), 32)
     assert all(
         np.array_equal(left, right)
         for left, right in zip(everything(plain), everything(other), strict=True)

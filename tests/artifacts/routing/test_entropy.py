@@ -41,7 +41,8 @@ def test_percentiles_are_near_the_true_ones():
 
 def test_shards_merge_to_the_same_percentiles():
     values = token_entropy(np.random.default_rng(0).random((500, 8)))
-    whole, merged = EntropyHistogram(), EntropyHistogram()
+    whole = EntropyHistogram()
+    merged = EntropyHistogram()
     whole.update(values)
     for start in range(0, 500, 3):
         shard = EntropyHistogram()

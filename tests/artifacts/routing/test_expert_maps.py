@@ -45,7 +45,8 @@ def filled(
 
 
 def cosine(first: np.ndarray, second: np.ndarray) -> float:
-    first, second = first.ravel().astype(float), second.ravel().astype(float)
+    first = first.ravel().astype(float)
+    second = second.ravel().astype(float)
     length = np.linalg.norm(first) * np.linalg.norm(second)
     return float(first @ second / length) if length else 0.0
 
@@ -142,7 +143,8 @@ def test_many_newcomers_at_once_are_as_one_after_another() -> None:
 def test_a_store_of_given_maps_is_a_copy_with_room_for_more() -> None:
     random = np.random.default_rng(0)
     maps, *_ = filled(random, (5, 3, 4, 6))
-    embeddings, probabilities = maps.embeddings.copy(), maps.probabilities.copy()
+    embeddings = maps.embeddings.copy()
+    probabilities = maps.probabilities.copy()
     embeddings.flags.writeable = probabilities.flags.writeable = (
         False  # as arrays that are read from a database
     )

@@ -21,7 +21,8 @@ from artifacts.store.runs import ModelInfo, RunInfo, utc_now
 from artifacts.store.store import Store
 
 SHAPE = Shape(num_layers=3, num_experts=4, top_k=2, expert_nbytes=10)
-HIDDEN, FEATURES = 5, 2
+HIDDEN = 5
+FEATURES = 2
 
 
 def random_predictors(distance: int = 2) -> Predictors:
@@ -83,11 +84,9 @@ def test_how_far_they_look() -> None:
 
 
 def test_the_projection_follows_from_its_seed() -> None:
-    (matrix, shift), again, other = (
-        projection(64, 32, 3),
-        projection(64, 32, 3),
-        projection(64, 32, 4),
-    )
+    matrix, shift = projection(64, 32, 3)
+    again = projection(64, 32, 3)
+    other = projection(64, 32, 4)
     assert np.array_equal(matrix, again[0]) and np.array_equal(shift, again[1])
     assert not np.array_equal(matrix, other[0])
     assert matrix.std() * np.sqrt(64) == pytest.approx(1.5, rel=0.1)

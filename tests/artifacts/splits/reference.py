@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-CLOSE, FALLS = 1e-9, 1e-12
+CLOSE = 1e-9
+FALLS = 1e-12
 
 Transfers = tuple[
     float, float, float
@@ -31,26 +32,33 @@ class Plain:
         latency_s=0.0,
         host_s=0.0,
     ) -> None:
-        self.first_window, self.moe_s, self.attention_s, self.load_s, self.k = (
-            window,
-            moe_s,
-            attention_s,
-            load_s,
-            k,
-        )
-        self.hit, self.prediction, self.prediction_hit = hit, prediction, prediction_hit
-        self.latency_s, self.host_s = latency_s, host_s
+        self.first_window = window
+        self.moe_s = moe_s
+        self.attention_s = attention_s
+        self.load_s = load_s
+        self.k = k
+        self.hit = hit
+        self.prediction = prediction
+        self.prediction_hit = prediction_hit
+        self.latency_s = latency_s
+        self.host_s = host_s
         self.arguments = (window, moe_s, attention_s, load_s, k, hit, prediction, prediction_hit)
         self.least_change = FALLS * (load_s + latency_s + host_s)
 
     def covered(self, layer: int, budget: float, window: float) -> tuple[int, Transfers]:
         """The best cache size, the smallest of equals, and what is in time with it: loops in the
         order of the paper."""
-        k, best, best_size, found = self.k, -math.inf, 0, (0.0, 0.0, 0.0)
+        k = self.k
+        best = -math.inf
+        best_size = 0
+        found = (0.0, 0.0, 0.0)
         for size in range(math.ceil(budget - CLOSE), len(self.hit[layer])):
-            theta, spent_s, prefetched = min(1.0, budget / size), 0.0, 0.0
+            theta = min(1.0, budget / size)
+            spent_s = 0.0
+            prefetched = 0.0
             absent_transfers, cached_transfers = (2, 1) if theta < 1 - CLOSE / size else (1, 0)
-            covered, hits = k * self.hit[layer][size] * theta, self.hit[layer][size]
+            covered = k * self.hit[layer][size] * theta
+            hits = self.hit[layer][size]
             transfers = k * (absent_transfers + hits * (cached_transfers - absent_transfers))
             for rank, right in enumerate(self.prediction[layer]):
                 cached = self.prediction_hit[layer][rank][size]
@@ -62,18 +70,23 @@ class Plain:
                 covered += absent * right
                 transfers -= coming * right
                 prefetched += coming
-            covered, transfers = min(k, covered), max(0, transfers)
-            link_s, host_s = transfers * self.latency_s, (transfers + prefetched) * self.host_s
+            covered = min(k, covered)
+            transfers = max(0, transfers)
+            link_s = transfers * self.latency_s
+            host_s = (transfers + prefetched) * self.host_s
             worth = covered
             if link_s + host_s:
                 worth -= (link_s + host_s) / max(self.load_s + self.moe_s / k, 1e-30)
             if worth > best:
-                best, best_size, found = worth, size, (covered, link_s, host_s)
+                best = worth
+                best_size = size
+                found = (covered, link_s, host_s)
         return best_size, found
 
     def after(self, covered: float, link_s: float, host_s: float) -> tuple[float, float]:
         """Exposed seconds, and the window that is left."""
-        hide_s, miss_s = covered * self.moe_s / self.k, (self.k - covered) * self.load_s + link_s
+        hide_s = covered * self.moe_s / self.k
+        miss_s = (self.k - covered) * self.load_s + link_s
         return max(0.0, miss_s - hide_s) + host_s, self.moe_s - min(
             hide_s, miss_s
         ) + self.attention_s
@@ -82,7 +95,9 @@ class Plain:
         self, budgets: Sequence[float]
     ) -> tuple[list[float], list[float], list[int], list[float]]:
         """Exposed seconds, theta, cache size and window of each layer."""
-        exposed, sizes, windows = [], [], [self.first_window]
+        exposed = []
+        sizes = []
+        windows = [self.first_window]
         for layer, budget in enumerate(budgets):
             size, found = self.covered(layer, budget, windows[-1])
             seconds, window = self.after(*found)
@@ -103,7 +118,8 @@ class Plain:
     def greedy(self, budgets: Sequence[float], step: float) -> list[float]:
         """As published: gains of all layers a step richer, losses of all a step poorer; first who
         gains, then who gives."""
-        start, moved = list(budgets), [0] * len(budgets)
+        start = list(budgets)
+        moved = [0] * len(budgets)
         while True:
             budgets = [one + count * step for one, count in zip(start, moved, strict=True)]
             exposed = self.split(budgets)[0]
@@ -140,9 +156,11 @@ class Plain:
 
     def refined(self, budgets: Sequence[float], step: float) -> list[float]:
         """Steps from one of the three layers that lose least to one of the three that gain most."""
-        budgets, num_experts = list(budgets), len(self.hit[0]) - 1
+        budgets = list(budgets)
+        num_experts = len(self.hit[0]) - 1
         while True:
-            more, less = {}, {}
+            more = {}
+            less = {}
             for layer, budget in enumerate(budgets):
                 if budget + step <= num_experts + CLOSE:
                     more[layer] = self.change(budgets, _with(budgets, {layer: step}))

@@ -34,7 +34,8 @@ def case(seed: int) -> tuple[Plain, SplitProblem, np.ndarray, float]:
 @pytest.mark.parametrize("seed", range(60))
 def test_greedy_and_refined_are_the_slow_ones(seed: int) -> None:
     plain, ours, even, zeta = case(seed)
-    greedy, refined = ours.greedy(even, zeta), ours.run_kernel("refine", even, zeta)
+    greedy = ours.greedy(even, zeta)
+    refined = ours.run_kernel("refine", even, zeta)
     for answer in (
         greedy,
         refined,
@@ -61,14 +62,13 @@ def test_a_change_is_the_difference_of_the_sums(seed: int) -> None:
     from artifacts.splits.kernels import exposed_change, split
 
     plain, ours, even, step = case(seed)
-    windows, exposed = np.full(len(even) + 1, ours.first_window), np.zeros(len(even))
+    windows = np.full(len(even) + 1, ours.first_window)
+    exposed = np.zeros(len(even))
     split(ours.curves, ours.times, even, windows, exposed, np.zeros(len(even), np.int64))
     for one, other in itertools.product(range(len(even)), repeat=2):
         after = even.copy()
-        after[one], after[other] = (
-            min(even[one] + step, ours.shape[1]),
-            max(even[other] - step, step / 2),
-        )
+        after[one] = min(even[one] + step, ours.shape[1])
+        after[other] = max(even[other] - step, step / 2)
         changes = (one, after[one], other, after[other])
         change = exposed_change(ours.curves, ours.times, even, windows, exposed, *changes)
         assert change == pytest.approx(plain.change(even, after), abs=1e-9)
@@ -102,10 +102,8 @@ def test_the_table_of_budgets_and_windows_and_the_cells_chosen_from_it(seed: int
 
     plain, ours, budgets, _ = case(seed)
     num_experts = ours.shape[1]
-    values, windows = (
-        np.arange(1, 2 * num_experts + 1) / 2,
-        np.append(np.linspace(seed % 3, 3, 7), 1e9),
-    )
+    values = np.arange(1, 2 * num_experts + 1) / 2
+    windows = np.append(np.linspace(seed % 3, 3, 7), 1e9)
     if seed % 4 == 0:  # no predicted expert is cached, so loads end exactly with windows
         ours.curves[2][:] = plain.prediction_hit[:] = 0
     table = tabulate(ours.curves, ours.times, values, windows)
@@ -127,7 +125,8 @@ def test_cells_are_the_best_where_windows_do_not_depend_on_them(seed: int) -> No
     random = np.random.default_rng(seed)
     window, _, attention_s, load_s, k, *curves = problem(3, 3, 1, seed)
     ours = SplitProblem.of(window, (0.0, attention_s, load_s, k, 0.0, 0.0), curves)
-    num_cells, rest = int(random.integers(3, 16)), float(random.choice([0.0, 0.3]))
+    num_cells = int(random.integers(3, 16))
+    rest = float(random.choice([0.0, 0.3]))
     even = ours.even((num_cells + rest) / 2)
     budgets = ours.gridded(even, 0.5)
     assert budgets.sum() == pytest.approx(even.sum())

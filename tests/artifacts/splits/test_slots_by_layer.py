@@ -28,7 +28,8 @@ def test_no_other_way_loads_fewer(
 
 
 def test_a_layer_that_gains_nothing_gets_one() -> None:
-    flat, falling = np.ones(5), np.array([2.0, 1.5, 1.0, 0.5, 0.0])
+    flat = np.ones(5)
+    falling = np.array([2.0, 1.5, 1.0, 0.5, 0.0])
     assert fewest_loads(np.stack([flat, falling]), 5).tolist() == [1, 4]
     assert fewest_loads(np.stack([flat, flat]), 8).tolist() == [4, 4]
 
@@ -36,7 +37,8 @@ def test_a_layer_that_gains_nothing_gets_one() -> None:
 def test_what_is_held_or_foreseen_is_not_loaded() -> None:
     """Of two experts per token one is predicted with .5, the other with .25; one slot holds half of
     what is wanted."""
-    hit, prediction = np.array([[0.0, 0.5, 1.0]]), np.array([[0.5, 0.25, 0.1]])
+    hit = np.array([[0.0, 0.5, 1.0]])
+    prediction = np.array([[0.5, 0.25, 0.1]])
     cached = np.array([[[0.0, 0.4, 1.0], [0.0, 0.4, 1.0], [0.0, 0.4, 1.0]]])
     loads = loads_on_demand(hit, prediction, cached, 2)
     np.testing.assert_allclose(loads, [[2 - 0.75, 1 - 0.75 * 0.6, 0]])

@@ -281,15 +281,18 @@ def uneven(budget: int) -> tuple[SplitProblem, np.ndarray]:
     of Table 1, bent so that half of the experts hit 58.12 to 63.67 %; 2.07 to 3.39 of 4 predictions
     right, least at both ends. Loads and layers take what the text says (165 and 57 ms a token),
     half of a layer its experts. And equal budgets."""
-    sizes, table = np.arange(0, 61, 10), np.array([0, 0.2556, 0.4536, 0.6221, 0.7712, 0.9008, 1])
+    sizes = np.arange(0, 61, 10)
+    table = np.array([0, 0.2556, 0.4536, 0.6221, 0.7712, 0.9008, 1])
     bends = np.log(np.linspace(0.5812, 0.6367, 24)) / np.log(0.6221)
     hit = (
         np.interp(np.arange(61), sizes, table)
         ** np.random.default_rng(0).permutation(bends)[:, None]
     )
     right = np.interp(np.arange(24), [0, 6, 17, 23], np.array([2.07, 3.39, 3.39, 2.07]) / 4)
-    prediction, cached = np.repeat(right[:, None], 4, axis=1), np.repeat(hit[:, None], 4, axis=1)
-    layer_s, load_s = 57e-3 / 24, 165e-3 / 96
+    prediction = np.repeat(right[:, None], 4, axis=1)
+    cached = np.repeat(hit[:, None], 4, axis=1)
+    layer_s = 57e-3 / 24
+    load_s = 165e-3 / 96
     times = (layer_s / 2, layer_s / 2, load_s, 4, 0.0, 0.0)
     ours = SplitProblem.of(layer_s, times, (hit, prediction, cached))
     return ours, ours.even(budget)
@@ -388,14 +391,13 @@ def test_what_is_just_possible() -> None:
     assert expert_split([1e-12], 0.0, 0.0, 0.0, 1.0, 1, hit, *nothing)[0] == pytest.approx(1), (
         "as good as nothing"
     )
-    crumbs, most = (
-        expert_split([1e-12], 0.0, 0.0, 0.0, 1.0, 1, 0.8 * hit, *nothing, latency_s=1.0)[0],
-        0.8,
-    )
+    crumbs = expert_split([1e-12], 0.0, 0.0, 0.0, 1.0, 1, 0.8 * hit, *nothing, latency_s=1.0)[0]
+    most = 0.8
     assert crumbs == pytest.approx(1 + 2 - most), (
         "and every expert takes two transfers, a cached one one"
     )
-    flat, whole = np.array([[0, 0.1, 0.2, 0.9, 0.9]]), (0.0, 0.0, 0.5, 1.0, 1)
+    flat = np.array([[0, 0.1, 0.2, 0.9, 0.9]])
+    whole = (0.0, 0.0, 0.5, 1.0, 1)
     for one, other in zip(
         *(expert_split([budget], *whole, flat, *nothing) for budget in (3, 3 + 1e-10)), strict=True
     ):
@@ -412,7 +414,8 @@ def test_what_is_just_possible() -> None:
 
 
 def test_transfers_take_nothing_besides_unless_said() -> None:
-    arguments, nothing = problem(2, 4, 2, 3), {"latency_s": 0.0, "host_s": 0.0}
+    arguments = problem(2, 4, 2, 3)
+    nothing = {"latency_s": 0.0, "host_s": 0.0}
     for answer, expected in (
         (expert_split([1.5, 2], *arguments), expert_split([1.5, 2], *arguments, **nothing)),
         (allocate(3, 0.5, *arguments), allocate(3, 0.5, *arguments, solver="greedy", **nothing)),

@@ -35,7 +35,8 @@ def write(path: Path, rows: pa.Table, dtype: str = "float32") -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_maps_come_back_to_the_bit(dtype: str, tmp_path: Path) -> None:
-    maps, path = filled(dtype=dtype), tmp_path / "moe.duckdb"
+    maps = filled(dtype=dtype)
+    path = tmp_path / "moe.duckdb"
     write(path, map_rows(maps, np.arange(10).reshape(5, 2)), dtype)
     with Store.open(path, read_only=True) as store:
         maps_read = stored_maps(store, model_id=MODEL.model_id)

@@ -123,9 +123,11 @@ def test_no_buddies_at_all(stored):
 
 def test_similarity_comes_back_as_it_was(stored):
     random = np.random.default_rng(0)
-    cosine, loss = random.uniform(-1, 1, (2, 4, 4)), random.random((2, 4, 4))
+    cosine = random.uniform(-1, 1, (2, 4, 4))
+    loss = random.random((2, 4, 4))
     diagonal = np.arange(4)
-    cosine[:, diagonal, diagonal], loss[:, diagonal, diagonal] = 1, 0
+    cosine[:, diagonal, diagonal] = 1
+    loss[:, diagonal, diagonal] = 0
     before = Similarity(cosine, loss, random.random((2, 4)), random.integers(0, 9, (2, 4)))
     rows = stored("similarity", similarity_rows(before))
     assert rows.num_rows == 2 * 4 * 3

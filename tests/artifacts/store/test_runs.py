@@ -13,7 +13,8 @@ def test_versions_name_what_compiles_and_reads_weights() -> None:
 
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_the_commit_of_a_checkout_and_of_a_worktree(tmp_path: Path, is_packed: bool) -> None:
-    git, commit = tmp_path / "main" / ".git", "a" * 40
+    git = tmp_path / "main" / ".git"
+    commit = "a" * 40
     (git / "worktrees" / "two").mkdir(parents=True)
     (git / "HEAD").write_text("ref: refs/heads/one\n")
     if is_packed:

@@ -14,16 +14,19 @@ from artifacts.traces.checks import check_rows
 from artifacts.traces.parquet import from_table, to_table
 from artifacts.traces.trace import DECODE, PREFILL, Trace
 
-E, K = 6, 3
+E = 6
+K = 3
 
 
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
     """A complete trace: passes of one or several requests, each with the same tokens in every
     layer."""
-    num_layers, random = draw(st.integers(1, 3)), np.random.default_rng(draw(st.integers(0, 99)))
+    num_layers = draw(st.integers(1, 3))
+    random = np.random.default_rng(draw(st.integers(0, 99)))
     far = draw(st.sampled_from([1, 2**29]))  # numbers need not be small
-    rows, position = [], [0, 0]
+    rows = []
+    position = [0, 0]
     for number in range(draw(st.integers(1, 4))):
         lengths = draw(st.sampled_from([(1, 0), (3, 0), (0, 1), (1, 1), (2, 1)]))
         for layer in range(num_layers):
@@ -60,7 +63,8 @@ def with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
     return table.set_column(table.column_names.index(name), name, values)
 
 
-NUMBERS, LISTS = ["request", "pass", "layer", "token"], ["experts", "weights"]
+NUMBERS = ["request", "pass", "layer", "token"]
+LISTS = ["experts", "weights"]
 SAFE = [pa.int64(), pa.uint32(), pa.uint64(), pa.float64()]
 
 
@@ -68,7 +72,8 @@ SAFE = [pa.int64(), pa.uint32(), pa.uint64(), pa.float64()]
 def damaged(draw: st.DrawFn, table: pa.Table) -> pa.Table:
     """The table with one thing changed that a file of another recorder, or a careless hand, may
     have changed."""
-    row, other = draw(st.integers(0, len(table) - 1)), draw(st.integers(0, len(table) - 1))
+    row = draw(st.integers(0, len(table) - 1))
+    other = draw(st.integers(0, len(table) - 1))
     rows = np.arange(len(table))
     name = draw(st.sampled_from([*NUMBERS, *LISTS]))
     values = table[name].to_pylist()
@@ -154,10 +159,8 @@ def test_lost_rows_are_said() -> None:
     these."""
     layers = np.repeat([0, 3, 5], 2).astype(np.int32)
     zeros = np.zeros(6, np.int32)
-    experts, weights = (
-        np.tile(np.array([[1, 2]], np.uint16), (6, 1)),
-        np.full((6, 2), 0.5, np.float32),
-    )
+    experts = np.tile(np.array([[1, 2]], np.uint16), (6, 1))
+    weights = np.full((6, 2), 0.5, np.float32)
     columns = {"request": zeros, "pass_": zeros, "phase": zeros.astype(np.uint8), "layer": layers}
     trace = Trace(
         **columns, token=np.tile([4, 7], 3).astype(np.int32), experts=experts, weights=weights
@@ -166,7 +169,8 @@ def test_lost_rows_are_said() -> None:
     for lost, told in (([2], "1 of 2 tokens have no row"), ([2, 5], "2 of 2 tokens have no row")):
         assert check_rows(trace.take(np.delete(np.arange(6), lost)))[0].startswith(told)
     assert check_rows(trace.take(np.array([1, 3, 5]))) == ()
-    layers, tokens = np.array([0, 3, 5, 0, 3, 5], np.int32), np.array([4, 4, 4, 7, 7, 8], np.int32)
+    layers = np.array([0, 3, 5, 0, 3, 5], np.int32)
+    tokens = np.array([4, 4, 4, 7, 7, 8], np.int32)
     assert check_rows(replace(trace, layer=layers, token=tokens))[0].startswith("2 of 3 tokens")
 
 

@@ -120,7 +120,9 @@ def _check_requests(trace: Trace, arrived: np.ndarray, count: int, chunk: int) -
     """Tokens follow each other without a gap, from the first unless it was met half-way; prompts
     stay in the chunk."""
     first = trace.layer == 0
-    request, token, number = trace.request[first], trace.token[first], trace.pass_[first]
+    request = trace.request[first]
+    token = trace.token[first]
+    number = trace.pass_[first]
     for one in np.unique(request).tolist():
         positions = token[request == one]
         assert (np.diff(positions) == 1).all() and (np.diff(number[request == one]) >= 0).all()

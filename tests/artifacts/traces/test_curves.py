@@ -35,8 +35,10 @@ def replayed(
 ) -> tuple[np.ndarray, list[list[set[int]]]]:
     """Hits and requests [2, L] of the counted steps, and by layer what was cached before each of
     them."""
-    control, current = controller(shape, size, uses), -1
-    counted, before = np.zeros((2, shape.num_layers)), [[] for _ in range(shape.num_layers)]
+    control = controller(shape, size, uses)
+    current = -1
+    counted = np.zeros((2, shape.num_layers))
+    before = [[] for _ in range(shape.num_layers)]
     for step in trace.steps():
         if step.pass_index != current:
             current = step.pass_index
@@ -89,8 +91,10 @@ def predicted(
 
 
 def slow(trace: Trace, shape: Shape, phases: tuple[int, ...], uses: str = "passes") -> Curves:
-    num_layers, num_experts = shape.num_layers, shape.num_experts
-    hit, right = np.zeros((num_layers, num_experts + 1)), np.zeros((num_layers, num_experts))
+    num_layers = shape.num_layers
+    num_experts = shape.num_experts
+    hit = np.zeros((num_layers, num_experts + 1))
+    right = np.zeros((num_layers, num_experts))
     cached = np.zeros((num_layers, num_experts, num_experts + 1))
     by_layer = predicted(trace, shape, phases)
     predictions = np.array([sum(map(len, steps)) for steps in by_layer])
@@ -126,7 +130,8 @@ def test_as_so_many_replays_say(phases: tuple[int, ...]) -> None:
 
 def made(lengths: list[int], seed: int, *, num_requests: int = 1) -> Trace:
     """Passes of so many tokens each, the first a prompt, over two layers; requests take turns."""
-    random, columns = np.random.default_rng(seed), []
+    random = np.random.default_rng(seed)
+    columns = []
     positions = dict.fromkeys(range(num_requests), 0)
     for number, length in enumerate(lengths):
         request = number % num_requests

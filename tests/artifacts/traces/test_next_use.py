@@ -37,7 +37,8 @@ def test_by_hand() -> None:
 
 
 def test_against_a_search() -> None:
-    trace, shape = read_parquet(TRACE), Shape(8, 32, 4, 1)
+    trace = read_parquet(TRACE)
+    shape = Shape(8, 32, 4, 1)
     trace = trace.take(np.flatnonzero(trace.request < 2))
     future = NextUse.of(trace, shape)
     sets = [set(keys.tolist()) for keys in future.step_keys]

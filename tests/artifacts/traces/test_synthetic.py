@@ -24,7 +24,8 @@ def cases(draw: st.DrawFn) -> tuple[Dials, Shape]:
     num_experts = draw(st.integers(1, 20))
     shape = Shape(draw(st.integers(1, 5)), num_experts, draw(st.integers(1, num_experts)), 1)
     chance = st.floats(0, 1)
-    requests, prompt = draw(st.integers(1, 5)), draw(st.integers(0, 6))
+    requests = draw(st.integers(1, 5))
+    prompt = draw(st.integers(0, 6))
     dials = Dials(
         skew=draw(st.floats(0, 8)),
         locality=draw(chance),
@@ -84,11 +85,9 @@ def test_passes_are_those_of_batches(case: tuple[Dials, Shape]) -> None:
 @settings(max_examples=20)
 def test_the_same_seed_gives_the_same_trace(case: tuple[Dials, Shape]) -> None:
     dials, shape = case
-    first, again, sparse = (
-        generate(dials, shape),
-        generate(dials, shape),
-        generate(dials, shape, detailed=False),
-    )
+    first = generate(dials, shape)
+    again = generate(dials, shape)
+    sparse = generate(dials, shape, detailed=False)
     assert all(
         np.array_equal(column, again.columns()[name]) for name, column in first.columns().items()
     )
@@ -167,7 +166,8 @@ def test_ends_of_the_dials() -> None:
 def test_statistics_by_hand() -> None:
     """One layer, a prompt of two tokens that want 0 1 and 0 2, then a token that wants 0 1."""
     experts = np.array([[0, 1], [0, 2], [0, 1]], np.uint16)
-    zeros, tokens = np.zeros(3, np.int32), np.arange(3, dtype=np.int32)
+    zeros = np.zeros(3, np.int32)
+    tokens = np.arange(3, dtype=np.int32)
     phase = np.array([PREFILL, PREFILL, DECODE], np.uint8)
     trace = Trace(
         zeros,

@@ -24,7 +24,8 @@ def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture(scope="module")
 def ran(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
     """The JSON of a whole bench, and the folder in which it ran."""
-    folder, said = tmp_path_factory.mktemp("ran"), io.StringIO()
+    folder = tmp_path_factory.mktemp("ran")
+    said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
         patch.chdir(folder)
         write_text()

@@ -66,10 +66,8 @@ def test_what_is_stored(ran: tuple[dict, Path]) -> None:
             == list(range(1, 8))
         )
         for row in rows:
-            info, [written] = (
-                store.run(row["run"]).info,
-                store.read("bench", row["run"]).to_pylist(),
-            )
+            info = store.run(row["run"]).info
+            [written] = store.read("bench", row["run"]).to_pylist()
             assert written == {name: row[name] for name in written}
             assert (info.command, info.seed, info.tokens, info.data) == (
                 "bench",

@@ -79,7 +79,8 @@ def test_vllm(tmp_path: Path) -> None:
 
 
 def test_a_file_is_kept_once(tmp_path: Path) -> None:
-    found, store = read_results(written(tmp_path / "vllm.json", VLLM)), tmp_path / "moe.duckdb"
+    found = read_results(written(tmp_path / "vllm.json", VLLM))
+    store = tmp_path / "moe.duckdb"
     assert [keep(found, store=store)[0].run for _ in range(2)] == [1, 1]
     with Store.open(store, read_only=True) as held:
         [row] = held.read("bench", 1).to_pylist()

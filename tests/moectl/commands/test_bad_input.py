@@ -23,7 +23,8 @@ from tests.conftest import Checkpoint
 from tests.helpers.families import COMMON, VOCABULARY
 from tests.helpers.said import problems
 
-GATE, EXPERT = "model.layers.0.mlp.gate.weight", ".mlp.experts."
+GATE = "model.layers.0.mlp.gate.weight"
+EXPERT = ".mlp.experts."
 SHORT = ("--tokens", "64", "--length", "16", "--batch", "2")
 
 Refused = Callable[..., None]

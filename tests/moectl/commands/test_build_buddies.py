@@ -37,7 +37,8 @@ def measured():
     cosine = (cosine + cosine.transpose(0, 2, 1)) / 2
     loss = random.uniform(0.1, 3, size)
     diagonal = np.arange(SHAPE.num_experts)
-    cosine[:, diagonal, diagonal], loss[:, diagonal, diagonal] = 1, 0
+    cosine[:, diagonal, diagonal] = 1
+    loss[:, diagonal, diagonal] = 0
     return Similarity(cosine, loss, random.random(size[:2]), random.integers(0, 40, size[:2]))
 
 
@@ -138,7 +139,8 @@ def test_epsilon_is_added_to_every_count(store, metric):
     arguments = ["--alpha", "0.6", "--k-max", "7", "--metric", metric]
     assert main(["build-buddies", "--store", str(store), *arguments, "--epsilon", "30"]) == 0
     assert main(["build-buddies", "--store", str(store), *arguments]) == 0
-    smooth, plain = built_buddies(store, 2), built_buddies(store, 3)
+    smooth = built_buddies(store, 2)
+    plain = built_buddies(store, 3)
     for layer, statistics in enumerate(LAYERS):
         counts = (statistics.pairs if metric == "coactivation" else statistics.weighted) + 30.0
         counts[7] = 0  # never selected: it has no companions to smooth

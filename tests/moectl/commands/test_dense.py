@@ -36,7 +36,8 @@ def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_run_says_its_width_and_bytes(model: str, said: Said) -> None:
-    plain, ran = said("run", model, *PROMPT), said("run", model, "--dense", "4", *PROMPT)
+    plain = said("run", model, *PROMPT)
+    ran = said("run", model, "--dense", "4", *PROMPT)
     assert len(ran["token_ids"]) == 6 and plain["receipt"]["dense"].keys() == {"bytes"}
     assert ran["receipt"]["dense"]["bits"] == 4
     assert ran["receipt"]["dense"]["bytes"] < plain["receipt"]["dense"]["bytes"]
@@ -58,7 +59,8 @@ def test_a_bench_says_what_the_width_loses(model: str, said: Said) -> None:
 
 def test_a_simulation_takes_a_gpu_to_dequantise_them(model: str, said: Said) -> None:
     few = ["--model", "olmoe-1b-7b", "--synthetic", "tokens=400", "--budget", "25%"]
-    plain, dense = said("simulate", *few), said("simulate", *few, "--dense", "8")
+    plain = said("simulate", *few)
+    dense = said("simulate", *few, "--dense", "8")
     assert dense["receipt"]["dense_bits"] == 8 and plain["receipt"]["dense_bits"] is None
     assert any("dequantises them at each use" in note for note in dense["receipt"]["assumed"])
     assert dense["counters"]["misses"] == plain["counters"]["misses"] > 0
@@ -67,7 +69,8 @@ def test_a_simulation_takes_a_gpu_to_dequantise_them(model: str, said: Said) -> 
 
 def test_a_plan_counts_their_bytes(model: str, said: Said) -> None:
     asked = ["plan", "olmoe-1b-7b", "--vram", "8GB"]
-    plain, dense = said(*asked), said(*asked, "--dense", "4")
+    plain = said(*asked)
+    dense = said(*asked, "--dense", "4")
     own, few = (one["memory"]["weights_nbytes"] for one in (plain, dense))
     linear = 16 * 4 * 2048 * 2048 + 50304 * 2048  # attention and head
     assert own - few == 2 * linear - linear // 32 * 18

@@ -23,7 +23,8 @@ def asked(
 
     def ask(*words: str) -> dict:
         capfd.readouterr()
-        code, said = main([*words, "--json"]), capfd.readouterr()
+        code = main([*words, "--json"])
+        said = capfd.readouterr()
         assert code == 0, said.err
         return json.loads(said.out)
 
@@ -77,7 +78,8 @@ def test_a_run_and_its_replay_say_the_same_of_every_device(
         "--budgets",
         "60%",
     )
-    spread, one = asked(*bench, "--devices", "3"), asked(*bench)
+    spread = asked(*bench, "--devices", "3")
+    one = asked(*bench)
     assert "experts on 3 devices" in spread["conditions"] and "devices" not in one["conditions"]
     plain = {row["policies"]: row for row in replayed["rows"]}["on-demand"]
     first, other = (

@@ -135,10 +135,8 @@ def test_a_model_as_one_gguf_file(
     gguf = ("export", "--what", "gguf", "--type")
     told = json.loads(said_by(capfd, *gguf, "q8_0", "--out", "demo.gguf", "--json"))
     assert told == {"file": "demo.gguf", "type": "q8_0", "nbytes": Path("demo.gguf").stat().st_size}
-    theirs, ours = (
-        source_of(Path("demo.gguf")).tokenizer(),
-        AutoTokenizer.from_pretrained(demo_model()),
-    )
+    theirs = source_of(Path("demo.gguf")).tokenizer()
+    ours = AutoTokenizer.from_pretrained(demo_model())
     assert theirs.encode("Two sheep, 12 dogs.") == ours.encode("Two sheep, 12 dogs.")
     for options, code, line in (
         (("q8_0", "--out", "demo.gguf"), 3, "demo.gguf is there already"),

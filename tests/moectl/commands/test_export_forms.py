@@ -29,7 +29,8 @@ def family(
 ) -> tuple:
     """The family's name, and a store with its profile, buddies and a split."""
     folder = tmp_path_factory.mktemp("exports")
-    text, store = folder / "text.txt", ["--store", str(folder / "moe.duckdb")]
+    text = folder / "text.txt"
+    store = ["--store", str(folder / "moe.duckdb")]
     text.write_text("Twelve sheep and a very old dog.\n" * 40)
     for command in (
         ["profile", str(checkpoint(request.param)), "--data", str(text), *PROFILE],

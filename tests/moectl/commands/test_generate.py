@@ -94,7 +94,8 @@ def test_the_same_command_again_does_nothing_and_another_one_is_refused(
 def test_bad_rows_are_answered_in_their_place(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    data, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    data = tmp_path / "prompts.jsonl"
+    out = tmp_path / "answers.jsonl"
     data.write_text(
         '{"id": 1, "prompt": "a"}\n\n{"id": 1, "prompt": "b"}\n{"prompt"\n'
         f'{json.dumps({"prompt": "long " * 200})}\n{{"messages": [{{"role": "user", "content": "c"}}]}}\n'

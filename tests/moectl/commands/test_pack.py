@@ -12,7 +12,8 @@ from tests.conftest import Checkpoint
 def test_a_packed_model_is_run_like_any_other(
     checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, out = checkpoint("olmoe", "fused"), tmp_path / "packed"
+    folder = checkpoint("olmoe", "fused")
+    out = tmp_path / "packed"
     assert main(["pack", str(folder), str(out)]) == 0
     assert "an expert is one read, 2 reads before" in capsys.readouterr().out
     told = []

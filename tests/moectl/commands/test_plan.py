@@ -61,10 +61,12 @@ def held(folder: Path, experts: int) -> str:
 
 def test_many_requests_take_a_cache_each_and_share_experts(planned: Planned) -> None:
     options = ("gpt-oss-20b", "--machine", "rtx3090", "--vram", "16GB", "--context", "1000")
-    alone, many = planned(*options), planned(*options, "--clients", "32")
+    alone = planned(*options)
+    many = planned(*options, "--clients", "32")
     assert many["memory"]["cache_nbytes"] == 32 * alone["memory"]["cache_nbytes"]
     assert many["memory"]["share"] < alone["memory"]["share"]
-    one, all_ = alone["tokens_per_s"], many["tokens_per_s"]
+    one = alone["tokens_per_s"]
+    all_ = many["tokens_per_s"]
     distinct = 32 * (1 - (1 - 4 / 32) ** 32)
     assert all_["all"] > 16 * one["all"] / 4, "weights are read once for all"
     assert all_["none"] / one["none"] == pytest.approx(32 * 4 / distinct, rel=0.15), (
@@ -92,7 +94,8 @@ def test_what_is_expected_is_a_replay(folder: Path, planned: Planned) -> None:
         "16",
         "--simulate",
     )
-    memory, rows = said["memory"], {row["preset"]: row for row in said["rows"]}
+    memory = said["memory"]
+    rows = {row["preset"]: row for row in said["rows"]}
     assert memory["experts_nbytes"] * 4 == memory["all_experts_nbytes"] and memory["share"] == 0.25
     assert rows.keys() == presets().keys() - {"full"}
     model = model_shape(str(folder))
@@ -124,11 +127,9 @@ def test_the_quick_answer_has_bounds_and_says_how_to_get_more(
 ) -> None:
     options = (str(folder), "--vram", held(folder, 4), "--machine", "5gbps", "--context", "16")
     said = planned(*options)
-    bounds, costs, shape = (
-        said["tokens_per_s"],
-        Costs.of(model_shape(str(folder)), machine("5gbps")),
-        (2, 2),
-    )
+    bounds = said["tokens_per_s"]
+    costs = Costs.of(model_shape(str(folder)), machine("5gbps"))
+    shape = (2, 2)
     loaded_s = shape[0] * shape[1] * (costs.load_latency_s + costs.load_s)
     assert 1 / bounds["none"] - 1 / bounds["all"] == pytest.approx(loaded_s)
     assert 1 / bounds["share"] - 1 / bounds["all"] == pytest.approx(0.75 * loaded_s)
@@ -281,8 +282,10 @@ def test_what_cannot_be_planned_is_said(folder: Path, capfd: pytest.CaptureFixtu
 def test_every_expert_in_few_bits_beside_whole_ones(
     model: str, vram: str, widths: list[float], planned: Planned, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    plan, shape = planned(model, "--vram", vram), model_shape(model)
-    rows, room = plan["every_expert_in_few_bits"], plan["memory"]["experts_nbytes"]
+    plan = planned(model, "--vram", vram)
+    shape = model_shape(model)
+    rows = plan["every_expert_in_few_bits"]
+    room = plan["memory"]["experts_nbytes"]
     assert [row["bits"] for row in rows] == widths
     for row in rows:
         num_weights = shape.shape.nbytes / shape.weight_nbytes

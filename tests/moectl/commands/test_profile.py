@@ -83,7 +83,8 @@ def test_merged_shards_are_the_profile(model: str, capfd: pytest.CaptureFixture[
         profile_json(capfd, model, "--shard", shard, "--store", f"{shard[0]}.duckdb")
     assert main(["merge", "2.duckdb", "1.duckdb", "--store", "merged.duckdb", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["tokens"] == 1200
-    merged, whole = rows("merged.duckdb"), rows("whole.duckdb")
+    merged = rows("merged.duckdb")
+    whole = rows("whole.duckdb")
     assert all(merged[table].equals(whole[table]) for table in TABLES)
     assert main(["merge", "2.duckdb", "--store", "half.duckdb"]) == 3
     assert capfd.readouterr().err.startswith(
@@ -131,5 +132,6 @@ def test_stopped_half_way_the_same_command_goes_on(
     assert profile_json(capfd, model)["resumed_batches"] > 0
     assert names() == {"text.txt", "moe.duckdb"}
     assert profile_json(capfd, model, "--store", "whole.duckdb")["resumed_batches"] == 0
-    resumed, whole = rows("moe.duckdb"), rows("whole.duckdb")
+    resumed = rows("moe.duckdb")
+    whole = rows("whole.duckdb")
     assert all(resumed[table].equals(whole[table]) for table in TABLES)

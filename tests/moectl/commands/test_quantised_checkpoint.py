@@ -51,7 +51,8 @@ def test_the_doctor_knows_the_format_of_experts(
     checkpoints: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """Replicas of the same model are as large, whatever its format."""
-    told, rooms = [], set()
+    told = []
+    rooms = set()
     for folder in checkpoints:
         opened = open_model(str(folder))
         told.append(findings.of_experts(opened.expert_format, "bfloat16").says)

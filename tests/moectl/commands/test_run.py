@@ -421,7 +421,8 @@ def test_receipt_and_counters_name_the_bits(
         "--ignore-eos",
     )
     said = run_json(capfd, model, *options, "--budget", "25%", *common)
-    counters, replicas = said["counters"], said["receipt"]["replicas"]
+    counters = said["counters"]
+    replicas = said["receipt"]["replicas"]
     assert len(said["token_ids"]) == 12 and counters[at] > 0
     assert sum(counters[name] for name in AT_BITS.values()) > 0
     assert replicas["kernel"].startswith("numba")

@@ -27,7 +27,8 @@ Simulated = Callable[..., dict]
 @pytest.fixture(scope="module")
 def some(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A third of the trace's requests."""
-    whole, path = read_parquet(TRACE), tmp_path_factory.mktemp("some") / "trace.parquet"
+    whole = read_parquet(TRACE)
+    path = tmp_path_factory.mktemp("some") / "trace.parquet"
     write_parquet(whole.take(np.flatnonzero(whole.request < 2)), path)
     return path
 
@@ -262,7 +263,8 @@ def test_a_trace_of_the_store(
     assert main(["simulate", "--store", str(store)]) == 5
     assert "holds no trace" in capfd.readouterr().err
     assert main(["profile", *options, "--trace"]) == 0
-    newest, second = simulated("--store", store), simulated("--store", store, "--run", 2)
+    newest = simulated("--store", store)
+    second = simulated("--store", store, "--run", 2)
     assert newest == second
     assert newest["receipt"]["assumed"] == [] and newest["receipt"]["experts_per_layer"] == 32
     assert newest["ttft_ms"] > newest["tpot_ms"]

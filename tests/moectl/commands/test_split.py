@@ -81,7 +81,8 @@ def hardware() -> HardwareProfile:
 @pytest.fixture
 def profiled(path: Path) -> Path:
     """A store with a model, its trace and its hardware profile."""
-    trace, profile = read_parquet(TRACE), hardware()
+    trace = read_parquet(TRACE)
+    profile = hardware()
     with Store.open(path) as store:
         store.add_model(MODEL)
         for command, parameters, tables in (
@@ -257,7 +258,8 @@ def test_a_trace_without_predictions_or_layers_is_refused(
 def test_a_solved_split_is_solved_anew_as_a_simulation_goes_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    whole, short = read_parquet(TRACE), tmp_path / "short.parquet"
+    whole = read_parquet(TRACE)
+    short = tmp_path / "short.parquet"
     write_parquet(whole.take(np.flatnonzero((whole.request < 2) & (whole.token < 40))), short)
     asked = ["simulate", "--trace", str(short), "--num-experts", "32", "--reconfigure-every", "30"]
     assert main([*asked, "--preset", "moepic", "--json"]) == 0

@@ -69,7 +69,8 @@ def test_the_answers_are_those_of_one_process_though_a_worker_is_killed(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    here, spread = tmp_path / "here.jsonl", tmp_path / "spread.jsonl"
+    here = tmp_path / "here.jsonl"
+    spread = tmp_path / "spread.jsonl"
     monkeypatch.setenv(MARK, str(tmp_path / "begun"))
     monkeypatch.setattr(command, "AnswerRows", KilledOnce)
     assert main([*asked, str(here), "--threads", "1", "--json"]) == 6

@@ -114,7 +114,9 @@ def taken_apart(page: Path) -> Reader:
 def store(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of a small model with everything that a report shows."""
     folder = tmp_path_factory.mktemp("report")
-    text, path, model = folder / "text.jsonl", folder / "moe.duckdb", str(checkpoint("olmoe"))
+    text = folder / "text.jsonl"
+    path = folder / "moe.duckdb"
+    model = str(checkpoint("olmoe"))
     text.write_text(
         "\n".join(
             json.dumps({"text": f"{number} sheep and an old dog by the gate"})
@@ -288,7 +290,8 @@ def test_who_stands_in_best_is_said_in_words(page: Path, store: Path) -> None:
 def test_what_leads(store: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The newest live bench leads; on the page of a bench that bench does, and the text has its
     numbers."""
-    live, simulated = tmp_path / "live.html", tmp_path / "simulated.html"
+    live = tmp_path / "live.html"
+    simulated = tmp_path / "simulated.html"
     assert main(["report", str(live), "--store", str(store), "--json"]) == 0
     assert json.loads(capfd.readouterr().out) == {"path": str(live), "nbytes": live.stat().st_size}
     again = [
@@ -367,7 +370,8 @@ def _seen(text: str) -> str:
 
 def test_what_is_not_there_names_its_command(tmp_path: Path, checkpoint: Checkpoint) -> None:
     trace = str(TRACE)
-    out, store = tmp_path / "out.html", tmp_path / "moe.duckdb"
+    out = tmp_path / "out.html"
+    store = tmp_path / "moe.duckdb"
     simulate = ["bench", "--simulate", "--trace", trace, "--presets", "near", "--budgets", "25%"]
     assert main([*simulate, "--store", str(store), "--report", str(out)]) == 0
     reader = taken_apart(out)
@@ -387,7 +391,8 @@ def test_texts_of_strangers_are_shown_and_not_followed() -> None:
 
 
 def test_a_store_without_a_bench(tmp_path: Path) -> None:
-    out, store = tmp_path / "out.html", tmp_path / "moe.duckdb"
+    out = tmp_path / "out.html"
+    store = tmp_path / "moe.duckdb"
     write_profile(store)
     assert main(["report", str(out), "--store", str(store)]) == 0
     reader = taken_apart(out)

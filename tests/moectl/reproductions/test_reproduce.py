@@ -163,7 +163,8 @@ def test_buddymoe_predicts_all_rows_from_the_three_without_stand_ins(
     assert [row["ours"] for row in fitted] == pytest.approx(
         [row["paper"] for row in fitted], rel=0.1
     )
-    loads, ms = [row["loads_a_token"] for row in fitted], [1e3 / row["ours"] for row in fitted]
+    loads = [row["loads_a_token"] for row in fitted]
+    ms = [1e3 / row["ours"] for row in fitted]
     by_load, constant = np.polyfit(loads, ms, 1)
     for row in rows:
         assert 1e3 / row["ours"] == pytest.approx(constant + by_load * row["loads_a_token"]), (
@@ -219,7 +220,8 @@ def test_context_aware_by_the_papers_own_parameters(capfd: pytest.CaptureFixture
         "not testable here",
     }
     for row in said["speedups"]:
-        least, most = row["over_monde_same_experts"], row["over_monde_keeps_nothing"]
+        least = row["over_monde_same_experts"]
+        most = row["over_monde_keeps_nothing"]
         assert 1 < least < most
         if row["the_last_is"] == "fitted":
             assert row["over_monde_swaps"] == pytest.approx(float(row["paper"]), rel=0.01)
@@ -238,7 +240,8 @@ def test_context_aware_by_the_papers_own_parameters(capfd: pytest.CaptureFixture
 def test_the_arithmetic_behind_what_is_not_determined() -> None:
     """Ours: 1 s of prompt, 1 s of migration, 10 ms a token; MoNDE: 1 s and 80 ms. Six times as fast
     after 11 s at 20 ms a token; eight times as fast is what no length gives."""
-    ours, swaps = Timed(1.0, 1.0, 0.01, 0.0), Timed(1.0, 0.0, 0.08, 0.0)
+    ours = Timed(1.0, 1.0, 0.01, 0.0)
+    swaps = Timed(1.0, 0.0, 0.08, 0.0)
     one = Measured({3: ours}, {SWAPS: swaps}, {}, 0.05)
     assert tokens_for(one, 3, 6.0, swaps) == 550
     assert one.end_to_end(3, swaps, 550) == pytest.approx(6.0)
@@ -300,7 +303,8 @@ def test_tables_for_a_person(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_fmoe_on_a_trace_of_ones_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path, recorded = tmp_path / "trace.parquet", read_parquet(TRACE)
+    path = tmp_path / "trace.parquet"
+    recorded = read_parquet(TRACE)
     write_parquet(recorded.take(recorded.token < 36), path)
     assert main(["simulate", "--reproduce", "fmoe", "--trace", str(path), "--json"]) == 0
     said = json.loads(capfd.readouterr().out)

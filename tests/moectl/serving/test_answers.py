@@ -144,7 +144,8 @@ def test_whoever_hangs_up_frees_the_row(
         "temperature": 0,
         "ignore_eos": True,
     }
-    end, expected = time.monotonic() + 10, server.scheduler.tally.read()["requests"]["left"] + 5
+    end = time.monotonic() + 10
+    expected = server.scheduler.tally.read()["requests"]["left"] + 5
     streams = [
         client.chat.completions.create(messages=turns, max_tokens=200, stream=True, **EXACT)
         for _ in range(4)
@@ -163,7 +164,9 @@ def test_a_client_may_leave_before_its_prompt_is_encoded(
     server: Running, web: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One prompt is being encoded, one waits for that; the server answers others meanwhile."""
-    session, go, encoded = server.scheduler.session, threading.Event(), []
+    session = server.scheduler.session
+    go = threading.Event()
+    encoded = []
     encode = session.encode
 
     def wait(prompt: str) -> torch.Tensor:

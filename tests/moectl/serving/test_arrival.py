@@ -16,7 +16,8 @@ from moectl.serving.guard import LOOPBACK, ServerLimits
 from moectl.serving.refusal import Refusal
 from moectl.serving.wire import AsciiJson, object_of
 
-HEAD_S, BODY_S = 0.3, 0.6
+HEAD_S = 0.3
+BODY_S = 0.6
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
@@ -115,7 +116,8 @@ def test_the_memory_of_unfinished_bodies_comes_back(port: int) -> None:
     def held_nbytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-    before, most = held_nbytes(), 4 << 20
+    before = held_nbytes()
+    most = 4 << 20
     with ExitStack() as opened:
         halves = []
         for _ in range(15):

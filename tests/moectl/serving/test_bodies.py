@@ -58,7 +58,8 @@ VALUES += [
 
 TEXTS = [value for value in VALUES if isinstance(value, str)]
 FULL = [value for value in TEXTS if value]
-COUNTS, FLAGS = [None, 1, 2, 10**30], [None, False, True]
+COUNTS = [None, 1, 2, 10**30]
+FLAGS = [None, False, True]
 BOTH = {
     "model": TEXTS,
     "stream": FLAGS,

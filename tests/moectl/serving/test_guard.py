@@ -108,7 +108,8 @@ def test_names_that_a_page_elsewhere_may_choose(host: str) -> None:
 
 
 def test_one_host_and_no_origin_without_a_host() -> None:
-    ours, other = ("Host", "localhost"), ("Host", "elsewhere.example")
+    ours = ("Host", "localhost")
+    other = ("Host", "elsewhere.example")
     for headers, status in (
         ([], 400),
         ([ours, ours], 400),

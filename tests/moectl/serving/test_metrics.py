@@ -25,10 +25,8 @@ def test_the_experts_of_the_last_token(opened: MoeModel, preset: str) -> None:
         job.sampling = Sampling(ignore_eos=True, temperature=2.0, seed=1)
         scheduler.submit(job)
         job.end()
-        told, counters = (
-            live(scheduler)["last_token"],
-            scheduler.session.controller.counters.passes[-1],
-        )
+        told = live(scheduler)["last_token"]
+        counters = scheduler.session.controller.counters.passes[-1]
     finally:
         scheduler.close()
     shape = opened.shape

@@ -128,7 +128,8 @@ def test_names_that_break_lines_break_no_counter(
     )
     server.scheduler.tally.first("cut \ud83d", 1, 0.1)
     try:
-        metrics, live = web.get("/metrics"), web.get("/live")
+        metrics = web.get("/metrics")
+        live = web.get("/live")
     finally:
         del server.scheduler.tally.owners["cut \ud83d"]
     assert (metrics.status_code, live.status_code) == (200, 200)

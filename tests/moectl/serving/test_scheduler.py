@@ -91,7 +91,9 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 @contextmanager
 def held(scheduler: Scheduler, job: GenerationJob) -> Iterator[list[int]]:
     """Submit `job` and hold its first pass in the block; the list gets the request of each pass."""
-    entered, go, passes = threading.Event(), threading.Event(), []
+    entered = threading.Event()
+    go = threading.Event()
+    passes = []
 
     def wait(requests: torch.Tensor) -> None:
         passes.append(int(requests[0]))
@@ -111,7 +113,9 @@ def held(scheduler: Scheduler, job: GenerationJob) -> Iterator[list[int]]:
 def encoding(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Hold the first prompt that is encoded in the block; the list gets every prompt that was
     begun."""
-    encode, go, begun = scheduler.session.encode, threading.Event(), []
+    encode = scheduler.session.encode
+    go = threading.Event()
+    begun = []
 
     def wait(prompt: str) -> torch.Tensor:
         begun.append(prompt)
@@ -162,7 +166,8 @@ def test_requests_share_passes_in_order_of_arrival(begin: Begin) -> None:
             scheduler.submit(job)
         wait_for(lambda: all(job.encoded for job in jobs))
         together: list[list[int]] = []
-        held_pass, watcher = scheduler.session.watcher.on_pass, scheduler.session.watcher
+        held_pass = scheduler.session.watcher.on_pass
+        watcher = scheduler.session.watcher
         watcher.on_pass = lambda requests: (
             together.append(sorted(set(requests.tolist()))),
             held_pass(requests),
@@ -220,7 +225,8 @@ def test_the_queue_has_as_many_places_as_were_asked_for(begin: Begin) -> None:
 @BOTH_WAYS
 def test_a_client_that_leaves_is_dropped(begin: Begin) -> None:
     scheduler = begin()
-    running, waiting = Asked(50), Asked(50)
+    running = Asked(50)
+    waiting = Asked(50)
     with held(scheduler, running) as passes:
         scheduler.submit(waiting)
         waiting.encoded_event()
@@ -262,7 +268,8 @@ def test_a_request_goes_on_while_another_prompt_is_encoded(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = begin(ServerLimits(num_rows=3))
-    running, coming = Asked(30), [Asked(2, "dog"), Asked(2, "gate")]
+    running = Asked(30)
+    coming = [Asked(2, "dog"), Asked(2, "gate")]
     scheduler.submit(running)
     running.encoded_event()
     with encoding(scheduler, monkeypatch) as begun:
@@ -358,9 +365,11 @@ def test_a_request_that_fails_ends_alone(begin: Begin, caplog: pytest.LogCapture
 @BOTH_WAYS
 def test_a_switch_keeps_its_place_in_the_order(begin: Begin) -> None:
     scheduler = begin()
-    first, second = Asked(5), Asked(5)
+    first = Asked(5)
+    second = Asked(5)
     with held(scheduler, first):
-        cancelled, switch = scheduler.switch("near"), scheduler.switch("specmd")
+        cancelled = scheduler.switch("near")
+        switch = scheduler.switch("specmd")
         assert cancelled.settled.cancel()
         scheduler.submit(second)
         second.encoded_event()
@@ -375,7 +384,10 @@ def test_a_switch_waits_for_the_prompt_that_is_encoded(
 ) -> None:
     """The session that encodes is not closed meanwhile."""
     scheduler = begin()
-    before, are_closed, begun, job = scheduler.session, [], threading.Event(), Asked(2)
+    before = scheduler.session
+    are_closed = []
+    begun = threading.Event()
+    job = Asked(2)
 
     def encode(prompt: str) -> None:
         begun.set()
@@ -414,11 +426,13 @@ def test_a_switch_that_fails_changes_nothing(begin: Begin) -> None:
 @BOTH_WAYS
 def test_who_is_there_at_the_end_is_told(begin: Begin) -> None:
     scheduler = begin()
-    running, waiting = Asked(50), Asked(50)
+    running = Asked(50)
+    waiting = Asked(50)
     with held(scheduler, running):
         scheduler.submit(waiting)
         waiting.encoded_event()
-        switch, cancelled = scheduler.switch("near"), scheduler.switch("near")
+        switch = scheduler.switch("near")
+        cancelled = scheduler.switch("near")
         assert cancelled.settled.cancel()
         closing = threading.Thread(target=scheduler.close)
         closing.start()

@@ -98,7 +98,8 @@ def test_an_answer_ends_at_a_stop(client: OpenAI) -> None:
 
 def test_equal_beginnings_are_told(client: OpenAI, web: httpx2.Client) -> None:
     """The second prompt ends otherwise than the first."""
-    system, before = list(range(3, 43)), web.get("/live").json()["cached_tokens"]
+    system = list(range(3, 43))
+    before = web.get("/live").json()["cached_tokens"]
     used = [
         client.completions.create(
             prompt=[*system, last], max_tokens=2, **EXACT

@@ -22,7 +22,8 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96}
 def check(path: Path, *, padded: float = 0.0) -> CheckpointGlance:
     """The glance agrees with the opened model, up to the part of an expert that pads it in its
     slot."""
-    seen, opened = glance(str(path)), open_model(str(path))
+    seen = glance(str(path))
+    opened = open_model(str(path))
     opened.store.close()
     for name in ("num_layers", "num_experts", "top_k"):
         assert getattr(seen.shape, name) == getattr(opened.shape, name)
@@ -70,7 +71,8 @@ def test_a_gguf_file_is_known_without_torch(tmp_path: Path) -> None:
 
 def test_what_is_not_there_or_not_read_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoint("olmoe"), tmp_path / "copy")
-    weights, stored = folder / "model.safetensors", folder / "config.json"
+    weights = folder / "model.safetensors"
+    stored = folder / "config.json"
     config = json.loads(stored.read_text())
     for entries, line in (
         ({"quantization_config": {"quant_method": "hqq"}}, "quantised by 'hqq'"),

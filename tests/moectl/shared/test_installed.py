@@ -98,7 +98,8 @@ def test_sources_that_were_never_installed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that is not there yet, in a folder that is not."""
     store = tmp_path / "new" / "moe.duckdb"
-    small, large = Shape(2, 8, 2, expert_nbytes=1 << 20), Shape(60, 256, 8, expert_nbytes=1 << 40)
+    small = Shape(2, 8, 2, expert_nbytes=1 << 20)
+    large = Shape(60, 256, 8, expert_nbytes=1 << 40)
     assert findings.of_room(store, small, weight_nbytes=2).remedy is None
     found = findings.of_room(store, large, weight_nbytes=2)
     assert (

@@ -80,7 +80,8 @@ def test_files_that_memory_cannot_hold_are_slow(
 
 
 def test_what_the_store_says(opened: MoeModel, tmp_path: Path) -> None:
-    path, model = tmp_path / "moe.duckdb", model_info("x", opened)
+    path = tmp_path / "moe.duckdb"
+    model = model_info("x", opened)
     row = stored.StoredPreset(
         "t", "standard", "none", "lfu", "fetch", "uniform", "layer", "25%", "here", 0.0
     )

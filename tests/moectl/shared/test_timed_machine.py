@@ -53,7 +53,8 @@ def test_plan_and_simulate_take_them(capfd: pytest.CaptureFixture[str]) -> None:
         "--budget",
         "64x",
     ]
-    plain, slow = [], []
+    plain = []
+    slow = []
     for named, tpot in (("5gbps", plain), ("5gbps:layer=10ms", slow)):
         assert main(["simulate", *dials, "--machine", named, "--json"]) == 0
         tpot.append(json.loads(capfd.readouterr().out)["tpot_ms"])

@@ -8,7 +8,8 @@ import pytest
 
 from moectl.show.demonstration import Demonstration, DemoRow, drawing, sentence, sheet
 
-QUARTER, EXACT = "25%", {"kl": 0.0, "perplexity_ratio": 1.0, "top1_agreement": 1.0, "altered": 0}
+QUARTER = "25%"
+EXACT = {"kl": 0.0, "perplexity_ratio": 1.0, "top1_agreement": 1.0, "altered": 0}
 
 
 def row(preset: str, times_full: float, *, budget: str = QUARTER, **quality: float) -> DemoRow:

@@ -47,7 +47,8 @@ def test_colours_are_literal_and_follow_the_page(tmp_path: Path) -> None:
 
 def test_named_lines_are_listed(tmp_path: Path) -> None:
     frame = Frame(right=90)
-    x, y = linear_scale(1.0, name="x", **frame.across), linear_scale(2.0, name="y", **frame.upwards)
+    x = linear_scale(1.0, name="x", **frame.across)
+    y = linear_scale(2.0, name="y", **frame.upwards)
     named = [
         Line([(0, 0), (1, 2)], "strong", "up", has_dots=True),
         Line([(0, 1), (1, 1)], "quiet", is_dashed=True),

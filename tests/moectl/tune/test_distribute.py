@@ -32,7 +32,8 @@ class Fragile(ReplayTask):
 
 
 def test_replays_of_workers_are_those_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone, divided = search(), search()
+    alone = search()
+    divided = search()
     tried = [one for one in FAST if one.prefetch == "none"] + [Combination(prefetch="learned")]
     with spread(divided, Processes(2)) as replay_all:
         *found, refused = replay_all(tried, 30)

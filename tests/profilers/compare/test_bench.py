@@ -84,7 +84,8 @@ def test_text_is_the_beginning_of_what_is_long_enough() -> None:
 def test_documents_that_are_too_few_are_cut_into_pieces_one_after_another() -> None:
     """Their beginnings first, so that texts of many documents are what they were; and fewer than
     asked is said."""
-    long, other = Document("long", "0123456789" * 3), Document("other", "abcdefghijkl")
+    long = Document("long", "0123456789" * 3)
+    other = Document("other", "abcdefghijkl")
     first, second = text_of(iter([long]), character_tokenizer(), length=10, num_tokens=20).sequences
     assert first.tolist() == second.tolist()
 
@@ -93,7 +94,8 @@ def test_documents_that_are_too_few_are_cut_into_pieces_one_after_another() -> N
             iter([long, other, other]), character_tokenizer(), length=4, num_tokens=num_tokens
         )
 
-    firsts, more = read(12), read(28)
+    firsts = read(12)
+    more = read(28)
     assert [one[0] for one in firsts.sequences] == [one[0] for one in more.sequences[:3]]
     assert len(more.sequences) == 7 and (firsts.shortfall, more.shortfall) == ("", "")
     assert more.sequences[3].tolist() == long_tokens(long)[4:8], "what follows the first beginning"
@@ -147,10 +149,8 @@ def test_every_setting_of_a_link_has_the_same_pace(opened: MoeModel, bench: Benc
 
 
 def test_samples_outlive_a_process(tmp_path: Path) -> None:
-    kept, setting = (
-        KeptSamples(tmp_path / "moe.duckdb", "abc"),
-        BenchSetting("near", "25%", "5GB/s"),
-    )
+    kept = KeptSamples(tmp_path / "moe.duckdb", "abc")
+    setting = BenchSetting("near", "25%", "5GB/s")
     assert kept.load() == ({}, {})
     kept.add(0, setting, SAMPLE, pace={"link": "5GB/s"})
     kept.add(1, setting, SAMPLE, pace={"link": "5GB/s", "window": "8B"})

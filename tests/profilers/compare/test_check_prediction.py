@@ -13,7 +13,8 @@ from runtime.model.open import open_model
 from tests.conftest import Checkpoint
 from tests.helpers.measured import made
 
-PREFILL, LENGTH = 4, 9
+PREFILL = 4
+LENGTH = 9
 
 
 @pytest.fixture
@@ -54,7 +55,8 @@ def test_it_is_by_the_costs_given(checkpoint: Checkpoint, sequences: list[np.nda
 
 
 def test_over_an_emulated_link(checkpoint: Checkpoint, sequences: list[np.ndarray]) -> None:
-    opened, by_hand = open_model(str(checkpoint("olmoe"))), made()
+    opened = open_model(str(checkpoint("olmoe")))
+    by_hand = made()
     load = replace(by_hand.loads[0], link="50MB/s")
     by_hand = replace(
         by_hand, loads=(load,), conditions=dict(by_hand.conditions) | {"link": "50MB/s"}

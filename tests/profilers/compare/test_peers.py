@@ -18,10 +18,8 @@ from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 
 TEXT = BenchText((np.arange(5, 21), np.arange(30, 46)), 8)
-HAS_ACCELERATE, HAS_LLAMA_CPP = (
-    find_spec("accelerate") is not None,
-    find_spec("xllamacpp") is not None,
-)
+HAS_ACCELERATE = find_spec("accelerate") is not None
+HAS_LLAMA_CPP = find_spec("xllamacpp") is not None
 
 
 @pytest.fixture(scope="module")

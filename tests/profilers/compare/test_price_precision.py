@@ -116,13 +116,12 @@ def test_against_the_plain_model(
     wanted: list[BitAssignment],
     pricing: Precision,
 ) -> None:
-    plain, assignment = plain_model(folder), wanted[at]
+    plain = plain_model(folder)
+    assignment = wanted[at]
     full = said(plain)
     put(plain, opened, artefacts.replicas, widths(opened, artefacts, assignment))
-    low, targets = (
-        said(plain),
-        torch.from_numpy(np.concatenate([ids[1:] for ids in SEQUENCES]))[:, None],
-    )
+    low = said(plain)
+    targets = torch.from_numpy(np.concatenate([ids[1:] for ids in SEQUENCES]))[:, None]
     price = pricing.price(assignment)
     assert pricing.perplexity == pytest.approx(
         float((-full.gather(1, targets).mean()).exp()), rel=1e-5

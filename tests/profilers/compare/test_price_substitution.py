@@ -49,7 +49,8 @@ def pricing(opened: MoeModel) -> Substitution:
 @pytest.fixture(scope="module")
 def buddies(opened: MoeModel) -> np.ndarray:
     """Random lists [L, E, 4]."""
-    random, num_experts = np.random.default_rng(0), opened.shape.num_experts
+    random = np.random.default_rng(0)
+    num_experts = opened.shape.num_experts
     peers = [
         [e for e in random.permutation(num_experts) if e != pivot][:4]
         for pivot in range(num_experts)
@@ -149,7 +150,8 @@ def test_limits_bind_every_policy_alike(
     name: str, pricing: Substitution, opened: MoeModel, buddies: np.ndarray
 ) -> None:
     """With top-2, beta 0.5 excludes a token with one absent expert; 0.6 includes it."""
-    policy, resident = policies(opened, buddies)[name], residents(opened)
+    policy = policies(opened, buddies)[name]
+    resident = residents(opened)
 
     def replaced(**limits: float) -> float:
         return pricing.price(policy, replace(OPEN, **limits), resident).replaced
@@ -172,7 +174,8 @@ def test_padding_is_not_counted(
     pricing: Substitution, opened: MoeModel, buddies: np.ndarray
 ) -> None:
     """A batch of two sequences of unequal length gives the same as each sequence alone."""
-    policy, resident = policies(opened, buddies)["buddy"], residents(opened)
+    policy = policies(opened, buddies)["buddy"]
+    resident = residents(opened)
     entropy = np.zeros((opened.shape.num_layers, 101))
     alone = Substitution(opened, SEQUENCES, entropy, batch=1).price(policy, OPEN, resident)
     together = pricing.price(policy, OPEN, resident)

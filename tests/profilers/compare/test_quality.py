@@ -71,13 +71,13 @@ def test_against_the_plain_model(folder: Path, opened: MoeModel, full: TextReadi
 def test_errors_are_paired_by_token() -> None:
     """Against many texts drawn from the same distribution: the error is the spread of their
     ratios."""
-    rng, ratios, errors = torch.Generator().manual_seed(0), [], []
+    rng = torch.Generator().manual_seed(0)
+    ratios = []
+    errors = []
     for _ in range(200):
         full = torch.randn(64, 9, generator=rng)
-        mine, targets = (
-            full + 0.1 * torch.randn(64, 9, generator=rng),
-            torch.randint(9, (64,), generator=rng),
-        )
+        mine = full + 0.1 * torch.randn(64, 9, generator=rng)
+        targets = torch.randint(9, (64,), generator=rng)
         found = compare(*(TextReading(logits, targets, (), (), ()) for logits in (mine, full)))
         ratios.append(found.perplexity_ratio)
         errors.append(found.loss_error)

@@ -13,7 +13,8 @@ from runtime.search.results import Tried
 from runtime.search.space import Combination
 from tests.conftest import Checkpoint
 
-WORSE, BETTER = Combination(miss="zero:fill=no"), Combination(miss="drop:rank=1")
+WORSE = Combination(miss="zero:fill=no")
+BETTER = Combination(miss="drop:rank=1")
 
 
 def tried(combination: Combination, ms: float, loss: float | None) -> Tried:

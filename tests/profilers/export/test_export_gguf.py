@@ -65,7 +65,9 @@ def test_llama_cpp_and_moectl_read_what_is_written(family: str, tmp_path: Path) 
 
 def test_each_expert_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = opened("olmoe", tmp_path / "model")
-    keys, read_one, done = [], model.store.read, []
+    keys = []
+    read_one = model.store.read
+    done = []
     monkeypatch.setattr(
         model.store,
         "read",

@@ -36,7 +36,8 @@ PROFILE = HardwareProfile(
 
 def test_a_machines_proportions(checkpoint: Checkpoint) -> None:
     folder = checkpoint("olmoe")
-    opened, target = open_model(str(folder)), machine("rtx3090-pcie4")
+    opened = open_model(str(folder))
+    target = machine("rtx3090-pcie4")
     known = {"scaled_to": target.name, "link": "auto", "experts": "exact", "artefacts": Artefacts()}
     pace = live_costs(opened, Path(folder), profile=PROFILE, **known)
     costs = pace.costs
@@ -51,7 +52,8 @@ def test_a_machines_proportions(checkpoint: Checkpoint) -> None:
         and pace.settings["window"] == f"{pace.window}B"
     )
     with Session(opened, Settings(**pace.settings)) as session:
-        nbytes, link = opened.shape.expert_nbytes, session.receipt()["link"]
+        nbytes = opened.shape.expert_nbytes
+        link = session.receipt()["link"]
     assert link["bandwidth_gbps"] * 1e9 * costs.load_s == pytest.approx(nbytes, rel=1e-3)
 
 

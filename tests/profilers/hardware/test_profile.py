@@ -68,7 +68,8 @@ def test_a_rate_is_emulated(checkpoint: Checkpoint) -> None:
 
 
 def test_progress_ends_with_everything(checkpoint: Checkpoint) -> None:
-    folder, heard = checkpoint("mixtral"), []
+    folder = checkpoint("mixtral")
+    heard = []
     effort = TimingEffort(lengths=(2,), turns=2)
     measure(
         open_model(str(folder)),

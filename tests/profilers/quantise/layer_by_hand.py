@@ -10,7 +10,8 @@ from runtime.model.open import MoeModel
 
 
 def layer_output(opened: MoeModel, layer: MoeLayer, batch: LayerBatch) -> torch.Tensor:
-    out, one = torch.zeros_like(batch.hidden), ExpertBuffer(opened)
+    out = torch.zeros_like(batch.hidden)
+    one = ExpertBuffer(opened)
     for expert, assigned in sorted(assign(batch.selected, batch.hidden.device).items()):
         y = expert_forward(
             layer.experts, one.read(layer.index, expert), gather(batch.hidden, assigned)

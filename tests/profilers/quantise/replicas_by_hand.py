@@ -43,7 +43,8 @@ def stored_weight(path: Path, part: str, bits: int) -> np.ndarray:
     their decoder."""
     if f"{part}.group_size" not in header(path):
         return read_replica(path, bits)[part].dequantised().numpy()
-    tensors, group_size = load_file(path), int(header(path)[f"{part}.group_size"])
+    tensors = load_file(path)
+    group_size = int(header(path)[f"{part}.group_size"])
     qweight, scales = (tensors[f"{bits}.{part}.{name}"] for name in ("qweight", "scales"))
     num_groups, num_outputs = scales.shape
     codes = codes_of(qweight, bits, num_groups * group_size)

@@ -28,7 +28,9 @@ from profilers.quantise.one_expert import ExpertTask, quantise
 from runtime.model.open import MoeModel, open_model
 from tests.conftest import Checkpoint
 
-T, H, K = 700, 32, 2
+T = 700
+H = 32
+K = 2
 
 
 def arrived(seed: int = 0) -> list[LayerBatch]:
@@ -61,7 +63,8 @@ def test_rows_and_gates_are_those_of_the_router(tmp_path: Path) -> None:
     hidden = torch.cat([batch.hidden for batch in batches])[: T - 10]
     selected = np.concatenate([batch.selected for batch in batches])[: T - 10]
     gates = torch.cat([batch.weights for batch in batches]).double().numpy()[: T - 10]
-    inputs, tokens = keep_inputs(batches, tmp_path, 3), LayerTokens(batches)
+    inputs = keep_inputs(batches, tmp_path, 3)
+    tokens = LayerTokens(batches)
     assert (inputs.num_tokens, inputs.width) == (T - 10, H)
     for expert in range(8):
         rows, weights = tokens.of(expert)
@@ -76,14 +79,16 @@ def test_hessians_by_hand(
 ) -> None:
     monkeypatch.setattr(calibration, "_CHUNK", 50)
     batches = arrived()
-    inputs, (rows, _) = keep_inputs(batches, tmp_path, 0), LayerTokens(batches).of(2)
+    inputs = keep_inputs(batches, tmp_path, 0)
+    rows, _ = LayerTokens(batches).of(2)
     module = pickle.loads(describing(opened.layers[0].experts))
     _, weights = expert_weights(opened, 2)
     x = torch.cat([batch.hidden for batch in batches])[: T - 10].double()
     y = activations(module, weights, x.float()).double()
     found = hessians(module, weights, inputs, rows)
     for name, values in (("gate_up_proj", x), ("down_proj", y)):
-        own, k = values[rows], values.shape[1]
+        own = values[rows]
+        k = values.shape[1]
         expected = 2 / (len(rows) + k) * (own.T @ own + k * values.T @ values / len(values))
         torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-6)
 
@@ -111,7 +116,8 @@ def test_a_starved_expert_beats_rounding_on_other_tokens(
     inputs = keep_inputs(arrived(), tmp_path, 0)
     record = quantise(unit(opened, inputs, np.arange(num_own), tmp_path / "L000-E002.safetensors"))
     assert (record.metadata["basis"], record.metadata["samples"]) == ("layer", str(num_own))
-    module, (_, weights) = opened.layers[0].experts, expert_weights(opened, 2)
+    module = opened.layers[0].experts
+    _, weights = expert_weights(opened, 2)
     held_out = torch.cat([batch.hidden for batch in arrived(seed=1)])
     exact = output(module, weights, held_out)
     for bits in (1, 2, 3, 4):

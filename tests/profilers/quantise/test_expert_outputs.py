@@ -28,10 +28,12 @@ def test_the_sum_of_what_workers_write_is_the_layers_output(
     family: str, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     opened = open_model(str(checkpoint(family)))
-    host, parts = aligned(opened.store.layout.nbytes), batches(SEQUENCES, num_tokens=24)
+    host = aligned(opened.store.layout.nbytes)
+    parts = batches(SEQUENCES, num_tokens=24)
     with torch.inference_mode(), Lockstep(opened, parts) as lockstep:
         for layer, arrived in lockstep.layers():
-            tokens, inputs = LayerTokens(arrived), keep_inputs(arrived, tmp_path, layer.index)
+            tokens = LayerTokens(arrived)
+            inputs = keep_inputs(arrived, tmp_path, layer.index)
             total = LayerSum(arrived, tokens, tmp_path, opened.sum_dtype)
             module = pickle.loads(describing(layer.experts))
             for expert in reversed(total.missing.copy()):
@@ -69,7 +71,8 @@ def test_a_full_disk_is_told(checkpoint: Checkpoint, tmp_path: Path) -> None:
     with torch.inference_mode(), Lockstep(opened, batches(SEQUENCES, num_tokens=24)) as lockstep:
         layer, arrived = next(iter(lockstep.layers()))
         total = LayerSum(arrived, LayerTokens(arrived), tmp_path, torch.float32)
-        wanted, inputs = total.wanted(total.missing[0]), keep_inputs(arrived, tmp_path, 0)
+        wanted = total.wanted(total.missing[0])
+        inputs = keep_inputs(arrived, tmp_path, 0)
         wanted.path.symlink_to("/dev/full")
         with pytest.raises(OutOfResources, match="no space left"):
             wanted.write(

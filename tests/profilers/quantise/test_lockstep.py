@@ -57,7 +57,8 @@ def test_layers_see_what_they_see_in_the_plain_model(family: str, checkpoint: Ch
 
 def test_passes_that_run_at_once_give_the_same_bits(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("qwen2_moe")))
-    parts, seen = batches(SEQUENCES, num_tokens=12), []
+    parts = batches(SEQUENCES, num_tokens=12)
+    seen = []
     for at_once in (1, 3):
         with torch.inference_mode(), Lockstep(opened, parts, at_once=at_once) as lockstep:
             for layer, arrived in lockstep.layers():

@@ -96,7 +96,8 @@ def published(method: str, folder: Path) -> Path:
 def test_killed_and_taken_up_it_is_whole(method: str, tmp_path: Path) -> None:
     """The process that quantises kills itself with the signal that nothing can catch."""
     opened = open_model(str(published(method, tmp_path)))
-    whole, store = tmp_path / "whole.duckdb", tmp_path / "moe.duckdb"
+    whole = tmp_path / "whole.duckdb"
+    store = tmp_path / "moe.duckdb"
     build(opened, whole, TWO_BITS)
     assert (
         _in_a_process(lambda: build(opened, store, TWO_BITS, progress=_killing_after(3)))

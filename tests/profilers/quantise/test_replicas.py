@@ -63,7 +63,8 @@ def test_losses_are_those_of_the_plain_models_own_experts(
     inputs = heard(folder, names, SEQUENCES)
     modules = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     for each in built.records:
-        layer, expert = int(each.metadata["layer"]), int(each.metadata["expert"])
+        layer = int(each.metadata["layer"])
+        expert = int(each.metadata["expert"])
         x, ids, weights = inputs[layer]
         module = modules.get_submodule(names[layer])
         tokens, ranks = torch.nonzero(ids == expert, as_tuple=True)
@@ -122,7 +123,8 @@ def test_twenty_random_rows_from_the_files_alone(
         )
     assert len(losses) == len(kept) == opened.shape.num_keys * len(SCALAR_WIDTHS)
     for at in np.random.default_rng(1).choice(len(losses), 20, replace=False):
-        row, file = losses[at], kept[at]
+        row = losses[at]
+        file = kept[at]
         path = replica_root(store) / file["file"]
         verify(path, file["hash"])
         x, ids, _ = (part.float().numpy() for part in inputs[row["layer"]])
@@ -214,7 +216,8 @@ def test_stopped_and_taken_up_it_leaves_the_same_bytes(
     [swapped] = replica_root(store).rglob("L000-E002.safetensors")
     swapped.write_bytes(swapped.with_name("L000-E003.safetensors").read_bytes())
     swapped.with_name(".L001-E003.safetensors.123.tmp").write_bytes(b"half")
-    work, redone = one_expert.quantise, []
+    work = one_expert.quantise
+    redone = []
     monkeypatch.setattr(
         one_expert, "quantise", lambda unit: redone.append((unit.layer, unit.expert)) or work(unit)
     )
@@ -232,7 +235,8 @@ def test_a_checkpoint_written_into_meanwhile_makes_no_run(
     """The last expert is changed in an earlier layer, in its own layer before it is read, and
     afterwards."""
     folder = shutil.copytree(checkpoint("olmoe"), tmp_path / "model")
-    last, store = "model.layers.1.mlp.experts.7.up_proj.weight", tmp_path / "moe.duckdb"
+    last = "model.layers.1.mlp.experts.7.up_proj.weight"
+    store = tmp_path / "moe.duckdb"
     opened = open_model(str(folder))
     with pytest.raises(BadInput, match="changed while it is in use"):
         build(
@@ -274,7 +278,8 @@ def test_a_full_disk_in_the_middle(
     folder = str(checkpoint("olmoe"))
     opened = open_model(folder)
     store = tmp_path / "moe.duckdb"
-    sync, left = os.fsync, iter(range(20))
+    sync = os.fsync
+    left = iter(range(20))
 
     def full_after_a_while(descriptor: int) -> None:
         if next(left, None) is None:

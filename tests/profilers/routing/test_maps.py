@@ -114,7 +114,8 @@ def test_everything_fits(opened: MoeModel, tmp_path: Path) -> None:
     assert built.maps.num_replaced == 0 and built.num_tokens == sum(LENGTHS)
     assert heard == [(30, 40), (40, 40)]
     with Store.open(tmp_path / "moe.duckdb", read_only=True) as store:
-        rows, run = store.read(TABLE, built.run_id), store.run(built.run_id)
+        rows = store.read(TABLE, built.run_id)
+        run = store.run(built.run_id)
         found = stored_maps(store, model_id=opened.fingerprint[:16])
     origins = [
         (at, step) for at, length in enumerate(LENGTHS) for step in range(1 + max(0, length - 4))

@@ -86,13 +86,15 @@ def test_a_trace_has_the_iterations_that_expert_maps_are_made_of(opened: MoeMode
 
 def assert_equal(first: RoutingProfile, second: RoutingProfile) -> None:
     """Equal bit for bit."""
-    ours, theirs = first.arrays(), second.arrays()
+    ours = first.arrays()
+    theirs = second.arrays()
     assert ours.keys() == theirs.keys()
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
 def assert_equal_traces(first: Trace, second: Trace) -> None:
-    ours, theirs = first.columns(), second.columns()
+    ours = first.columns()
+    theirs = second.columns()
     assert ours.keys() == theirs.keys()
     given = [trace.embeddings[trace.iteration] for trace in (first, second)]
     assert np.array_equal(*given)
@@ -121,12 +123,12 @@ def test_counts_are_those_of_the_plain_model(family: str, checkpoint: Checkpoint
     folder = checkpoint(family)
     opened = open_model(str(folder))
     profile, _ = profile_and_trace(opened, budget="25%" if family == "olmoe" else "50%")
-    num_layers, num_experts = opened.shape.num_layers, opened.shape.num_experts
-    use, share = np.zeros((num_layers, 2, num_experts), int), np.zeros((num_layers, 2, num_experts))
-    pairs, weighted = (
-        np.zeros((num_layers, num_experts, num_experts), int),
-        np.zeros((num_layers,) + (num_experts,) * 2),
-    )
+    num_layers = opened.shape.num_layers
+    num_experts = opened.shape.num_experts
+    use = np.zeros((num_layers, 2, num_experts), int)
+    share = np.zeros((num_layers, 2, num_experts))
+    pairs = np.zeros((num_layers, num_experts, num_experts), int)
+    weighted = np.zeros((num_layers,) + (num_experts,) * 2)
     entropies: list[list[float]] = [[] for _ in range(num_layers)]
     for position, layer, experts, p in selections(folder, opened.shape.top_k):
         use[layer, int(position >= PREFILL_LENGTH), experts] += 1
@@ -170,7 +172,9 @@ class CountingStore:
     """A store that records its reads."""
 
     def __init__(self, opened: MoeModel) -> None:
-        self._store, self.layout, self.shape = opened.store, opened.store.layout, opened.shape
+        self._store = opened.store
+        self.layout = opened.store.layout
+        self.shape = opened.shape
         self.reads: list[tuple[int, int]] = []
 
     def read(self, layer: int, expert: int, out: torch.Tensor) -> None:

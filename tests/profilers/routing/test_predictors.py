@@ -52,7 +52,8 @@ def test_ridge_finds_a_linear_map_and_adds_over_batches() -> None:
             [x[119:] for x in whole.inputs], [z[119:] for z in whole.logits], [], torch.arange(80)
         )
     )
-    unseen, weights = linear(50, 2), fits[0].solve()["logits"]
+    unseen = linear(50, 2)
+    weights = fits[0].solve()["logits"]
     for layer in range(2):
         rows, logits = unseen.ahead(layer, 1)
         said = fits[0].features(unseen, layer)[rows] @ torch.from_numpy(weights[layer, 0])
@@ -71,7 +72,8 @@ def test_recall_counts_the_selected_among_the_named() -> None:
 
 
 def test_the_better_target_is_chosen_and_scaled_for_its_likelihood() -> None:
-    seen, fit = linear(300, 3), RidgeFit(SHAPE, distance=1, num_features=0, seed=0)
+    seen = linear(300, 3)
+    fit = RidgeFit(SHAPE, distance=1, num_features=0, seed=0)
     fit.add(seen)
     candidates = fit.solve()
     candidates["selected"][0] = 0  # says nothing of layer 1

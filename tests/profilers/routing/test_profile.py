@@ -86,7 +86,8 @@ def test_a_profile_comes_back_as_it_was(opened: MoeModel, tmp_path: Path) -> Non
         again = stored(store, done.run_id, opened.shape)
         run = store.run(done.run_id)
         assert store.latest_run("profile", info(opened).model_id) == run
-    ours, theirs = done.profile.arrays(), again.arrays()
+    ours = done.profile.arrays()
+    theirs = again.arrays()
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     assert (run.info.tokens, run.info.seed, run.info.data) == (sum(LENGTHS), 3, "a test")
     assert run.info.data_digest == data_digest(DATA.sequences)
@@ -156,7 +157,8 @@ def test_shards_in_any_order_are_the_whole(
 
 
 def test_shards_that_do_not_make_a_whole_are_refused(opened: MoeModel, tmp_path: Path) -> None:
-    path, into = tmp_path / "moe.duckdb", tmp_path / "merged.duckdb"
+    path = tmp_path / "moe.duckdb"
+    into = tmp_path / "merged.duckdb"
     profile(opened, path)
     with pytest.raises(BadInput, match="no profile shards"):
         merge_shards([path], into=into)
@@ -188,7 +190,8 @@ def test_processes_count_the_same_rows(
     monkeypatch.setattr(
         "profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork")
     )
-    path, model = tmp_path / "moe.duckdb", replace(info(opened), name=str(checkpoint("olmoe")))
+    path = tmp_path / "moe.duckdb"
+    model = replace(info(opened), name=str(checkpoint("olmoe")))
 
     def divided() -> Profiled:
         with Session(opened, Settings(budget="25%", threads=1)) as session:
@@ -226,7 +229,9 @@ class FailingStore:
     """A store that fails after `num_reads` experts."""
 
     def __init__(self, opened: MoeModel, num_reads: int) -> None:
-        self._store, self.layout, self.shape = opened.store, opened.store.layout, opened.shape
+        self._store = opened.store
+        self.layout = opened.store.layout
+        self.shape = opened.shape
         self._left = num_reads
 
     def read(self, layer: int, expert: int, out: torch.Tensor) -> None:

@@ -49,8 +49,10 @@ def _layer(
         experts(x, torch.full((len(x), 1), i), torch.ones(len(x), 1)).double()
         for i in range(num_experts)
     ]
-    cosine, loss = np.zeros((num_experts, num_experts)), np.zeros((num_experts, num_experts))
-    left_out, samples = np.zeros(num_experts), np.zeros(num_experts, int)
+    cosine = np.zeros((num_experts, num_experts))
+    loss = np.zeros((num_experts, num_experts))
+    left_out = np.zeros(num_experts)
+    samples = np.zeros(num_experts, int)
     any_rank = weights.double().square().mean().sqrt()
     for i in range(num_experts):
         served = [
@@ -97,7 +99,9 @@ def test_the_seed_decides_the_sample(opened: MoeModel) -> None:
     def sample(seed: int) -> Similarity:
         return measure_similarity(opened, SEQUENCES, num_samples=6, batch=2, seed=seed)
 
-    first, again, other = sample(0), sample(0), sample(1)
+    first = sample(0)
+    again = sample(0)
+    other = sample(1)
     assert all(np.array_equal(getattr(first, name), getattr(again, name)) for name in NAMES)
     assert not np.array_equal(first.loss, other.loss)
     assert (first.samples.sum(axis=1) == 6 * opened.shape.top_k).all()

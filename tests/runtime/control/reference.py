@@ -10,7 +10,9 @@ class SlowCache:
     controller should count."""
 
     def __init__(self, shape: Shape, capacity: int, is_global: bool, policy: str) -> None:
-        self.shape, self.is_global, self.policy = shape, is_global, policy
+        self.shape = shape
+        self.is_global = is_global
+        self.policy = policy
         self.capacity = capacity if is_global else capacity // shape.num_layers
         self.resident: set[tuple[int, int]] = set()
         self.last_use: dict[tuple[int, int], int] = {}
@@ -61,7 +63,8 @@ class SlowCache:
 
     def rank(self, key: tuple[int, int]) -> tuple:
         """Return the sort key of a victim, smallest first; ties go by the lower key."""
-        layer, oldest = key[0], self.last_use[key]
+        layer = key[0]
+        oldest = self.last_use[key]
         is_current = self.last_pass[key] == self.pass_number
         if self.policy == "lru":
             return oldest, key

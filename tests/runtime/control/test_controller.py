@@ -99,7 +99,8 @@ def take(
 def traces(draw: st.DrawFn) -> tuple[Shape, int, list[list[np.ndarray]]]:
     """Draw a shape, at least one slot a layer, and passes of one [T, K] array a layer."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    num_experts, num_layers = draw(st.integers(2, 9)), draw(st.integers(1, 4))
+    num_experts = draw(st.integers(2, 9))
+    num_layers = draw(st.integers(1, 4))
     top_k = draw(st.integers(1, min(3, num_experts)))
     shape = Shape(num_layers, num_experts, top_k, 10)
     num_tokens = [draw(st.sampled_from([1, 1, 1, 5])) for _ in range(draw(st.integers(1, 8)))]
@@ -193,7 +194,8 @@ def test_a_policy_that_remembers_nothing_need_not_be_asked_at_every_step(
     text: str, case: Case, miss: str
 ) -> None:
     """Asked also where nothing can be sent, it changes nothing."""
-    texts, kind = {"prefetch": text, "miss": miss}, type(parse("prefetch", text))
+    texts = {"prefetch": text, "miss": miss}
+    kind = type(parse("prefetch", text))
     assert not kind.follows_steps
     found = run(case, **texts).counters.passes
     with pytest.MonkeyPatch.context() as patch:
@@ -383,11 +385,9 @@ def test_before_a_pass_its_first_layers_come_within_the_bytes_of_a_step() -> Non
         LOADING,
     ] and not owner.cache.pinned.any()
     assert owner.now.step == -1, "it is no step"
-    ids, weights, p = (
-        np.array([[4, 5]]),
-        np.ones((1, 2), np.float32),
-        said[0, :1].astype(np.float32),
-    )
+    ids = np.array([[4, 5]])
+    weights = np.ones((1, 2), np.float32)
+    p = said[0, :1].astype(np.float32)
     owner.step(
         Step(0, 1, 0, ids, weights, p, last=np.zeros(1, np.int64), embedding=opening.embedding)
     )
@@ -417,7 +417,8 @@ def test_forgetting_empties_the_cache_and_keeps_the_counts() -> None:
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.integers(1, 12), st.booleans())
 def test_what_leaves_first_is_sorted_stably(column: list[int], count: int, is_double: bool) -> None:
     """The values contain the largest number there is, which marks the places already found."""
-    keys, values = np.arange(100, 100 + len(column)), np.array(column, np.float64)
+    keys = np.arange(100, 100 + len(column))
+    values = np.array(column, np.float64)
     values[values == 4] = np.inf
     order = (values, -values) if is_double else (values,)
     assert first_of(keys, order, count) == keys[np.argsort(values, kind="stable")][:count].tolist()

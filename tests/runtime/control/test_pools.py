@@ -106,7 +106,8 @@ def test_an_empty_slot_is_for_experts_of_its_device() -> None:
     shadow.choose(
         Step(0, 1, 0, np.array([[3, 5]]), np.full((1, 2), 0.5, np.float32)), there
     )  # so that 3 is worth more
-    there.resident[3], there.absent[3] = True, False
+    there.resident[3] = True
+    there.absent[3] = False
     assert shadow.choose(step, there).behind == (1,)
 
 
@@ -132,7 +133,8 @@ POLICIES = (
 def spread(case: Case, count: int) -> Case:
     """Spread a case over `count` devices, at most one for each expert, with room for one expert of
     each layer on all of them, three where experts are cut."""
-    count, per_layer = min(count, case.shape.num_experts), case.num_slots // case.shape.num_layers
+    count = min(count, case.shape.num_experts)
+    per_layer = case.num_slots // case.shape.num_layers
     slots = min(max(per_layer, 3 * count), case.shape.num_experts)
     return replace(case, num_slots=slots * case.shape.num_layers, num_devices=count)
 
@@ -155,7 +157,8 @@ def test_an_expert_is_resident_on_its_own_device_only(
 def test_a_device_is_a_cache_of_its_own(count: int, seed: int) -> None:
     """With demand loads and LRU, each device hits and misses as a single device with its experts
     and slots would."""
-    rng, shape = np.random.default_rng(seed), Shape(2, 7, 2, 100)
+    rng = np.random.default_rng(seed)
+    shape = Shape(2, 7, 2, 100)
     owner = build_controller(
         build(PLAIN),
         shape,
@@ -175,10 +178,8 @@ def test_a_device_is_a_cache_of_its_own(count: int, seed: int) -> None:
             selected = rng.permutation(7)[:2]
             owner.step(Step(number, 1, layer, selected[None], np.ones((1, 2), np.float32)))
             for device in range(count):
-                wanted, held = (
-                    [expert for expert in selected.tolist() if expert % count == device],
-                    alone[layer, device],
-                )
+                wanted = [expert for expert in selected.tolist() if expert % count == device]
+                held = alone[layer, device]
                 hits[device] += sum(expert in held for expert in wanted)
                 held |= dict.fromkeys(wanted, number)
                 while len(held) > 2:

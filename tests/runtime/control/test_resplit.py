@@ -31,7 +31,8 @@ from tests.runtime.session.test_session import plain_model
 from tools.torments.interrupting import allocations
 
 LATENCIES = Latencies(attention_s=1.0, moe_s=1.0, head_s=1.0, load_s=1.0)
-BUDGET, WINDOW = "60%", 3072
+BUDGET = "60%"
+WINDOW = 3072
 POLICIES = build(preset("moepic").texts() | {"residency": "split:theta=None"})
 
 
@@ -78,11 +79,13 @@ def folder(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> str:
 
 
 def test_live_equals_replay_and_the_plain_model(folder: str) -> None:
-    plain, opened = plain_model(folder), open_model(folder)
+    plain = plain_model(folder)
+    opened = open_model(folder)
     with session_of(opened, 15) as session:
         recorder = session.record()
         ours = decode(session, 6)
-        counts, live = session.receipt()["reconfigured"], session.controller.counters.passes
+        counts = session.receipt()["reconfigured"]
+        live = session.controller.counters.passes
         session.controller.cache.validate()
         slots = session.parts.slots
     assert counts["every_tokens"] == 15 and counts["solved_anew"] == 2 and counts["changed"] >= 1

@@ -115,7 +115,8 @@ with Session(opened, SETTINGS) as session:
     print(bool((decoded(session) - theirs).abs().max() < 5e-6 * theirs.abs().max()))
 """
 
-LATE, AHEAD = {"eviction": "late_horizon"}, {"prefetch": "next_gate"}
+LATE = {"eviction": "late_horizon"}
+AHEAD = {"prefetch": "next_gate"}
 
 
 @needs_triton
@@ -166,13 +167,15 @@ class LateDevice:
         self, values: torch.Tensor, number: torch.Tensor, words: torch.Tensor, count: int
     ) -> None:
         self.queued.append(values.clone())
-        self.number, self.letters = number, words.view(count, -1)
+        self.number = number
+        self.letters = words.view(count, -1)
 
     def wait_for(self, letter: np.ndarray, number: int, device: torch.device) -> None:
         while self.queued:
             self.number += 1
             here = self.letters[int(self.number) % len(self.letters)]
-            here[0], here[1:] = self.number, self.queued.popleft()
+            here[0] = self.number
+            here[1:] = self.queued.popleft()
         assert letter[0] == number, (
             f"letter {number} was overwritten by {letter[0]} before it was read"
         )
@@ -181,10 +184,15 @@ class LateDevice:
 class Books:
     """Those of one layer of two experts in two slots; `counted` has the loads of each token."""
 
-    first_slots, num_slots, num_named, kind = (0,), (2,), 0, LAST_USE
+    first_slots = (0,)
+    num_slots = (2,)
+    num_named = 0
+    kind = LAST_USE
 
     def __init__(self) -> None:
-        self.counters, self.counted, self.num_ended = SimpleNamespace(), [], 0
+        self.counters = SimpleNamespace()
+        self.counted = []
+        self.num_ended = 0
 
     def hand_over(self) -> SlotTables:
         return SlotTables(*(np.zeros((1, 2), np.int32) for _ in range(4)))
@@ -204,7 +212,8 @@ def test_counters_are_read_before_the_next_letter_overwrites_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where the device is as far behind as the host lets it be."""
-    device, books = LateDevice(), Books()
+    device = LateDevice()
+    books = Books()
     monkeypatch.setattr(host_copy, "kernels", lambda name: device)
     monkeypatch.setattr(host_copy, "wait_for", device.wait_for)
     words = torch.zeros(4, dtype=torch.uint8)

@@ -19,7 +19,8 @@ from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
 
 RATE = 1e6  # bytes per second
-PROMPT, OTHER = torch.arange(3, 9)[None], torch.arange(20, 27)[None]
+PROMPT = torch.arange(3, 9)[None]
+OTHER = torch.arange(20, 27)[None]
 
 
 @contextmanager

@@ -42,11 +42,9 @@ def are_equal(one: DynamicCache, other: DynamicCache) -> bool:
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 9])
 def test_a_lodged_sequence_grows_as_a_cache_does(num_tokens: int) -> None:
     """On both sides of a full window, until the room is full."""
-    fixed, past, other = (
-        FixedPast(sequence(1), 12, torch.device("cpu")),
-        sequence(num_tokens),
-        sequence(num_tokens),
-    )
+    fixed = FixedPast(sequence(1), 12, torch.device("cpu"))
+    past = sequence(num_tokens)
+    other = sequence(num_tokens)
     fixed.lodge(past, num_tokens)
     assert fixed.holds(past) and are_equal(past, other)
     while fixed.has_room(past, fixed.num_tokens):
@@ -89,11 +87,9 @@ def test_a_model_says_the_same_from_there(family: str) -> None:
 
 
 def test_another_guest_leaves_the_first_as_it_was() -> None:
-    fixed, one, two = (
-        FixedPast(sequence(1), 12, torch.device("cpu")),
-        sequence(6, seed=1),
-        sequence(3, seed=2),
-    )
+    fixed = FixedPast(sequence(1), 12, torch.device("cpu"))
+    one = sequence(6, seed=1)
+    two = sequence(3, seed=2)
     fixed.lodge(one, 6)
     fixed.lodge(two, 3)
     assert are_equal(one, sequence(6, seed=1)) and are_equal(two, sequence(3, seed=2))

@@ -20,7 +20,9 @@ from runtime.tiers.replica_layouts import ReplicaLayout
 from tools.bench.stored_matrices import random_expert, variants
 from tools.gpu.checks.low_bit import random_packed
 
-HIDDEN, NEURONS, NUM = 128, 64, 5
+HIDDEN = 128
+NEURONS = 64
+NUM = 5
 Expert = tuple[Layout | ReplicaLayout, torch.Tensor]
 
 
@@ -39,7 +41,8 @@ def packed(seed: int, bits: int) -> Expert:
         for part in PARTS
         if (tensor := getattr(random_packed(*sizes, bits, 32, seed=seed), part)) is not None
     }
-    parts, offset = [], 0
+    parts = []
+    offset = 0
     for name, tensor in tensors.items():
         parts.append(Part(name, tuple(tensor.shape), offset, tensor.nbytes))
         offset += tensor.nbytes
@@ -82,7 +85,8 @@ def outputs(experts: list[tuple[int, Expert]], threads: KernelThreads) -> np.nda
     kernels = TokenKernels(SimpleNamespace(dtype=torch.bfloat16, layers=[layer]), resident, threads)
     kernels.take(torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(0)).bfloat16())
     places = [Place(key, key, bits) for key, (bits, _) in enumerate(experts)]
-    y, rows = np.zeros((len(places) + 1, HIDDEN), np.float32), [4, 1, 4, *range(3, len(places))]
+    y = np.zeros((len(places) + 1, HIDDEN), np.float32)
+    rows = [4, 1, 4, *range(3, len(places))]
     kernels.add(places, kernels.starts(places), rows, y)
     return y
 

@@ -65,10 +65,8 @@ def multiplied(
     layout: QuantisedLayout, content: torch.Tensor, hidden: int, first: float = 1.0
 ) -> torch.Tensor:
     """The output [H] on a token of ones but for the first number, in bfloat16."""
-    y, like = (
-        np.zeros((1, hidden), np.float32),
-        torch.empty(0, dtype=AS_NUMPY[torch.bfloat16]).numpy(),
-    )
+    y = np.zeros((1, hidden), np.float32)
+    like = torch.empty(0, dtype=AS_NUMPY[torch.bfloat16]).numpy()
     operands = TokenOperands(
         np.array([first] + [1] * (hidden - 1), np.float32), np.zeros(1, np.int64), y, like
     )
@@ -145,10 +143,9 @@ def test_experts_are_multiplied_as_by_their_numbers(
     hidden, neurons, group = SIZES[size]
     made = [random_expert(variants(group)[name], hidden, neurons, torch.float32) for _ in range(2)]
     layout = made[0][0]
-    x, y = (
-        (torch.randn(1, hidden) / 8).to(dtype),
-        np.zeros((3, hidden), np.float32),
-    )  # float16 ends at 65504
+    # float16 ends at 65504
+    x = (torch.randn(1, hidden) / 8).to(dtype)
+    y = np.zeros((3, hidden), np.float32)
     operands = TokenOperands(
         x.float().numpy()[0], np.array([2, 0]), y, torch.empty(0, dtype=AS_NUMPY[dtype]).numpy()
     )

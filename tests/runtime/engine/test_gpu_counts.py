@@ -115,7 +115,8 @@ def test_a_token_whose_experts_come_over_the_link(
     """Before: 3 operations to pack ids, 2 + m small copies, 3 + 2 m launches and 8 m calls for
     events a layer with m misses, two new events a copy."""
     found = counted(str(checkpoint("olmoe")), budget="60%", policies=policies)
-    each, layers = found.each, found.layers
+    each = found.each
+    layers = found.layers
     assert 0.3 < found.hit_rate < 1 and found.misses
     assert each["host waits"] <= layers + 1, "the ids of a layer, and the stalls of a token"
     assert each["launches"] <= 5 * layers, "one that sends the ids, and two pairs for experts"

@@ -42,7 +42,8 @@ def test_ids_and_numbers_survive_one_buffer(num_tokens: int) -> None:
 
 
 def test_on_a_cpu_nothing_is_copied() -> None:
-    ids, weights = torch.tensor([[3, 1]]), torch.tensor([[0.5, 0.25]])
+    ids = torch.tensor([[3, 1]])
+    weights = torch.tensor([[0.5, 0.25]])
     arrays = HostCopy(torch.device("cpu"))([ids, weights])
     assert arrays[0].ctypes.data == ids.data_ptr() and arrays[1].ctypes.data == weights.data_ptr()
 
@@ -61,7 +62,8 @@ def test_its_buffer_is_written_in_and_out_of_inference_mode(
     thread."""
     done = SimpleNamespace(record=lambda stream: None, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    copy, found = HostCopy(torch.device("cpu")), []
+    copy = HostCopy(torch.device("cpu"))
+    found = []
     copy._done = done
     with torch.inference_mode():
         copy._fetch(torch.ones(1, 4))

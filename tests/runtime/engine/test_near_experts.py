@@ -77,11 +77,9 @@ def test_the_host_computes_once_the_gpu_has_work(
     (line,) = interpret(NEAR, json.dumps([str(checkpoint(family)), chosen]))
     tokens, batch, error, counts_alike = json.loads(line)
     assert error < 5e-6 and counts_alike
-    beside, alone, resident = (
-        f"fetch _inner _down {how} bring",
-        f"fetch {how} bring",
-        "_inner _down",
-    )
+    beside = f"fetch _inner _down {how} bring"
+    alone = f"fetch {how} bring"
+    resident = "_inner _down"
     assert beside in layers(tokens) <= {beside, alone, resident}
     in_batch = layers("kernels" if word == "torch" else word for word in batch)
     assert in_batch == {beside.replace("torch", "kernels")}

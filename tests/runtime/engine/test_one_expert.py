@@ -34,7 +34,8 @@ def test_a_batch_has_the_logits_of_a_session(opened: MoeModel) -> None:
         return routed.selected
 
     with Session(opened, Settings("full")) as session:
-        whole, masked = session.forward(IDS).logits, session.forward(IDS, mask=MASK).logits
+        whole = session.forward(IDS).logits
+        masked = session.forward(IDS, mask=MASK).logits
     kept: list[bool] = []
     handle = opened.model.register_forward_pre_hook(
         lambda model, args, kwargs: kept.append(kwargs["use_cache"]), with_kwargs=True
@@ -75,7 +76,8 @@ def test_the_model_is_given_back(opened: MoeModel) -> None:
 def test_the_next_read_overwrites_the_expert_and_nothing_is_copied_on_a_cpu(
     opened: MoeModel,
 ) -> None:
-    buffer, content = ExpertBuffer(opened), aligned(opened.store.layout.nbytes)
+    buffer = ExpertBuffer(opened)
+    content = aligned(opened.store.layout.nbytes)
     assert buffer._device is buffer._host
     for layer, expert in ((0, 1), (1, 0)):
         views = buffer.read(layer, expert)
@@ -85,7 +87,8 @@ def test_the_next_read_overwrites_the_expert_and_nothing_is_copied_on_a_cpu(
 
 
 def test_an_expert_is_copied_to_where_the_model_is(opened: MoeModel) -> None:
-    buffer, content = ExpertBuffer(opened), aligned(opened.store.layout.nbytes)
+    buffer = ExpertBuffer(opened)
+    content = aligned(opened.store.layout.nbytes)
     buffer._device = torch.zeros_like(buffer._host)
     buffer.read(1, 2)
     opened.store.read(1, 2, content)

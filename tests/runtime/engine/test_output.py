@@ -17,7 +17,9 @@ from runtime.engine.output_gpu import GpuOutput
 from runtime.model.layout import ExpertLayout, Layout
 from runtime.model.quantised_layout import Piece, QuantisedLayout
 
-E, K, H = 6, 3, 4
+E = 6
+K = 3
+H = 4
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,8 @@ def suited(
 ) -> bool:
     monkeypatch.setattr(forms_cpu, "is_plain", lambda experts: experts)
     layers = [SimpleNamespace(experts=each) for each in plain]
-    model, store = SimpleNamespace(device=torch.device(device)), SimpleNamespace(layout=layout)
+    model = SimpleNamespace(device=torch.device(device))
+    store = SimpleNamespace(layout=layout)
     return CpuOutput.suits(SimpleNamespace(layers=layers, dtype=dtype, model=model, store=store))
 
 

@@ -84,7 +84,8 @@ def decoded(opened: MoeModel, settings: Settings, **own: str) -> torch.Tensor:
 
 def of_ten_tokens(forward: Callable[[torch.Tensor, object], Output]) -> torch.Tensor:
     ids = torch.randint(3, VOCABULARY, (1, 16), generator=torch.Generator().manual_seed(2))
-    output, logits = forward(ids[:, :6], None), []
+    output = forward(ids[:, :6], None)
+    logits = []
     for position in range(6, 16):
         output = forward(ids[:, position : position + 1], output.past_key_values)
         logits.append(output.logits[0, -1])
@@ -112,7 +113,8 @@ def test_any_number_of_threads_gives_the_same_logits(
 ) -> None:
     """Of compiled code: torch's own number of threads, with which it may round differently,
     stays."""
-    used, close = [], KernelThreads.close
+    used = []
+    close = KernelThreads.close
 
     def closed(threads: KernelThreads) -> None:
         used.append(threads.num_used)
@@ -134,7 +136,8 @@ def test_any_number_of_threads_gives_the_same_logits(
 def test_a_prompt_gives_the_logits_of_torch_whatever_number_of_its_tokens_an_expert_has(
     name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts, forward = set(), CpuWhole.forward
+    counts = set()
+    forward = CpuWhole.forward
 
     def counted(
         form: CpuWhole, place: Place, start: int, x: torch.Tensor, like: np.ndarray
@@ -151,10 +154,8 @@ def test_a_prompt_gives_the_logits_of_torch_whatever_number_of_its_tokens_an_exp
         else kernels("cpu.lanes").HAS_WIDE_HALVES
     )
     assert most_tokens == ((16 if dtype is torch.bfloat16 else 64) if has_kernel else 1)
-    ids, logits = (
-        torch.randint(3, VOCABULARY, (4, 5), generator=torch.Generator().manual_seed(2)),
-        {},
-    )
+    ids = torch.randint(3, VOCABULARY, (4, 5), generator=torch.Generator().manual_seed(2))
+    logits = {}
     for experts in (EXACT, FUSED):
         with Session(opened, replace(SETTINGS[name], experts=experts)) as session:
             session.new_requests(len(ids))
@@ -215,16 +216,16 @@ def test_kernels_equal_the_module_at_odd_sizes(
     random = torch.Generator().manual_seed(hidden * neurons)
     gate_up = (torch.randn(3, 2 * neurons, hidden, generator=random) / hidden**0.5).to(dtype)
     down = (torch.randn(3, hidden, neurons, generator=random) / neurons**0.5).to(dtype)
-    x, weights = (
-        torch.randn(1, hidden, generator=random).to(dtype),
-        torch.rand(3, generator=random).to(dtype),
-    )
+    x = torch.randn(1, hidden, generator=random).to(dtype)
+    weights = torch.rand(3, generator=random).to(dtype)
     expected = torch.zeros_like(x)
     for expert in range(3):
         gate, up = F.linear(x, gate_up[expert]).chunk(2, dim=-1)
         expected += F.linear(F.silu(gate) * up, down[expert]) * weights[expert]
     kind = AS_NUMPY[dtype]
-    like, own, rows = torch.empty(0, dtype=kind).numpy(), x.float().numpy()[0], np.arange(3)
+    like = torch.empty(0, dtype=kind).numpy()
+    own = x.float().numpy()[0]
+    rows = np.arange(3)
     whole = np.array([(gate_up[e].data_ptr(), down[e].data_ptr()) for e in range(3)])
     cut = [
         torch.stack((gate_up[e, :neurons], gate_up[e, neurons:], down[e].T), dim=1).contiguous()
@@ -236,15 +237,14 @@ def test_kernels_equal_the_module_at_odd_sizes(
         if size
     ]
     starts = np.array([data[start].data_ptr() for data in cut for start, _ in halves])
-    counts, of = (
-        np.array([size for _ in cut for _, size in halves]),
-        np.repeat(np.arange(3), len(halves)),
-    )
+    counts = np.array([size for _ in cut for _, size in halves])
+    of = np.repeat(np.arange(3), len(halves))
     for add, arguments in (
         (kernels("cpu.gated").add_whole, (whole, neurons, own, rows)),
         (kernels("cpu.gated").add_segments, (starts, counts, own, of)),
     ):
-        y, out = np.zeros((3, hidden), np.float32), torch.empty_like(x)
+        y = np.zeros((3, hidden), np.float32)
+        out = torch.empty_like(x)
         add(*arguments, y, like)
         kernels("cpu.gated").combine(y, weights.float().numpy(), 3, out.view(kind).numpy()[0])
         difference = (out.float() - expected.float()).abs().max()
@@ -272,7 +272,8 @@ def test_packed_kernels_equal_the_oracle(
         )
         for seed in (0, 1)
     ]
-    order, rows = [1, 0, 1], np.array([0, 2, 1])
+    order = [1, 0, 1]
+    rows = np.array([0, 2, 1])
     addresses = np.array([[_addresses(matrix) for matrix in experts[e]] for e in order])
     groups = np.array([hidden // group, 1, neurons])
     y = np.zeros((3, hidden), np.float32)
@@ -318,6 +319,7 @@ def test_what_float16_does_not_hold_becomes_infinite_or_no_number_as_in_the_modu
     gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
     expected = F.silu(gate) * up
     assert expected.isinf().sum() == 2 and expected.isnan().sum() == 1
-    acts, inner = np.empty(4, np.float32), F.linear(x.float(), gate_up.float()).numpy()[0]
+    acts = np.empty(4, np.float32)
+    inner = F.linear(x.float(), gate_up.float()).numpy()[0]
     kernels("cpu.gated").activate(inner, acts, np.empty(0, np.int16))
     assert torch.equal(torch.from_numpy(acts).nan_to_num(7), expected[0].float().nan_to_num(7))

@@ -11,8 +11,10 @@ import torch
 from runtime.control.plan import NO_SLOT, Place
 from runtime.engine.output_torch import TorchOutput
 
-E, H = 6, 3
-FULL, LOW = 16, 2
+E = 6
+H = 3
+FULL = 16
+LOW = 2
 
 
 def factor(place: Place) -> float:
@@ -27,7 +29,8 @@ class Experts:
     def __init__(self, *, are_apart: bool = False) -> None:
         self.calls: list[tuple] = []
         self.held: dict[int, Place] = {}
-        self.num_experts, self.are_apart = E, are_apart
+        self.num_experts = E
+        self.are_apart = are_apart
         self.slots = self
 
     def __getitem__(self, slot: int) -> SimpleNamespace:
@@ -107,7 +110,8 @@ class Near:
     the fast tier."""
 
     def __init__(self, experts: Experts, *, is_in_ram: bool) -> None:
-        self._calls, self._is_in_ram = experts.calls, is_in_ram
+        self._calls = experts.calls
+        self._is_in_ram = is_in_ram
 
     def views_in_ram(self, places: Sequence[Place]) -> list[Place] | None:
         return list(places) if self._is_in_ram else None
@@ -166,7 +170,8 @@ def check(output: TorchOutput, places: list[Place], given: tuple) -> None:
 
 
 def test_several_tokens_are_computed_an_expert_at_a_time(experts: Experts) -> None:
-    given, output = step(2, 4), output_of(experts)
+    given = step(2, 4)
+    output = output_of(experts)
     output.begin(None, *given)
     places = [
         experts.place(E + 2),
@@ -186,10 +191,8 @@ def test_fused_kernels_compute_an_expert_on_few_tokens_wherever_it_lies(experts:
     given = hidden, np.array([[0, 1], [1, 2], [1, 3]]), weights
     output = output_of(experts, batched=False, is_fused=True)
     output.begin(None, *given)
-    there, near = (
-        [experts.place(E + 1), experts.place(E)],
-        [Place(E + 2, NO_SLOT), Place(E + 3, NO_SLOT, LOW)],
-    )
+    there = [experts.place(E + 1), experts.place(E)]
+    near = [Place(E + 2, NO_SLOT), Place(E + 3, NO_SLOT, LOW)]
     output.add_near(near, Near(experts, is_in_ram=True), there)
     assert experts.calls == [
         ("one", E + 1),
@@ -204,7 +207,8 @@ def test_fused_kernels_compute_an_expert_on_few_tokens_wherever_it_lies(experts:
 def test_fused_kernels_take_near_experts_on_as_many_tokens_as_they_compute_sooner(
     experts: Experts, count: int
 ) -> None:
-    given, output = step(count, 1), output_of(experts, is_fused=True)
+    given = step(count, 1)
+    output = output_of(experts, is_fused=True)
     output.begin(None, *given)
     output.add_near([Place(0, NO_SLOT)], Near(experts, is_in_ram=True), [])
     assert experts.calls == [("few", -100, 2) if count == 2 else ("near", 0)]
@@ -215,7 +219,8 @@ def test_fused_kernels_take_near_experts_on_as_many_tokens_as_they_compute_soone
 def test_one_tokens_experts_are_one_batch_in_the_order_of_their_slots(
     experts: Experts, count: int
 ) -> None:
-    given, output = step(1, count), output_of(experts)
+    given = step(1, count)
+    output = output_of(experts)
     output.begin(None, *given)
     places = [experts.place(E + expert, slot=9 - expert) for expert in range(count)]
     output.add(places)
@@ -224,7 +229,8 @@ def test_one_tokens_experts_are_one_batch_in_the_order_of_their_slots(
 
 
 def test_one_expert_alone_is_no_batch(experts: Experts) -> None:
-    given, output = step(1, 1), output_of(experts)
+    given = step(1, 1)
+    output = output_of(experts)
     output.begin(None, *given)
     output.add([experts.place(0)])
     assert experts.calls == [("one", 0)]
@@ -235,7 +241,8 @@ def test_one_expert_alone_is_no_batch(experts: Experts) -> None:
 def test_packed_replicas_go_to_their_kernels_and_the_others_to_a_batch(
     experts: Experts, batched: bool
 ) -> None:
-    given, output = step(1, 4), output_of(experts, batched=batched)
+    given = step(1, 4)
+    output = output_of(experts, batched=batched)
     output.begin(None, *given)
     places = [experts.place(E + expert, bits=LOW if expert % 2 else FULL) for expert in range(4)]
     output.add(places)
@@ -245,7 +252,8 @@ def test_packed_replicas_go_to_their_kernels_and_the_others_to_a_batch(
 
 
 def test_replicas_without_kernels_are_computed_one_by_one(experts: Experts) -> None:
-    given, output = step(1, 3), output_of(experts, kernels=False)
+    given = step(1, 3)
+    output = output_of(experts, kernels=False)
     output.begin(None, *given)
     places = [experts.place(expert, bits=4 if expert == 1 else FULL) for expert in range(3)]
     output.add(places)
@@ -254,7 +262,8 @@ def test_replicas_without_kernels_are_computed_one_by_one(experts: Experts) -> N
 
 
 def test_segments_add_up_to_their_expert(experts: Experts) -> None:
-    given, output = step(2, 1), output_of(experts)
+    given = step(2, 1)
+    output = output_of(experts)
     output.begin(None, *given)
     places = [experts.place(0, share=0.25), experts.place(0, share=0.75)]
     output.add(places)
@@ -264,7 +273,8 @@ def test_segments_add_up_to_their_expert(experts: Experts) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_experts_on_devices_apart_are_computed_where_they_lie(count: int) -> None:
     experts = Experts(are_apart=True)
-    given, output = step(count, 2), TorchOutput(experts, None, None, sum_dtype=torch.float32)
+    given = step(count, 2)
+    output = TorchOutput(experts, None, None, sum_dtype=torch.float32)
     output.begin(None, *given)
     places = [experts.place(E + 1), experts.place(E)]
     output.add(places)
@@ -274,7 +284,8 @@ def test_experts_on_devices_apart_are_computed_where_they_lie(count: int) -> Non
 
 @pytest.mark.parametrize("ready", [0, 1, 2])
 def test_near_experts_in_ram_join_the_batch_of_what_is_ready(experts: Experts, ready: int) -> None:
-    given, output = step(1, 2 + ready), output_of(experts)
+    given = step(1, 2 + ready)
+    output = output_of(experts)
     output.begin(None, *given)
     there = [experts.place(E + 2 + number) for number in range(ready)]
     near = [Place(E, NO_SLOT), Place(E + 1, NO_SLOT)]
@@ -297,9 +308,11 @@ def test_near_experts_that_cannot_join_a_batch_are_computed_one_by_one(
     experts: Experts, count: int, batched: bool, in_ram: bool, ready_bits: int
 ) -> None:
     """On disk, without batches, for several tokens, or beside what is of fewer bits."""
-    given, output = step(count, 3), output_of(experts, batched=batched)
+    given = step(count, 3)
+    output = output_of(experts, batched=batched)
     output.begin(None, *given)
-    there, near = experts.place(E, bits=ready_bits), [Place(E + 1, NO_SLOT), Place(E + 2, NO_SLOT)]
+    there = experts.place(E, bits=ready_bits)
+    near = [Place(E + 1, NO_SLOT), Place(E + 2, NO_SLOT)]
     output.add_near(near, Near(experts, is_in_ram=in_ram), [there])
     first = ("packed", 0) if ready_bits == LOW else ("one", E)
     assert experts.calls == [first, ("near", E + 1), ("near", E + 2)]
@@ -307,7 +320,8 @@ def test_near_experts_that_cannot_join_a_batch_are_computed_one_by_one(
 
 
 def test_near_replicas_are_computed_by_kernels_where_they_lie(experts: Experts) -> None:
-    given, output = step(1, 3), output_of(experts)
+    given = step(1, 3)
+    output = output_of(experts)
     output.begin(None, *given)
     near = [Place(E, NO_SLOT, LOW), Place(E + 1, NO_SLOT), Place(E + 2, NO_SLOT, LOW)]
     output.add_near(near, Near(experts, is_in_ram=True), [])

@@ -11,7 +11,9 @@ from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
 
-HIDDEN, FEATURES, EXPERTS = 6, 5, 4
+HIDDEN = 6
+FEATURES = 5
+EXPERTS = 4
 CPU = torch.device("cpu")
 
 
@@ -35,10 +37,8 @@ def by_hand(predictors: Predictors, layer: int, distance: int, x: np.ndarray) ->
 
 @pytest.mark.parametrize("distance", [1, 2])
 def test_distributions_of_the_layers_ahead(distance: int) -> None:
-    predictors, x = (
-        random_predictors(),
-        np.random.default_rng(1).normal(size=(7, HIDDEN)).astype(np.float32),
-    )
+    predictors = random_predictors()
+    x = np.random.default_rng(1).normal(size=(7, HIDDEN)).astype(np.float32)
     predictor = Predictor(predictors, distance, CPU)
     for layer in range(3):
         distributions = predictor.ahead(layer, torch.from_numpy(x)[None])
@@ -57,7 +57,9 @@ def test_steps_carry_predictions_from_the_routers_own_inputs(
     family: str, checkpoint: Checkpoint
 ) -> None:
     opened = open_model(str(checkpoint(family)))
-    shape, inputs, steps = opened.shape, [], []
+    shape = opened.shape
+    inputs = []
+    steps = []
     hidden = opened.model.get_input_embeddings().weight.shape[1]
     predictors = random_predictors(hidden, shape.num_layers, shape.num_experts)
     with Session(opened, Settings(budget="50%")) as session:

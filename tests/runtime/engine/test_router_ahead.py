@@ -18,7 +18,9 @@ from runtime.policies.step import Step
 from tests.helpers.registry import TEXT_FAMILIES, text_model
 
 IDS = torch.tensor([[5, 17, 4, 90, 33, 8, 71], [8, 2, 61, 61, 12, 3, 44]])
-E, K, H = 8, 2, 4
+E = 8
+K = 2
+H = 4
 
 
 def opened_model(model: PreTrainedModel) -> SimpleNamespace:
@@ -28,7 +30,8 @@ def opened_model(model: PreTrainedModel) -> SimpleNamespace:
 def first_steps(model: PreTrainedModel, distance: int) -> list[Step]:
     """The steps of a model's first pass, with predictions."""
     opened = opened_model(model)
-    watcher, steps = Watcher(opened), []
+    watcher = Watcher(opened)
+    steps = []
     watcher.see_predictions(distance)
     for layer in opened.layers:
 
@@ -67,13 +70,12 @@ def test_asked_about_its_own_input_a_router_names_what_it_selects(
     steps = first_steps(model, num_layers)  # so many layers ahead of a layer is the layer itself
     assert len(steps) == num_layers
     for step in steps:
-        own, top_k = step.predicted[:, -1], step.selected.shape[1]
+        own = step.predicted[:, -1]
+        top_k = step.selected.shape[1]
         assert step.predicted.shape == (IDS.numel(), num_layers, own.shape[1])
         assert np.allclose(step.predicted.sum(axis=2), 1, atol=1e-5)
-        highest, chosen = (
-            -np.sort(-own)[:, :top_k],
-            -np.sort(-np.take_along_axis(own, step.selected, axis=1)),
-        )
+        highest = -np.sort(-own)[:, :top_k]
+        chosen = -np.sort(-np.take_along_axis(own, step.selected, axis=1))
         assert np.array_equal(highest, chosen), (
             "bfloat16 gives some experts one value: any of them is the k-th"
         )
@@ -216,7 +218,8 @@ def test_a_router_that_selects_by_its_matrix_gives_its_softmax_without_running(
     kind: type[Gate],
 ) -> None:
     gates = [kind(), kind()]
-    routers, x = routers_ahead(opened(*gates)), some()
+    routers = routers_ahead(opened(*gates))
+    x = some()
     with torch.inference_mode():
         for router, gate in zip(routers, gates, strict=True):
             for tokens in (x, x[0], 2 * x):
@@ -227,7 +230,8 @@ def test_a_router_that_selects_by_its_matrix_gives_its_softmax_without_running(
 @pytest.mark.parametrize("kind", [Doubled, Grouped, Corrected, Bare])
 def test_any_other_router_runs_whole(kind: type[Gate]) -> None:
     gate = kind()
-    (router,), x = routers_ahead(opened(gate)), some()
+    (router,) = routers_ahead(opened(gate))
+    x = some()
     before = gate.count
     with torch.inference_mode():
         p = router.answer(x, None).p
@@ -243,14 +247,17 @@ def test_a_matrix_of_another_dtype_than_the_input_is_left_to_its_router() -> Non
             return super().logits(x.float())
 
     gate = Casting()
-    (router,), x = routers_ahead(opened(gate)), some(torch.bfloat16)
+    (router,) = routers_ahead(opened(gate))
+    x = some(torch.bfloat16)
     with torch.inference_mode():
         assert torch.allclose(router.answer(x, None).p, gate.logits(x).softmax(-1))
 
 
 def test_a_router_is_told_what_its_block_has() -> None:
-    gate, correction = Told(), torch.linspace(-3, 3, E)
-    (router,), x = routers_ahead(opened(gate, block=Block(correction=correction))), some()
+    gate = Told()
+    correction = torch.linspace(-3, 3, E)
+    (router,) = routers_ahead(opened(gate, block=Block(correction=correction)))
+    x = some()
     with torch.inference_mode():
         selected = gate(x, correction)[2]
         assert torch.equal(
@@ -262,7 +269,8 @@ def test_a_router_is_told_what_its_block_has() -> None:
 def test_what_a_block_does_not_have_is_left_out_unless_another_layer_may_know_it() -> None:
     gate = Told()
     assert reason_not_asked(opened(gate)) is None
-    (router,), x = routers_ahead(opened(gate)), some()
+    (router,) = routers_ahead(opened(gate))
+    x = some()
     with torch.inference_mode():
         assert torch.equal(router.answer(x, None).p.topk(K).indices, gate(x)[2])
     told = reason_not_asked(opened(gate, block=Led()))

@@ -13,7 +13,10 @@ from runtime.engine.routers import Watcher
 from runtime.model.layers import MoeLayer
 from runtime.policies.step import Opening, Step
 
-L, E, K, H = 3, 5, 2, 4
+L = 3
+E = 5
+K = 2
+H = 4
 
 
 class Gate(nn.Module):
@@ -54,7 +57,8 @@ class Tiny:
 
     def steps(self, x: torch.Tensor) -> list[Step]:
         self.inputs = [(index + 1) * x.flatten(0, 1) for index in range(L)]
-        steps, self.logits = [], []
+        steps = []
+        self.logits = []
         for layer, own in zip(self.layers, self.inputs, strict=True):
             logits, weights, ids = layer.gate(own)
             self.logits.append(logits)
@@ -80,7 +84,8 @@ def test_a_step_is_what_the_router_chose(tiny: Tiny) -> None:
     passes: list[np.ndarray] = []
     seen: list[Step] = []
     assert tiny(IDS)[0].pass_index == 0
-    tiny.watcher.on_pass, tiny.watcher.on_step = passes.append, seen.append
+    tiny.watcher.on_pass = passes.append
+    tiny.watcher.on_step = seen.append
     steps = tiny(IDS)
     assert [step.layer for step in steps] == [0, 1, 2] and seen == steps
     for step, logits in zip(steps, tiny.logits, strict=True):
@@ -95,7 +100,8 @@ def test_a_step_is_what_the_router_chose(tiny: Tiny) -> None:
 @pytest.mark.parametrize(("length", "phase"), [(1, DECODE), (2, PREFILL), (3, PREFILL)])
 def test_a_pass_of_one_token_a_request_decodes(tiny: Tiny, length: int, phase: int) -> None:
     passes: list[np.ndarray] = []
-    tiny.watcher.on_pass, tiny.watcher.first_request = passes.append, 7
+    tiny.watcher.on_pass = passes.append
+    tiny.watcher.first_request = 7
     assert {step.phase for step in tiny(IDS[:, :length])} == {phase}
     assert passes[0].tolist() == [7] * length + [8] * length and passes[0].dtype == np.int32
 

@@ -14,7 +14,8 @@ from runtime.engine.step import StepExecutor
 from runtime.links.link import DEMAND, PREFETCH
 from runtime.links.link import Link as AnyLink
 
-E, H = 4, 2
+E = 4
+H = 2
 FIXED = "the places of experts that stay"
 
 
@@ -24,7 +25,8 @@ class Output:
     computes_layers = False
 
     def __init__(self, events: list, name: str) -> None:
-        self.events, self.name = events, name
+        self.events = events
+        self.name = name
         self.whole: dict[int, list[int]] = {}
 
     def begin(
@@ -87,7 +89,9 @@ class Link(AnyLink):
     collected."""
 
     def __init__(self, events: list) -> None:
-        self.events, self.landed, self.is_concurrent = events, set(), False
+        self.events = events
+        self.landed = set()
+        self.is_concurrent = False
 
     def issue(self, key: int, slot: object, *, urgency: int, bits: int) -> SimpleNamespace:
         self.events.append(("issue" if urgency == DEMAND else "prefetch", key))
@@ -126,10 +130,8 @@ class Bench:
         self.events: list = []
         self.made: dict[str, object] = {}
         self.link = Link(self.events)
-        self.link.is_concurrent, self.link.is_queued = (
-            options["is_concurrent"],
-            options["is_queued"],
-        )
+        self.link.is_concurrent = options["is_concurrent"]
+        self.link.is_queued = options["is_queued"]
         fused: Output | None = options["fused"] and options["fused"](self.events, "fused")
         patch.setattr(module, "GpuOutput", OnDevice)
         patch.setattr(
@@ -181,7 +183,8 @@ class Bench:
     def run(self, num_tokens: int = 1, layer: int = 0) -> object:
         self.events.clear()
         ids = torch.arange(num_tokens * 2).view(num_tokens, 2) % E
-        hidden, weights = torch.zeros(num_tokens, H), torch.full((num_tokens, 2), 0.5)
+        hidden = torch.zeros(num_tokens, H)
+        weights = torch.full((num_tokens, 2), 0.5)
         return self.steps.run(SimpleNamespace(index=layer, experts=None), hidden, ids, weights)
 
     def work(self, num_tokens: int = 2) -> list:

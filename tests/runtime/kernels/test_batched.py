@@ -28,13 +28,15 @@ def opened(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> MoeModel:
 
 
 def test_the_chosen_batch_gives_the_same_bits(opened: MoeModel) -> None:
-    chosen, layout = choose_batched(opened), opened.store.layout
+    chosen = choose_batched(opened)
+    layout = opened.store.layout
     assert chosen is not None
     random = torch.Generator().manual_seed(5)
     buffers = [torch.empty(layout.nbytes, dtype=torch.uint8) for _ in range(opened.shape.top_k)]
     for expert, buffer in enumerate(buffers):
         opened.store.read(0, expert, buffer)
-    experts, module = [layout.views(buffer) for buffer in buffers], opened.layers[-1].experts
+    experts = [layout.views(buffer) for buffer in buffers]
+    module = opened.layers[-1].experts
     for _ in range(5):
         x = torch.randn(1, opened.config.hidden_size, generator=random).to(layout.dtype)
         for num_experts in range(1, len(experts) + 1):
@@ -46,7 +48,8 @@ def test_the_chosen_batch_gives_the_same_bits(opened: MoeModel) -> None:
 def test_a_tier_of_one_tokens_slots_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots for exactly one token's experts lie as a batch needs them; the logits equal those of a
     full tier."""
-    opened, copied = open_model(str(demo_model())), []
+    opened = open_model(str(demo_model()))
+    copied = []
     copy = BatchedExperts._copied
     monkeypatch.setattr(
         BatchedExperts, "_copied", lambda *given: copied.append(given) or copy(*given)
@@ -55,7 +58,8 @@ def test_a_tier_of_one_tokens_slots_copies_nothing(monkeypatch: pytest.MonkeyPat
     logits = {}
     for budget in ("100%", f"{opened.shape.top_k}x"):
         with Session(opened, Settings(budget=budget, scope="global", device="cpu")) as session:
-            past, steps = None, []
+            past = None
+            steps = []
             copied.clear()  # opening the session tries batches out
             for token in ids.split(1, dim=1):
                 out = session.forward(token, past=past)
@@ -71,7 +75,8 @@ def test_near_and_resident_experts_are_one_batch(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, slots: int
 ) -> None:
     """Each layer of a decoded token is one batch of all its experts."""
-    opened, batches = open_model(str(checkpoint("olmoe"))), []
+    opened = open_model(str(checkpoint("olmoe")))
+    batches = []
     forward = BatchedExperts.forward
 
     def counted(
@@ -138,7 +143,8 @@ def test_rows_of_a_shared_gate_round_as_alone(
 
 def test_projections_that_are_not_batched_have_no_buffer(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("gpt_oss")))
-    module, layout = opened.layers[0].experts, opened.store.layout
+    module = opened.layers[0].experts
+    layout = opened.store.layout
     assert BatchedExperts(module, layout, 4, batched=())._into == [{}] * 5
     assert set(BatchedExperts(module, layout, 4, batched=["down_proj"])._into[2]) == {
         "down_proj",
@@ -152,7 +158,8 @@ def test_the_path_of_resident_layers_counts_and_computes_as_the_full_one(
     """All experts are resident; a recorded run takes the full path at every step."""
     opened = open_model(str(checkpoint("qwen2_moe")))
     ids = torch.randint(3, VOCABULARY, (1, 40), generator=torch.Generator().manual_seed(0))
-    logits, counts = [], []
+    logits = []
+    counts = []
     for is_recorded in (True, False):
         with Session(opened, Settings(preset="full")) as session:
             if is_recorded:

@@ -9,7 +9,8 @@ from transformers.cache_utils import DynamicLayer
 
 from runtime.kernels.cpu.cache_room import CacheRoom
 
-_HEADS, _DIM = 2, 3
+_HEADS = 2
+_DIM = 3
 
 
 def _layer(num_positions: int) -> DynamicLayer:
@@ -30,8 +31,10 @@ def _extend(layer: DynamicLayer, token: torch.Tensor) -> None:
 @pytest.mark.parametrize("num_positions", [1, 100])
 def test_tokens_are_appended_as_torch_appends_them(num_positions: int) -> None:
     torch.manual_seed(0)
-    ours, tokens = _layer(num_positions), torch.randn(150, 2, 1, _HEADS, 1, _DIM)
-    theirs, places = copy.deepcopy(ours), set()
+    ours = _layer(num_positions)
+    tokens = torch.randn(150, 2, 1, _HEADS, 1, _DIM)
+    theirs = copy.deepcopy(ours)
+    places = set()
     for token in tokens:
         _extend(ours, token)
         theirs.update(*token)
@@ -43,7 +46,8 @@ def test_tokens_are_appended_as_torch_appends_them(num_positions: int) -> None:
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_two_that_go_on_from_the_same_tensors_do_not_write_over_each_other(copied: object) -> None:
     torch.manual_seed(0)
-    first, tokens = _layer(4), torch.randn(3, 2, 1, _HEADS, 1, _DIM)
+    first = _layer(4)
+    tokens = torch.randn(3, 2, 1, _HEADS, 1, _DIM)
     _extend(first, tokens[0])
     second = copied(first)
     for layer, token in ((first, tokens[1]), (second, tokens[2])):
@@ -54,7 +58,8 @@ def test_two_that_go_on_from_the_same_tensors_do_not_write_over_each_other(copie
 
 def test_a_cropped_layer_goes_on_and_the_tensors_given_before_stay() -> None:
     torch.manual_seed(0)
-    layer, tokens = _layer(4), torch.randn(3, 2, 1, _HEADS, 1, _DIM)
+    layer = _layer(4)
+    tokens = torch.randn(3, 2, 1, _HEADS, 1, _DIM)
     _extend(layer, tokens[0])
     _extend(layer, tokens[1])
     before = layer.keys

@@ -24,7 +24,8 @@ def test_quads_are_multiplied_as_by_their_codes(
             rows = [load(builder, words, PAIRS, 64 * row) for row in range(bits)]
             for quad in range(8):
                 codes = column_vectors.quad_of(builder, rows, bits, quad)
-                own, place = load(builder, digits, I64, 4 * quad), builder.add(sums, I64(64 * quad))
+                own = load(builder, digits, I64, 4 * quad)
+                place = builder.add(sums, I64(64 * quad))
                 own = splat(builder, builder.trunc(own, PAIRS.element))
                 store(
                     builder,
@@ -40,10 +41,8 @@ def test_quads_are_multiplied_as_by_their_codes(
         add_all(words.ctypes.data, digits.ctypes.data, sums.ctypes.data)
 
     rng = np.random.default_rng(0)
-    words, digits = (
-        rng.integers(0, 2**32, (bits, 16), np.uint32),
-        rng.integers(-128, 128, 36).astype(np.int8),
-    )
+    words = rng.integers(0, 2**32, (bits, 16), np.uint32)
+    digits = rng.integers(-128, 128, 36).astype(np.int8)
     sums = np.ones((8, 16), np.int32)
     run(words, digits, sums)
     streams = [sum(int(word) << 32 * row for row, word in enumerate(column)) for column in words.T]

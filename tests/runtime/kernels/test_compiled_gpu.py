@@ -25,7 +25,8 @@ TENSORS = (
     | {"starts_ptr": "*i64", "keys_ptr": "*i64", "scales_ptr": "*fp16", "expert_ptr": "*u8"}
 )
 TENSORS |= dict.fromkeys(("first", "second", "third", "fourth"), "i64")
-IN_BF16, IN_BYTES = TENSORS | {"arena_ptr": "*bf16"}, TENSORS | {"arena_ptr": "*u8"}
+IN_BF16 = TENSORS | {"arena_ptr": "*bf16"}
+IN_BYTES = TENSORS | {"arena_ptr": "*u8"}
 PLAIN = {"gate": SILU, "are_paired": False, "has_bias": False, "column": 1}
 GPT_OSS = Gate("scaled", take_turns=True, alpha=1.702, limit=7.0)
 APART, SUMS = ({"sums": sums, "is_wide": False, "width": 8} for sums in (False, True))
@@ -65,7 +66,8 @@ def jit_functions() -> list[ast.FunctionDef]:
 
 def test_an_attribute_of_a_constexpr_is_one_of_its_own_before_a_function_gets_it() -> None:
     """Triton 3.6 does not compile it otherwise, but for a number or a type."""
-    functions, handed_on = jit_functions(), []
+    functions = jit_functions()
+    handed_on = []
     names = {function.name for function in functions}
     for function in functions:
         own = {each.arg for each in function.args.args if each.annotation} | {
@@ -117,8 +119,10 @@ def test_experts_of_a_token_are_read_16_bytes_a_thread(ptx: Ptx) -> None:
 def assert_counted_in_order(code: str) -> None:
     """What a program writes comes before a barrier of its threads, then its count, another barrier,
     and what it reads of others; only then the sum is written."""
-    done, wrote = code.index("atom.global.gpu.acq_rel"), code.index("st.global")
-    before, after = code[wrote:done], code[done:]
+    done = code.index("atom.global.gpu.acq_rel")
+    wrote = code.index("st.global")
+    before = code[wrote:done]
+    after = code[done:]
     assert "bar.sync" in before and "ld.global" not in before
     assert 0 < after.index("bar.sync") < after.index("ld.global") < after.rindex("st.global.")
     assert "ld.global.nc" not in code, (

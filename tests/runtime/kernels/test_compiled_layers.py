@@ -28,7 +28,8 @@ def _decoded(
         session.parts.dense.uninstall()
         session.parts.dense.install()
     ids = torch.randint(3, 90, (1, 1 + _NUM_DECODED), generator=torch.Generator().manual_seed(3))
-    past, logits = None, []
+    past = None
+    logits = []
     for place in range(ids.shape[1]):
         output = session.forward(ids[:, place : place + 1], past=past)
         past = output.past_key_values
@@ -55,7 +56,8 @@ def test_one_call_agrees_with_calls_of_layers(
     family: str, dtype: str, checkpoint: Checkpoint
 ) -> None:
     """Layers of qwen2_moe have shared experts besides: they are not taken."""
-    folder, found = str(checkpoint(family, "hub", dtype)), []
+    folder = str(checkpoint(family, "hub", dtype))
+    found = []
     for is_whole in (True, False):
         with Session.open(folder, Settings("full", experts=FUSED)) as session:
             assert session.receipt()["compiled"]["whole"] == (family == "olmoe")
@@ -71,7 +73,8 @@ def test_replicas_that_stay_are_one_call_too(
     dtype: str, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     """It agrees with calls of layers, and with steps that the controller decides."""
-    opened, found = open_model(str(checkpoint("olmoe", "hub", dtype))), []
+    opened = open_model(str(checkpoint("olmoe", "hub", dtype)))
+    found = []
     artefacts = Artefacts(replicas=made(opened, tmp_path, is_coded=True))
     settings = Settings("shadow", {"residency": "shadow:slots=no"}, "45%", experts=FUSED)
     for way in ("whole", "layers", "decided"):

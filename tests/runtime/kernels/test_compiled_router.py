@@ -21,10 +21,12 @@ def _gate(family: str, dtype: torch.dtype) -> nn.Module:
 @torch.inference_mode()
 def test_one_token_gets_the_experts_of_the_module(family: str, dtype: torch.dtype) -> None:
     gate = _gate(family, dtype)
-    router, inputs = compiled_router(gate), gate.weight.shape[1]
+    router = compiled_router(gate)
+    inputs = gate.weight.shape[1]
     tokens = torch.randn(200, inputs, generator=torch.Generator().manual_seed(1)).to(dtype)
     for token in tokens:
-        theirs, ours = gate(token[None]), router.forward(token[None])
+        theirs = gate(token[None])
+        ours = router.forward(token[None])
         assert [(each.shape, each.dtype) for each in ours] == [
             (each.shape, each.dtype) for each in theirs
         ]
@@ -42,10 +44,8 @@ def test_one_token_gets_the_experts_of_the_module(family: str, dtype: torch.dtyp
 def test_a_choice_that_rounding_could_change_is_the_modules() -> None:
     gate = _gate("olmoe", torch.bfloat16)
     gate.weight[:] = gate.weight[0]
-    router, token = (
-        compiled_router(_gate("olmoe", torch.bfloat16)),
-        torch.ones(1, gate.weight.shape[1]),
-    )
+    router = compiled_router(_gate("olmoe", torch.bfloat16))
+    token = torch.ones(1, gate.weight.shape[1])
     assert router.route(token.bfloat16()) is not None and compiled_router(gate) is None
     assert router.route(torch.full_like(token, torch.nan).bfloat16()) is None
     gate = _gate("olmoe", torch.float32)

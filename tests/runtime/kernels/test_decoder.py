@@ -21,7 +21,8 @@ from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES
 from tools.make.families import tiny
 
-_NUM_PROMPT, _NUM_DECODED = 12, 8
+_NUM_PROMPT = 12
+_NUM_DECODED = 8
 # Over the largest logit: of the largest deviation, in 16 bits of the mean one, since routers may
 # choose otherwise.
 _BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -71,7 +72,8 @@ def _decoded(model: PreTrainedModel, *, batch: int = 1) -> tuple[torch.Tensor, o
     """The logits [T, V] of tokens that are decoded one by one after a prompt, and the cache."""
     random = torch.Generator().manual_seed(1)
     ids = torch.randint(3, 90, (batch, _NUM_PROMPT + _NUM_DECODED), generator=random)
-    past, logits = model(input_ids=ids[:, :_NUM_PROMPT], use_cache=True).past_key_values, []
+    past = model(input_ids=ids[:, :_NUM_PROMPT], use_cache=True).past_key_values
+    logits = []
     for place in range(_NUM_PROMPT, ids.shape[1]):
         logits.append(
             model(input_ids=ids[:, place : place + 1], past_key_values=past, use_cache=True).logits[
@@ -160,7 +162,8 @@ def test_several_requests_and_recorded_attention_are_torchs() -> None:
     model = _tiny("olmoe").float()
     decoder = _decoder(model)
     theirs, _ = _decoded(model, batch=2)
-    attention, seen = model.model.layers[0].self_attn, []
+    attention = model.model.layers[0].self_attn
+    seen = []
     handle = attention.register_forward_hook(lambda module, given, output: seen.append(output))
     decoder.install()
     ours, _ = _decoded(model, batch=2)
@@ -174,7 +177,8 @@ def test_several_requests_and_recorded_attention_are_torchs() -> None:
 @torch.inference_mode()
 def test_masks_and_recorded_outputs_are_the_models() -> None:
     model = _tiny("olmoe").float()
-    decoder, ids = _decoder(model), torch.arange(3, 10)[None]
+    decoder = _decoder(model)
+    ids = torch.arange(3, 10)[None]
     assert decoder.receipt()["bodies"] == 1
     masks = torch.ones(1, 7), torch.tensor([[0, 0, 1, 1, 1, 1, 1]])
     for named in (*({"attention_mask": mask} for mask in masks), {"output_hidden_states": True}):

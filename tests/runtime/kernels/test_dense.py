@@ -39,7 +39,8 @@ def test_one_token_agrees_with_torch(
 ) -> None:
     torch.manual_seed(inputs)
     layer = nn.Linear(inputs, outputs, bias=bias).to(dtype)
-    dense, x = CompiledLinear(Holder(layer), KernelThreads(1)), torch.randn(1, 1, inputs).to(dtype)
+    dense = CompiledLinear(Holder(layer), KernelThreads(1))
+    x = torch.randn(1, 1, inputs).to(dtype)
     with torch.inference_mode():
         theirs = layer(x)
         dense.install()
@@ -67,7 +68,8 @@ def test_matrices_of_few_bits_agree_with_the_dequantised_one(
     name: str, dtype: torch.dtype, inputs: int, num_tokens: int
 ) -> None:
     torch.manual_seed(inputs)
-    layer, x = _packed(inputs, 45, GGML[name], dtype), torch.randn(1, num_tokens, inputs).to(dtype)
+    layer = _packed(inputs, 45, GGML[name], dtype)
+    x = torch.randn(1, num_tokens, inputs).to(dtype)
     dense = CompiledLinear(Holder(layer), KernelThreads(1))
     exact = F.linear(
         x.float(), layer.form.dequantise({"blocks": layer.blocks.data}), layer.bias.float()
@@ -87,7 +89,8 @@ def test_a_matrix_of_few_bits_divided_between_threads_has_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(threads, "MIN_SHARE", 1 << 10)
-    layer, x = _packed(160, 77, GGML["Q4_0"], torch.bfloat16), torch.randn(2, 160).bfloat16()
+    layer = _packed(160, 77, GGML["Q4_0"], torch.bfloat16)
+    x = torch.randn(2, 160).bfloat16()
     outputs = []
     for count in (1, 3):
         with closing(KernelThreads(count)) as shared:

@@ -111,14 +111,16 @@ def test_any_shape_agrees(
 
 @pytest.mark.parametrize("bits", SCALAR_WIDTHS)
 def test_a_token_does_not_depend_on_the_others(bits: int) -> None:
-    packed, x = random_packed(96, 128, bits), tokens(MANY_TOKENS - 1, 128)
+    packed = random_packed(96, 128, bits)
+    x = tokens(MANY_TOKENS - 1, 128)
     batch = linear(x, packed)
     assert all(torch.equal(linear(x[i : i + 1], packed)[0], batch[i]) for i in range(len(x)))
 
 
 @pytest.mark.parametrize("count", [1, 5, MANY_TOKENS + 4])
 def test_x_may_be_strided_require_gradients_or_be_empty(count: int) -> None:
-    packed, x = random_packed(24, 64, 3), tokens(count, 64)
+    packed = random_packed(24, 64, 3)
+    x = tokens(count, 64)
     plain = linear(x, packed)
     assert torch.equal(linear(x.T.contiguous().T, packed), plain)
     assert torch.equal(linear(torch.cat((x, x), dim=1)[:, :64], packed), plain)
@@ -136,10 +138,8 @@ def test_one_bit_is_sign_times_alpha_and_zero_points_of_zero_survive() -> None:
         dequantise(one).abs(), (one.scales.float() / 2).T.repeat_interleave(64, dim=1)
     )
     codes = torch.arange(64, dtype=torch.uint8).repeat(8, 1).T.numpy() % 8
-    scales, zeros = (
-        torch.full((1, 8), 0.5, dtype=torch.float16),
-        torch.zeros(1, 1, dtype=torch.int32),
-    )
+    scales = torch.full((1, 8), 0.5, dtype=torch.float16)
+    zeros = torch.zeros(1, 1, dtype=torch.int32)
     packed = Packed(3, 64, 64, torch.from_numpy(pack(codes, 3)), scales, zeros)
     assert torch.equal(dequantise(packed), torch.from_numpy(codes.T * np.float32(0.5)))
     assert torch.equal(linear(torch.eye(64)[:8], packed), dequantise(packed).T[:8])
@@ -158,7 +158,8 @@ def test_every_float16_scale_is_converted_exactly() -> None:
 
 @pytest.mark.parametrize("bits", SCALAR_WIDTHS)
 def test_a_nan_affects_only_its_token(bits: int) -> None:
-    packed, x = random_packed(40, 64, bits), tokens(3, 64)
+    packed = random_packed(40, 64, bits)
+    x = tokens(3, 64)
     plain = linear(x, packed)
     x[1, 7] = torch.nan
     y = linear(x, packed)
@@ -171,7 +172,9 @@ def test_an_expert_of_every_family(checkpoint: Checkpoint, family: str, count: i
     """Biased, transposed and interleaved experts too: equal to `expert_forward` on the dequantised
     weights."""
     opened = open_model(str(checkpoint(family)))
-    module, replica, weights = opened.layers[-1].experts, {}, {}
+    module = opened.layers[-1].experts
+    replica = {}
+    weights = {}
     for part in opened.store.layout.parts:
         if len(part.shape) == 1:
             replica[part.name] = weights[part.name] = tokens(1, *part.shape)[0]
@@ -194,6 +197,7 @@ def test_the_receipt_names_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("count", [1, MANY_TOKENS])
 def test_without_a_kernel_the_oracle_computes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    packed, x = random_packed(24, 64, 2), tokens(count, 64)
+    packed = random_packed(24, 64, 2)
+    x = tokens(count, 64)
     monkeypatch.setattr(low_bit, "_kernels", lambda device: None)
     assert torch.equal(linear(x, packed), F.linear(x, dequantise(packed)))

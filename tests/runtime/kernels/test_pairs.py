@@ -42,7 +42,8 @@ def test_on_arm_it_is_an_instruction_of_its_own() -> None:
 
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
-    module, address = ir.Module(), ir.IntType(64)
+    module = ir.Module()
+    address = ir.IntType(64)
     module.triple = "aarch64-unknown-linux-gnu"
     function = ir.Function(module, ir.FunctionType(ir.FloatType(), [address] * 3), "dot")
     builder = ir.IRBuilder(function.append_basic_block())

@@ -101,7 +101,8 @@ def test_every_code_has_the_bits_of_its_number() -> None:
 
 
 def test_a_matrix_that_is_not_quantised_is_read_as_it_is() -> None:
-    quantised, plain = layout_of("mxfp4"), Stored(torch.bfloat16, (256, 128))
+    quantised = layout_of("mxfp4")
+    plain = Stored(torch.bfloat16, (256, 128))
     pieces = [piece for piece in quantised.pieces if piece.part == GATE_UP]
     mixed = QuantisedLayout.of(
         [*pieces, Piece(DOWN, 0, PLAIN, None, *plain)], torch.bfloat16, is_transposed=False

@@ -24,7 +24,8 @@ class Model(nn.Module):
 
 @pytest.fixture
 def model() -> Iterator[Model]:
-    before, model = torch.get_num_threads(), Model()
+    before = torch.get_num_threads()
+    model = Model()
     torch.set_num_threads(SEVERAL)
     quiet = QuietTorch(model)
     quiet.install()

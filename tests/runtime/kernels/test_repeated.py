@@ -18,7 +18,8 @@ class Kernel:
     arg_names = ("x_ptr", "y_ptr", "word", "size", "is_wide", "block")
 
     def __init__(self, *, is_interpreted: bool = False) -> None:
-        self.told, self.is_interpreted = [], is_interpreted
+        self.told = []
+        self.is_interpreted = is_interpreted
 
     def __getitem__(self, grid):
         def launch(*arguments, **constants):
@@ -29,7 +30,8 @@ class Kernel:
 
 
 class Compiled:
-    function, packed_metadata = "function", "metadata"
+    function = "function"
+    packed_metadata = "metadata"
 
     def __init__(self, told: list) -> None:
         self.told = told
@@ -59,7 +61,9 @@ def launches(
 
 def test_later_launches_pass_the_same_arguments_in_the_order_of_the_parameters() -> None:
     """Behind the stream and what was compiled; there are no hooks to tell of them."""
-    kernel, x, other = Kernel(), torch.zeros(4), torch.ones(4)
+    kernel = Kernel()
+    x = torch.zeros(4)
+    other = torch.ones(4)
     assert launches(kernel, x, other) == ["first", "again"]
     assert kernel.told[0] == (
         "first",

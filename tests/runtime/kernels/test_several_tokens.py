@@ -32,7 +32,8 @@ def test_tokens_equal_those_of_the_module(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_token_does_not_depend_on_those_beside_it(dtype: torch.dtype) -> None:
     """To the bit, wherever it stands among how many."""
-    random, (hidden, neurons) = torch.Generator().manual_seed(0), (160, 96)
+    random = torch.Generator().manual_seed(0)
+    hidden, neurons = (160, 96)
     shapes = (16, hidden), (2 * neurons, hidden), (hidden, neurons)
     x, gate_up, down = ((torch.randn(shape, generator=random) / 8).to(dtype) for shape in shapes)
 

@@ -28,7 +28,8 @@ def fails(text: str) -> None:
 
 
 def test_parts_run_side_by_side_the_first_on_the_callers_thread(three: KernelThreads) -> None:
-    together, names = threading.Barrier(3), [""] * 3
+    together = threading.Barrier(3)
+    names = [""] * 3
 
     def part(number: int) -> None:
         together.wait(10)  # fails unless all three are under way
@@ -45,7 +46,8 @@ def test_parts_run_side_by_side_the_first_on_the_callers_thread(three: KernelThr
 def test_an_error_reaches_the_caller_once_the_other_parts_have_ended(
     three: KernelThreads, failing: int
 ) -> None:
-    may_end, ended = threading.Event(), []
+    may_end = threading.Event()
+    ended = []
 
     def slow() -> None:
         may_end.wait(10)
@@ -61,7 +63,8 @@ def test_an_error_reaches_the_caller_once_the_other_parts_have_ended(
 
 
 def test_closing_ends_the_threads() -> None:
-    before, threads = threading.active_count(), KernelThreads(3)
+    before = threading.active_count()
+    threads = KernelThreads(3)
     assert threading.active_count() == before, "none before there is work"
     threads.run([lambda: None] * 3)
     assert threading.active_count() > before
@@ -111,11 +114,9 @@ def test_a_linear_layer_has_the_same_bits_on_any_number_of_threads(
 ) -> None:
     monkeypatch.setattr(module, "MIN_SHARE", 1)
     torch.manual_seed(0)
-    layer, x, outputs = (
-        nn.Linear(200, 131, bias=bias).to(dtype),
-        torch.randn(1, 1, 200).to(dtype),
-        [],
-    )
+    layer = nn.Linear(200, 131, bias=bias).to(dtype)
+    x = torch.randn(1, 1, 200).to(dtype)
+    outputs = []
     for count in (1, 2, 3):
         threads = KernelThreads(count)
         CompiledLinear(Holder(layer), threads).install()

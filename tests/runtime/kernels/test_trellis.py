@@ -101,12 +101,11 @@ def test_experts_of_several_rates_are_one_call(dtype: torch.dtype, like: type) -
         np.array([[of(part) for part in pair] for pair in experts])
         for of in (addresses_of, sizes_of)
     )
-    outer, back, inner = (
-        rotation(64, is_back=False),
-        rotation(64, is_back=True),
-        rotation(48, is_back=False),
-    )
-    x, y = tokens(1, 64, dtype)[0], np.zeros((3, 64), np.float32)
+    outer = rotation(64, is_back=False)
+    back = rotation(64, is_back=True)
+    inner = rotation(48, is_back=False)
+    x = tokens(1, 64, dtype)[0]
+    y = np.zeros((3, 64), np.float32)
     rotations = outer.signs, inner.signs, outer.odd, back.odd, inner.odd, num_digits(dtype)
     operands = x.float().numpy(), np.array([2, 0, 1]), y, np.empty(0, like)
     add(functions(), addresses, sizes, rotations, *operands)

@@ -14,7 +14,9 @@ from runtime.kernels.cpu.linear import PLAIN
 from runtime.kernels.load import AS_NUMPY, kernels
 from tools.gpu.checks.trellis import random_trellis
 
-_HIDDEN, _NEURONS, _NUM_EXPERTS = 70, 33, 5
+_HIDDEN = 70
+_NEURONS = 33
+_NUM_EXPERTS = 5
 _CODED = (64, 48)
 _IN_BLOCKS = (160, 64)  # the same, of experts in blocks of 32
 
@@ -24,16 +26,14 @@ _IN_BLOCKS = (160, 64)  # the same, of experts in blocks of 32
 def test_a_call_for_all_agrees_with_calls_for_each(dtype: torch.dtype, are_wide: bool) -> None:
     random = torch.Generator().manual_seed(0)
     experts = torch.randn(_NUM_EXPERTS, 3 * _NEURONS * _HIDDEN, generator=random).to(dtype) / 8
-    x, like = torch.randn(1, _HIDDEN, generator=random).to(dtype), _like(dtype)
-    ids, weights = (
-        torch.tensor([[3, 0, 3, 1]]),
-        torch.rand(1, 4, generator=random).to(torch.float32 if are_wide else dtype),
-    )
-    starts, down = (
-        np.array([expert.data_ptr() for expert in experts]),
-        2 * _NEURONS * _HIDDEN * dtype.itemsize,
-    )
-    out, expected = torch.empty_like(x), torch.empty_like(x)
+    x = torch.randn(1, _HIDDEN, generator=random).to(dtype)
+    like = _like(dtype)
+    ids = torch.tensor([[3, 0, 3, 1]])
+    weights = torch.rand(1, 4, generator=random).to(torch.float32 if are_wide else dtype)
+    starts = np.array([expert.data_ptr() for expert in experts])
+    down = 2 * _NEURONS * _HIDDEN * dtype.itemsize
+    out = torch.empty_like(x)
+    expected = torch.empty_like(x)
 
     def compute() -> bool:
         places = x.data_ptr(), ids.data_ptr(), weights.data_ptr(), are_wide, out.data_ptr()
@@ -46,11 +46,10 @@ def test_a_call_for_all_agrees_with_calls_for_each(dtype: torch.dtype, are_wide:
             like,
         )
 
-    order, selected = ids[0].argsort(stable=True).numpy(), ids.numpy()[0]
-    addresses, y = (
-        np.stack([starts[selected[order]], starts[selected[order]] + down], axis=1),
-        np.zeros((4, _HIDDEN), np.float32),
-    )
+    order = ids[0].argsort(stable=True).numpy()
+    selected = ids.numpy()[0]
+    addresses = np.stack([starts[selected[order]], starts[selected[order]] + down], axis=1)
+    y = np.zeros((4, _HIDDEN), np.float32)
     kernels("cpu.gated").add_whole(addresses, _NEURONS, x.float().numpy()[0], np.arange(4), y, like)
     given = weights.float().numpy()[0, order]
     kernels("cpu.gated").combine(y, given, 4, expected.view(AS_NUMPY[dtype]).numpy()[0])
@@ -68,7 +67,9 @@ def test_a_call_for_all_agrees_with_calls_for_each(dtype: torch.dtype, are_wide:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_experts_in_blocks_of_32_agree_with_products_of_their_matrices(dtype: torch.dtype) -> None:
-    random, (hidden, neurons), like = torch.Generator().manual_seed(0), _IN_BLOCKS, _like(dtype)
+    random = torch.Generator().manual_seed(0)
+    hidden, neurons = _IN_BLOCKS
+    like = _like(dtype)
     shapes = [
         ("Q4_0", (neurons, hidden)),
         ("Q8_0", (neurons, hidden)),
@@ -84,9 +85,12 @@ def test_experts_in_blocks_of_32_agree_with_products_of_their_matrices(dtype: to
         (getattr(kernels("cpu.published"), name), at)
         for (name, _), at in zip(shapes, places, strict=False)
     )
-    x, ids = torch.randn(1, hidden, generator=random).to(dtype), torch.tensor([[2, 4, 0]])
-    weights, out = torch.tensor([[0.5, 0.25, 0.125]]), torch.empty_like(x)
-    starts, sizes = np.array([expert.data_ptr() for expert in whole]), (hidden, neurons, 3)
+    x = torch.randn(1, hidden, generator=random).to(dtype)
+    ids = torch.tensor([[2, 4, 0]])
+    weights = torch.tensor([[0.5, 0.25, 0.125]])
+    out = torch.empty_like(x)
+    starts = np.array([expert.data_ptr() for expert in whole])
+    sizes = (hidden, neurons, 3)
     given = x.data_ptr(), ids.data_ptr(), weights.data_ptr(), True, out.data_ptr()
     assert kernels("cpu.whole_layer").compute_layer(starts, matrices, sizes, _none(), *given, like)
 
@@ -109,13 +113,13 @@ def _in_blocks(matrix: torch.Tensor, form: GgmlBlocks) -> tuple[torch.Tensor, to
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_experts_without_an_address_are_their_replicas(dtype: torch.dtype) -> None:
     """Beside one that has an address; to the bit where numbers are rounded to 16 bits."""
-    (hidden, neurons), like, random = _CODED, _like(dtype), torch.Generator().manual_seed(0)
+    hidden, neurons = _CODED
+    like = _like(dtype)
+    random = torch.Generator().manual_seed(0)
     rotations = kernels("cpu.rotation").rotation
-    outer, back, acts = (
-        rotations(hidden, is_back=False),
-        rotations(hidden, is_back=True),
-        rotations(neurons, is_back=False),
-    )
+    outer = rotations(hidden, is_back=False)
+    back = rotations(hidden, is_back=True)
+    acts = rotations(neurons, is_back=False)
     digits = kernels("cpu.trellis").num_digits(dtype)
     turns = outer.signs, acts.signs, outer.odd, back.odd, acts.odd, digits
     pairs = [
@@ -132,16 +136,12 @@ def test_experts_without_an_address_are_their_replicas(dtype: torch.dtype) -> No
     ]
     functions = kernels("cpu.trellis_vectors").functions()
     whole = torch.randn(3 * neurons * hidden, generator=random).to(dtype) / 8
-    x, ids, weights = (
-        torch.randn(1, hidden, generator=random).to(dtype),
-        torch.tensor([[4, 0, 2]]),
-        torch.rand(1, 3),
-    )
-    starts, down, out = (
-        np.zeros(_NUM_EXPERTS, np.int64),
-        2 * neurons * hidden * dtype.itemsize,
-        torch.empty_like(x),
-    )
+    x = torch.randn(1, hidden, generator=random).to(dtype)
+    ids = torch.tensor([[4, 0, 2]])
+    weights = torch.rand(1, 3)
+    starts = np.zeros(_NUM_EXPERTS, np.int64)
+    down = 2 * neurons * hidden * dtype.itemsize
+    out = torch.empty_like(x)
     starts[2] = whole.data_ptr()
     matrices = tuple((PLAIN, at) for at in (0, 0, down))
     given = x.data_ptr(), ids.data_ptr(), weights.data_ptr(), True, out.data_ptr()
@@ -150,11 +150,9 @@ def test_experts_without_an_address_are_their_replicas(dtype: torch.dtype) -> No
         starts, matrices, (hidden, neurons, 3), replicas, *given, like
     )
 
-    y, token, expected = (
-        np.zeros((3, hidden), np.float32),
-        x.float().numpy()[0],
-        torch.empty_like(x),
-    )
+    y = np.zeros((3, hidden), np.float32)
+    token = x.float().numpy()[0]
+    expected = torch.empty_like(x)
     own = [np.ascontiguousarray(table[[0, 4]]) for table in tables]
     kernels("cpu.gated_trellis").add(functions, *own, turns, token, np.array([0, 2]), y, like)
     addresses = np.array([[starts[2], starts[2] + down]])

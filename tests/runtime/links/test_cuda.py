@@ -24,7 +24,8 @@ class Run:
     stream."""
 
     def __init__(self, gpu: Gpu, source: HostSource) -> None:
-        self.gpu, self.seen = gpu, []
+        self.gpu = gpu
+        self.seen = []
         self.link = CudaLink(
             source, SHAPE, device=DEVICE, slot_nbytes=64, is_pinned=source.is_pinned
         )
@@ -110,7 +111,8 @@ class Held(Run):
     """A run whose GPU copies nothing until `release`: no wait for one of its events ends before."""
 
     def __init__(self, patch: pytest.MonkeyPatch, *, pinned: bool = True) -> None:
-        self.freed, gpu = threading.Event(), fake_cuda(patch, 0)
+        self.freed = threading.Event()
+        gpu = fake_cuda(patch, 0)
         finish = Event.synchronize
 
         def wait(event: Event) -> None:
@@ -219,11 +221,9 @@ def test_what_is_left_of_a_cancelled_prefetch_is_not_copied(
 def test_a_piece_that_fails_is_handed_over_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of the thread does not hide behind another one."""
     gpu = fake_cuda(monkeypatch, 0)
-    run, copy, failures = (
-        Run(gpu, HostSource(gpu, pinned=True)),
-        Memory.copy_,
-        iter([RuntimeError("once")]),
-    )
+    run = Run(gpu, HostSource(gpu, pinned=True))
+    copy = Memory.copy_
+    failures = iter([RuntimeError("once")])
 
     def fail_once(memory: Memory, host: Memory, *, non_blocking: bool) -> None:
         for error in failures:
@@ -242,7 +242,8 @@ def test_a_piece_that_fails_is_handed_over_again(monkeypatch: pytest.MonkeyPatch
 def test_a_failed_read_ahead_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = fake_cuda(monkeypatch, 0)
     source = HostSource(gpu, pinned=False)
-    run, source.broken = Run(gpu, source), {5}
+    run = Run(gpu, source)
+    source.broken = {5}
     run.issue(5, 0, PREFETCH)
     assert run.pending[0].landed.wait(10) and run.pending[0].error
     source.broken = set()
@@ -257,7 +258,8 @@ def test_events_are_used_again(monkeypatch: pytest.MonkeyPatch, pinned: bool) ->
     """How many are in use at a time varies with the thread that hands pieces over; one lost a step
     would be 29 more."""
     gpu = fake_cuda(monkeypatch, 0)
-    run, made = Run(gpu, HostSource(gpu, pinned=pinned)), []
+    run = Run(gpu, HostSource(gpu, pinned=pinned))
+    made = []
     for step in range(60):
         run.issue(step % SHAPE.num_keys, step % 2, DEMAND)
         run.issue((step + 5) % SHAPE.num_keys, 2 + step % 2, PREFETCH)
@@ -275,7 +277,8 @@ def test_events_are_used_again(monkeypatch: pytest.MonkeyPatch, pinned: bool) ->
 def test_loads_of_a_step_share_their_events(monkeypatch: pytest.MonkeyPatch, urgency: int) -> None:
     """A demand was recorded three times, and a prefetch waited for an event of its own."""
     gpu = fake_cuda(monkeypatch, 0)
-    run, recorded = Run(gpu, HostSource(gpu, pinned=True)), []
+    run = Run(gpu, HostSource(gpu, pinned=True))
+    recorded = []
     record = Event.record
     monkeypatch.setattr(
         Event, "record", lambda event, stream: recorded.append(stream) or record(event, stream)
@@ -341,7 +344,8 @@ def test_a_stall_is_the_time_in_which_compute_waited(monkeypatch: pytest.MonkeyP
 def test_experts_in_page_locked_memory_are_not_copied_again(checkpoint: Checkpoint) -> None:
     """Nothing is page-locked on this machine: the store only says that it is."""
     opened = open_model(str(checkpoint("olmoe")))
-    plain, pinned = RamStore(opened.store), RamStore(opened.store)
+    plain = RamStore(opened.store)
+    pinned = RamStore(opened.store)
     pinned.is_pinned = True
     assert copied_to_ram(plain, pin=False) is plain
     assert copied_to_ram(pinned, pin=True) is pinned and copied_to_ram(pinned, pin=False) is pinned

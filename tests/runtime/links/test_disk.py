@@ -36,19 +36,24 @@ def test_logits_are_the_plain_models_with_prefetches_that_come_late_and_are_canc
     checkpoint: Checkpoint, layout: str, link: str
 ) -> None:
     folder = checkpoint("olmoe", layout)
-    plain, opened = plain_model(folder), open_model(str(folder))
+    plain = plain_model(folder)
+    opened = open_model(str(folder))
     direct_or_skip(opened.store)
     policies = {"prefetch": "next_gate:overfetch=2"}
     settings = Settings(budget="5x", scope="global", link=link, policies=policies, window="9KiB")
     with Session(opened, settings) as session, torch.inference_mode():
-        ours, theirs = session.forward(PROMPT), plain(PROMPT, use_cache=True)
+        ours = session.forward(PROMPT)
+        theirs = plain(PROMPT, use_cache=True)
         assert torch.equal(ours.logits, theirs.logits)
-        mine, past = ours.past_key_values, theirs.past_key_values
+        mine = ours.past_key_values
+        past = theirs.past_key_values
         for token in range(3, 15):
             one = torch.tensor([[token]])
-            step, right = session.forward(one, past=mine), plain(one, past_key_values=past)
+            step = session.forward(one, past=mine)
+            right = plain(one, past_key_values=past)
             assert torch.equal(step.logits, right.logits)
-            mine, past = step.past_key_values, right.past_key_values
+            mine = step.past_key_values
+            past = right.past_key_values
         receipt = session.receipt()["link"]
         assert session.controller.counters.totals()["prefetches"] > 0
     assert receipt["page_cache"] == {"disk": "used", "direct": "bypassed"}[link]
@@ -58,7 +63,8 @@ def test_logits_are_the_plain_models_with_prefetches_that_come_late_and_are_canc
 def test_a_cancelled_transfer_is_never_read(checkpoint: Checkpoint) -> None:
     """One read is held while seven prefetches queue behind it and are cancelled."""
     opened = open_model(str(checkpoint("olmoe")))
-    gate, read = threading.Event(), []
+    gate = threading.Event()
+    read = []
 
     class Held:
         def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int) -> None:
@@ -92,7 +98,8 @@ def test_a_cold_expert_costs_the_device_its_own_bytes(
     from tools.bench.disk_way import drop, read_nbytes
 
     folder = checkpoint("olmoe", "hub", "bfloat16")
-    store, out = open_model(str(folder)).store, torch.empty(1 << 20, dtype=torch.uint8)
+    store = open_model(str(folder)).store
+    out = torch.empty(1 << 20, dtype=torch.uint8)
     os.sync()
     drop(folder)
     before = read_nbytes()
@@ -124,12 +131,11 @@ def test_experts_in_the_page_cache_are_copied_at_once(checkpoint: Checkpoint, la
             raise AssertionError("read by a thread")
 
     opened = opened_with_warm_cache(checkpoint("olmoe", layout))
-    source, shape = Refuses.plain(opened.store), opened.shape
-    link, slot, expected = (
-        DiskLink(source, shape, kept=source),
-        aligned(shape.expert_nbytes),
-        aligned(shape.expert_nbytes),
-    )
+    source = Refuses.plain(opened.store)
+    shape = opened.shape
+    link = DiskLink(source, shape, kept=source)
+    slot = aligned(shape.expert_nbytes)
+    expected = aligned(shape.expert_nbytes)
     for key in range(shape.num_keys):
         transfer = link.issue(key, slot.zero_(), urgency=DEMAND)
         assert link.has_landed(transfer)
@@ -166,7 +172,8 @@ def test_past_the_page_cache_a_tokens_experts_are_computed_in_one_call(
 ) -> None:
     """One call computes all experts of a decoded token, although they land at different times."""
     counts: list[int] = []
-    plain_add, plain_read = TorchOutput.add, DiskLink._read
+    plain_add = TorchOutput.add
+    plain_read = DiskLink._read
 
     def add(self: TorchOutput, places: list) -> None:
         counts.append(len(places))
@@ -194,13 +201,15 @@ def test_reads_that_begin_on_borders_need_no_buffer(
 ) -> None:
     """Whole blocks are read in place. Their tail, and reads that begin elsewhere in file or memory,
     use a buffer."""
-    path, content = tmp_path / "some", torch.randint(256, (30_000,), dtype=torch.uint8)
+    path = tmp_path / "some"
+    content = torch.randint(256, (30_000,), dtype=torch.uint8)
     path.write_bytes(content.numpy().tobytes())
     try:
         file = DirectFile(path)
     except BadInput:
         pytest.skip("this file system has no reads past the page cache")
-    buffered, plain = [], direct_io._thread_buffer
+    buffered = []
+    plain = direct_io._thread_buffer
     monkeypatch.setattr(
         direct_io, "_thread_buffer", lambda nbytes: buffered.append(nbytes) or plain(nbytes)
     )

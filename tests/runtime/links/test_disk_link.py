@@ -45,7 +45,8 @@ def link(source: Cached) -> Iterator[DiskLink]:
 def test_a_small_demand_that_is_in_the_page_cache_is_copied_at_once(
     link: DiskLink, source: Cached
 ) -> None:
-    source.held, (slot,) = {1, 2}, slots(1)
+    source.held = {1, 2}
+    (slot,) = slots(1)
     transfer = link.issue(1, slot, urgency=DEMAND)
     assert (
         link.has_landed(transfer)
@@ -101,7 +102,8 @@ def test_seconds_of_reads_that_overlap_count_once_and_idle_ones_not_at_all(
     now_s = [1.0]
     monkeypatch.setattr(disk, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
     source.gate.clear()
-    buffers, transfers = slots(4), []
+    buffers = slots(4)
+    transfers = []
     for key, at_s in enumerate((1.0, 2.0, 4.0)):
         now_s[0] = at_s
         transfers.append(link.issue(key, buffers[key], urgency=DEMAND))

@@ -126,7 +126,8 @@ def test_no_more_reads_are_under_way_than_the_conditions_say(
 
 def test_seconds_of_concurrent_reads_count_once(link: DiskLink, source: Numbered) -> None:
     source.gate.clear()
-    buffers, begin_s = slots(3), time.perf_counter()
+    buffers = slots(3)
+    begin_s = time.perf_counter()
     transfers = [link.issue(key, buffers[key], urgency=DEMAND) for key in range(3)]
     wait_for(lambda: len(source.begun) == 3)
     time.sleep(0.02)
@@ -162,7 +163,8 @@ def test_collect_raises_the_error_and_the_link_goes_on(any_link: Link, source: N
 def test_a_failed_prefetch_is_read_again_when_it_is_collected(
     link: DiskLink, source: Numbered
 ) -> None:
-    source.broken, buffers = {5, 6}, slots(2)
+    source.broken = {5, 6}
+    buffers = slots(2)
     ahead = [
         link.issue(key, slot, urgency=PREFETCH) for key, slot in zip((5, 6), buffers, strict=True)
     ]
@@ -199,7 +201,8 @@ def test_each_device_has_a_link_of_its_own(source: Numbered) -> None:
     `clear` clears both links."""
     clock = VirtualClock()
     links = [EmulatedLink(source, SHAPE, bandwidth=64.0, clock=clock) for _ in range(2)]
-    link, buffers = LinkPerDevice(Partitions(SHAPE.num_experts, 2), links), slots(4)
+    link = LinkPerDevice(Partitions(SHAPE.num_experts, 2), links)
+    buffers = slots(4)
     first, second, other = (link.issue(key, buffers[key], urgency=PREFETCH) for key in (0, 2, 1))
     clock.time_s = 1.0
     assert [link.has_landed(transfer) for transfer in (first, second, other)] == [True, False, True]

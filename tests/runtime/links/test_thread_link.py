@@ -38,7 +38,8 @@ class OneByOne(ThreadLink):
 def test_a_thread_link_moves_one_expert_at_a_time_unless_it_says_otherwise(
     source: Numbered,
 ) -> None:
-    link, buffers = OneByOne(source, SHAPE), slots(3)
+    link = OneByOne(source, SHAPE)
+    buffers = slots(3)
     source.gate.clear()
     transfers = [link.issue(key, buffers[key], urgency=DEMAND) for key in range(3)]
     wait_for(lambda: source.begun == [0])
@@ -81,7 +82,8 @@ def test_a_stall_is_the_time_that_collecting_waits(link: DiskLink, source: Numbe
     assert link.drain_stalls() == 0
     source.gate.clear()
     transfer = link.issue(1, slots(1)[0], urgency=DEMAND)
-    begin_s, opening = time.perf_counter(), threading.Timer(0.2, source.gate.set)
+    begin_s = time.perf_counter()
+    opening = threading.Timer(0.2, source.gate.set)
     opening.start()
     link.collect(transfer)
     assert 0 < link.drain_stalls() <= time.perf_counter() - begin_s
@@ -139,7 +141,8 @@ def test_a_cancelled_transfer_leaves_the_others_in_the_queue(
 def test_a_link_that_is_stuck_says_so_and_one_that_is_slow_does_not(source: Numbered) -> None:
     """The patience begins anew whenever a transfer lands. Keys beyond the model are segments of its
     experts."""
-    link, buffers = OneByOne(source, SHAPE, patience_s=0.1), slots(8)
+    link = OneByOne(source, SHAPE, patience_s=0.1)
+    buffers = slots(8)
     source.pause_s = 0.04
     for transfer in [link.issue(key, buffers[key], urgency=DEMAND) for key in range(8)][::-1]:
         link.collect(transfer)

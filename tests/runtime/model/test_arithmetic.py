@@ -15,14 +15,16 @@ NONE = -1
 @pytest.mark.parametrize("family", ["olmoe", "gpt_oss"])  # gated; also biased and transposed
 @pytest.mark.parametrize("num_tokens", [1, 2, 7])
 def test_the_sum_over_experts_is_the_modules_own(family: str, num_tokens: int) -> None:
-    experts, (hidden, selected, weights) = _experts(family), _step(num_tokens, num_experts=4)
+    experts = _experts(family)
+    hidden, selected, weights = _step(num_tokens, num_experts=4)
     assert torch.equal(
         _ours(experts, hidden, selected, weights), experts(hidden, selected, weights)
     )
 
 
 def test_an_expert_without_a_gate_or_with_a_norm() -> None:
-    experts, x = _Plain(), torch.arange(6.0).view(2, 3)
+    experts = _Plain()
+    x = torch.arange(6.0).view(2, 3)
     weights = {name: parameter[1] for name, parameter in experts.named_parameters()}
     expected = (x @ weights["up_proj"].T).relu() @ weights["down_proj"].T
     assert torch.equal(expert_forward(experts, weights, x), expected)

@@ -69,7 +69,8 @@ def test_every_varied_field_is_followed_to_the_bit(
 
 def of_passes(model: PreTrainedModel | Session) -> list[torch.Tensor]:
     """The logits of a prompt and of two tokens after it."""
-    logits, past = [], None
+    logits = []
+    past = None
     for ids in (PROMPT.view(2, -1), PROMPT[:, :2].T, PROMPT[:, 2:4].T):
         output = (
             model.forward(ids, past=past)

@@ -29,7 +29,8 @@ def test_matrices_are_those_of_the_checkpoint_rounded_once(
     family: str, bits: int, checkpoint: Checkpoint
 ) -> None:
     folder = checkpoint(family)
-    plain, opened = plain_model(folder), open_model(str(folder), dense=bits)
+    plain = plain_model(folder)
+    opened = open_model(str(folder), dense=bits)
     routers = {module for layer in opened.layers for module in layer.gate.modules()}
     packed = left = 0
     for name, module in opened.model.named_modules():
@@ -57,7 +58,8 @@ def test_matrices_are_those_of_the_checkpoint_rounded_once(
 
 def test_a_shared_matrix_is_held_once(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("qwen2_moe")), dense=8)
-    embedding, head = opened.model.get_input_embeddings(), opened.model.get_output_embeddings()
+    embedding = opened.model.get_input_embeddings()
+    head = opened.model.get_output_embeddings()
     assert embedding.blocks is head.blocks and torch.equal(embedding.weight, head.weight)
     ids = torch.tensor([[5, 0, 5]])
     assert torch.equal(embedding(ids), embedding.weight[ids])

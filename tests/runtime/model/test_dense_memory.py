@@ -44,7 +44,8 @@ def test_values_views_and_ties_stay(model: nn.Module) -> None:
 
 def test_parameters_of_one_storage_go_on_sharing_it(model: nn.Module) -> None:
     both = torch.randn(2, 512, 512)
-    model["own"].weight.data, model["alone"].weight.data = both[0], both[1]
+    model["own"].weight.data = both[0]
+    model["alone"].weight.data = both[1]
     gather(model)
     assert model["alone"].weight.data_ptr() - model["own"].weight.data_ptr() == both[0].nbytes
     assert torch.equal(model["own"].weight, both[0]) and torch.equal(model["alone"].weight, both[1])

@@ -35,7 +35,8 @@ FILES = {  # tensors in their order: the expert's key, and which of its tensors
 
 
 def test_a_slot_may_be_longer_than_an_expert(store: DiskStore) -> None:
-    exact, longer = aligned(store.layout.nbytes), aligned(store.layout.nbytes + 640).fill_(7)
+    exact = aligned(store.layout.nbytes)
+    longer = aligned(store.layout.nbytes + 640).fill_(7)
     store.read(1, 2, exact)
     store.read(1, 2, longer)
     assert torch.equal(exact, longer[: store.layout.nbytes])
@@ -47,7 +48,8 @@ def test_ram_holds_the_bytes_on_disk(store: DiskStore) -> None:
     ram = RamStore(store, progress=counts.append)
     assert counts == list(range(1, store.shape.num_keys + 1))
     assert (ram.layout, ram.shape) == (store.layout, store.shape)
-    expected, got = aligned(store.layout.nbytes), aligned(store.layout.nbytes)
+    expected = aligned(store.layout.nbytes)
+    got = aligned(store.layout.nbytes)
     for layer in range(store.shape.num_layers):
         for expert in range(store.shape.num_experts):
             store.read(layer, expert, expected)
@@ -122,7 +124,8 @@ def test_direct_reads_give_the_same_bytes(
     monkeypatch.setattr(direct_io, "_CHUNK", 4096)  # less than an expert
     folder = save("olmoe", layout, tmp_path)
     store = open_model(str(folder)).store
-    direct, got = direct_or_skip(store), aligned(store.layout.nbytes)
+    direct = direct_or_skip(store)
+    got = aligned(store.layout.nbytes)
     expected = RamStore(store)
     for key in range(store.shape.num_keys):
         place = divmod(key, store.shape.num_experts)
@@ -137,7 +140,8 @@ def test_direct_reads_give_the_same_bytes(
 
 def test_direct_reads_convert_dtypes_too(checkpoint: Checkpoint) -> None:
     store = open_model(str(checkpoint("olmoe")), dtype=torch.bfloat16).store
-    expected, got = aligned(store.layout.nbytes), aligned(store.layout.nbytes)
+    expected = aligned(store.layout.nbytes)
+    got = aligned(store.layout.nbytes)
     store.read(1, 3, expected)
     direct_or_skip(store).read(1, 3, got)
     assert torch.equal(got, expected)
@@ -149,7 +153,8 @@ def test_spans_of_an_expert_equal_those_of_the_whole(
 ) -> None:
     """The checkpoint is float32; it is read unchanged, or converted."""
     store = open_model(str(checkpoint("olmoe")), dtype=dtype).store
-    whole, part = aligned(store.layout.nbytes), aligned(store.layout.nbytes).fill_(7)
+    whole = aligned(store.layout.nbytes)
+    part = aligned(store.layout.nbytes).fill_(7)
     store.read(1, 3, whole)
     spans = ((64, 640), (1280, store.layout.nbytes - 64))
     store.read(1, 3, part, spans=spans)

@@ -131,7 +131,9 @@ def tensor(
 
 def test_gate_and_up_may_be_fused_each_apart(hub: MoeModel) -> None:
     """As GGUF files have them."""
-    num_experts, inner, down = hub.shape.num_experts, (24, 32), (32, 24)
+    num_experts = hub.shape.num_experts
+    inner = (24, 32)
+    down = (32, 24)
     mapping = [
         WeightConverter([r"\.gates$", r"\.ups$"], ".gate_up_proj", operations=[Concatenate(dim=1)]),
         WeightRenaming(r"\.downs$", ".down_proj"),
@@ -191,10 +193,8 @@ def test_experts_that_are_stored_in_two_ways_begin_with_the_number_of_their_way(
     hub: MoeModel, checkpoint: Checkpoint
 ) -> None:
     tensors = dict(stored(checkpoint))
-    weight, scale = (
-        tensor(UP, (24, 32), 0, torch.float8_e4m3fn),
-        tensor(f"{UP}_scale", (24, 1), 24 * 32),
-    )
+    weight = tensor(UP, (24, 32), 0, torch.float8_e4m3fn)
+    scale = tensor(f"{UP}_scale", (24, 1), 24 * 32)
     tensors[UP] = QuantisedTensor(UP, Scaled(), {"weight": weight, "scale": scale}, (24, 32))
     found = located(hub, tensors)
     assert isinstance(found.layout, MixedLayout)

@@ -86,7 +86,8 @@ def test_logits_are_those_of_transformers(tmp_path: Path, family: str) -> None:
 def test_experts_that_are_stored_otherwise_are_read_in_parts(tmp_path: Path, family: str) -> None:
     model = tiny(family)
     opened = open_model(str(save(model, tmp_path, as_published=True)))
-    layer, (inner, down) = opened.layers[0], opened.store.layout.parts
+    layer = opened.layers[0]
+    inner, down = opened.store.layout.parts
     whole, part = (torch.zeros(opened.store.layout.nbytes, dtype=torch.uint8) for _ in range(2))
     opened.store.read(0, 3, whole)
     for name, view in opened.store.layout.views(whole).items():

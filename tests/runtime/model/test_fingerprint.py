@@ -27,7 +27,9 @@ def found(folder: Path, how: Callable = fingerprint) -> str:
 @pytest.mark.parametrize("layout", ["hub", "fused"])
 def test_each_tensor_counts(checkpoint: Checkpoint, tmp_path: Path, layout: str) -> None:
     folder = shutil.copytree(checkpoint("olmoe", layout), tmp_path / "model")
-    original, former, seen = found(folder), found(folder, former_fingerprint), set()
+    original = found(folder)
+    former = found(folder, former_fingerprint)
+    seen = set()
     for name in open_checkpoint(folder).tensors:
         with rewritten(folder, name):
             seen.add(found(folder))
@@ -62,7 +64,8 @@ def test_a_large_tensor_is_sampled_at_a_few_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint of a GiB, all of it holes; one of its tensors has 256 slices."""
-    nbytes, entries = 8 << 20, {}
+    nbytes = 8 << 20
+    entries = {}
     for number in range(128):
         shape = [2048, 2048] if number else [256, 128, 128]
         offsets = [number * nbytes, (number + 1) * nbytes]
@@ -72,7 +75,8 @@ def test_a_large_tensor_is_sampled_at_a_few_places(
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + 128 * nbytes)
-    reads, sample = [], Shard.sample
+    reads = []
+    sample = Shard.sample
     monkeypatch.setattr(
         Shard, "sample", lambda shard, *place: reads.append(place) or sample(shard, *place)
     )

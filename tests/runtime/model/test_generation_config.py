@@ -17,14 +17,16 @@ from runtime.session.session import Session
 from runtime.session.settings import Settings
 from tests.conftest import Checkpoint
 
-GREEDY, DRAWN = Sampling(8), Sampling(8, temperature=1.5, top_k=0, seed=3)
+GREEDY = Sampling(8)
+DRAWN = Sampling(8, temperature=1.5, top_k=0, seed=3)
 PROMPT = [5, 9, 2, 14, 5, 9]  # the model of the fixture goes on with 31, 31, 31, 72, 72
 PROMPTS = {
     "forced_bos_token_id": [5],
     "forced_eos_token_id": [5],
     "encoder_no_repeat_ngram_size": [*PROMPT, 31],
 }
-FIRST, LAST = 31, 72
+FIRST = 31
+LAST = 72
 BASE = {"eos_token_id": LAST}
 
 CHANGES = {  # by setting: a value that changes the greedy tokens
@@ -128,7 +130,8 @@ def test_what_is_followed_gives_the_tokens_of_transformers(
 ) -> None:
     value = (CHANGES | CHANGES_DRAWN | CHANGES_NOTHING)[name]
     asked = PROMPTS.get(name, PROMPT), DRAWN if name in CHANGES_DRAWN else GREEDY
-    model, tokenizer = session.opened.model, session.opened.tokenizer
+    model = session.opened.model
+    tokenizer = session.opened.tokenizer
     load_generation_config(model, written(tmp_path, **BASE), tokenizer)
     without = tokens_of(session, *asked)
     lines = load_generation_config(model, written(tmp_path, **BASE | {name: value}), tokenizer)

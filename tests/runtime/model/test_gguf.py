@@ -51,16 +51,12 @@ def test_logits_and_tokens_are_those_of_transformers_loader(
 ) -> None:
     opened = open_model(str(write(family, tmp_path / "model.gguf", types)))
     assert opened.dtype is (torch.float16 if types("ffn_up_exps") == "F16" else torch.bfloat16)
-    theirs, sampling = (
-        reference(tmp_path / "model.gguf", opened.dtype),
-        Sampling(6, ignore_eos=True),
-    )
+    theirs = reference(tmp_path / "model.gguf", opened.dtype)
+    sampling = Sampling(6, ignore_eos=True)
     options = {"attention_mask": torch.ones_like(IDS), **sampling.options()}
     with torch.inference_mode():
-        logits, tokens = (
-            theirs(IDS).logits,
-            theirs.generate(IDS, **options)[0, IDS.shape[1] :].tolist(),
-        )
+        logits = theirs(IDS).logits
+        tokens = theirs.generate(IDS, **options)[0, IDS.shape[1] :].tolist()
     for preset in ("on-demand", "near", "horizon") if types is mixed else ("on-demand",):
         with Session(opened, Settings(preset=preset, budget="30%")) as session:
             with torch.inference_mode():

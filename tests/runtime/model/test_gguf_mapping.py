@@ -58,7 +58,8 @@ WITNESSED = {  # llama.cpp rounds activations to 8 bits where it multiplies by p
 def test_llama_cpp_reads_the_same(
     tmp_path: Path, family: str, types: Types, describe: Callable, most: float
 ) -> None:
-    path, text = write(family, tmp_path / "model.gguf", types, describe=describe), [IDS[0].numpy()]
+    path = write(family, tmp_path / "model.gguf", types, describe=describe)
+    text = [IDS[0].numpy()]
     with Session(open_model(str(path), dtype=torch.float32), Settings("full")) as session:
         ours = read(session, text, prefill=12)
     llama = LlamaCpp(path, threads=1, num_tokens=len(text[0]), vocab_size=SIZES["vocab_size"])

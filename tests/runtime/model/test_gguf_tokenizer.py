@@ -19,7 +19,9 @@ from tests.helpers.gguf_vocabularies import (
     write_vocabulary,
 )
 
-BPE, DISTINCT, TIED = byte_level(), sentencepiece(), sentencepiece(distinct=False)
+BPE = byte_level()
+DISTINCT = sentencepiece()
+TIED = sentencepiece(distinct=False)
 BOTH = {"add_bos_token": True, "add_eos_token": True, "bos_token_id": 1, "eos_token_id": 2}
 SPACES = {"add_space_prefix": False, "remove_extra_whitespaces": True}
 CASES = {
@@ -46,12 +48,10 @@ def test_tokens_are_those_of_llama_cpp(tmp_path: Path, vocabulary: dict, entries
     ours = gguf_tokenizer(path)
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(path)
-    parameters.n_ctx, parameters.n_parallel, parameters.n_gpu_layers, parameters.verbosity = (
-        64,
-        1,
-        0,
-        -1,
-    )
+    parameters.n_ctx = 64
+    parameters.n_parallel = 1
+    parameters.n_gpu_layers = 0
+    parameters.verbosity = -1
     server = xllamacpp.Server(parameters)
     for text in TEXTS:
         body = json.dumps({"content": text, "add_special": True, "parse_special": True}).encode()
@@ -103,10 +103,8 @@ TOLD = {
 @pytest.mark.parametrize(("entries", "line"), TOLD.values(), ids=TOLD)
 def test_what_may_differ_is_told(tmp_path: Path, entries: dict, line: str) -> None:
     entries = dict(entries)
-    vocabulary, without = (
-        byte_level(dict.fromkeys(entries.pop("more", ()), CONTROL)),
-        entries.pop("without", None),
-    )
+    vocabulary = byte_level(dict.fromkeys(entries.pop("more", ()), CONTROL))
+    without = entries.pop("without", None)
     vocabulary["tokens"] = [
         token if token != without else "zz zz" for token in vocabulary["tokens"]
     ]

@@ -31,7 +31,8 @@ class Tensor:
     """Stands at an address without memory."""
 
     def __init__(self, address: int, nbytes: int) -> None:
-        self.nbytes, self.data_ptr = nbytes, lambda: address
+        self.nbytes = nbytes
+        self.data_ptr = lambda: address
 
 
 @pytest.mark.parametrize("nbytes", [1, HUGE_PAGE - 1, HUGE_PAGE, 2 * HUGE_PAGE + 5])
@@ -44,7 +45,8 @@ def test_memory_is_zeros_of_the_size_and_can_be_written(nbytes: int) -> None:
 @GIVES_THEM
 def test_all_that_fills_huge_pages_is_on_their_borders_and_the_rest_is_not_held() -> None:
     memory = anonymous(2 * HUGE_PAGE + 5)
-    first, whole = memory.data_ptr(), {"whole": [memory[: 2 * HUGE_PAGE]]}
+    first = memory.data_ptr()
+    whole = {"whole": [memory[: 2 * HUGE_PAGE]]}
     assert first % HUGE_PAGE == 0 and shares(whole) == {"whole": None}
     memory.fill_(1)
     (held,) = [one for one in huge_pages._read_mappings() if one.start <= first < one.stop]
@@ -54,7 +56,8 @@ def test_all_that_fills_huge_pages_is_on_their_borders_and_the_rest_is_not_held(
 @GIVES_THEM
 def test_memory_is_returned_with_its_last_view() -> None:
     memory = anonymous(HUGE_PAGE)
-    view, address = memory[5:9].fill_(1), memory.data_ptr()
+    view = memory[5:9].fill_(1)
+    address = memory.data_ptr()
     del memory
     assert view.tolist() == [1] * 4 and _is_mapped(address)
     del view

@@ -15,7 +15,9 @@ from tests.helpers.families import FAMILIES
 
 
 def test_the_shapes_of_one_expert() -> None:
-    plain, turned = _first("olmoe"), _first("gpt_oss")  # transposed, with biases
+    # transposed, with biases
+    plain = _first("olmoe")
+    turned = _first("gpt_oss")
     assert plain.shapes == {"gate_up_proj": (48, 32), "down_proj": (32, 24)}
     assert turned.shapes["gate_up_proj"] == (32, 48) and turned.shapes["down_proj_bias"] == (32,)
     assert (plain.num_neurons, turned.num_neurons, plain.num_experts, turned.num_experts) == (
@@ -135,14 +137,18 @@ class _Experts(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up_proj, self.down_proj = _weights(2, 4, 3), _weights(2, 3, 4)
-        self.config, self.has_gate, self.is_transposed = _Config(), False, False
+        self.up_proj = _weights(2, 4, 3)
+        self.down_proj = _weights(2, 3, 4)
+        self.config = _Config()
+        self.has_gate = False
+        self.is_transposed = False
 
 
 class _Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.gate, self.experts = nn.Linear(3, 2), _Experts()
+        self.gate = nn.Linear(3, 2)
+        self.experts = _Experts()
 
 
 class _Recorded(nn.Module):

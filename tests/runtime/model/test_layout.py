@@ -53,7 +53,8 @@ def test_memory_begins_on_a_page_and_has_the_size(nbytes: int) -> None:
 
 
 def test_page_locked_memory_is_as_long_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, empty = [], torch.empty
+    asked = []
+    empty = torch.empty
 
     def not_locked(nbytes: int, *, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
         asked.append((nbytes, pin_memory))
@@ -72,7 +73,8 @@ def test_no_room_is_told_in_gib() -> None:
 
 def test_filling_keeps_the_rest_of_a_longer_slot() -> None:
     content = torch.arange(3, dtype=torch.uint8)
-    same, longer = torch.full((3,), 7, dtype=torch.uint8), torch.full((5,), 7, dtype=torch.uint8)
+    same = torch.full((3,), 7, dtype=torch.uint8)
+    longer = torch.full((5,), 7, dtype=torch.uint8)
     fill(same, content)
     fill(longer, content)
     assert same.tolist() == [0, 1, 2] and longer.tolist() == [0, 1, 2, 7, 7]

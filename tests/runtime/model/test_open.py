@@ -25,7 +25,8 @@ def test_everything_equals_the_plain_model(
     checkpoint: Checkpoint, family: str, layout: str, dtype: str
 ) -> None:
     folder = checkpoint(family, layout, dtype)
-    opened, plain = open_model(str(folder)), _plain(folder)
+    opened = open_model(str(folder))
+    plain = _plain(folder)
     assert opened.family == family
     assert all(
         parameter.is_meta for layer in opened.layers for parameter in layer.experts.parameters()
@@ -72,7 +73,8 @@ def test_dtypes_are_converted_as_in_transformers(
     checkpoint: Checkpoint, stored: str, run: torch.dtype
 ) -> None:
     folder = checkpoint("olmoe", "hub", stored)
-    opened, plain = open_model(str(folder), dtype=run), _plain(folder, run)
+    opened = open_model(str(folder), dtype=run)
+    plain = _plain(folder, run)
     assert opened.config.dtype == opened.store.layout.dtype == run
     _assert_rest_equal(opened, plain)
     _assert_experts_equal(opened, plain)
@@ -137,7 +139,8 @@ def test_windows_that_transformers_misreads_are_refused(
 
 
 def test_opening_draws_no_random_numbers(checkpoint: Checkpoint) -> None:
-    folder, before = checkpoint("olmoe"), torch.get_rng_state()
+    folder = checkpoint("olmoe")
+    before = torch.get_rng_state()
     open_model(str(folder))
     assert torch.equal(torch.get_rng_state(), before)
 

@@ -36,9 +36,11 @@ def test_a_repacked_checkpoint_is_the_same_model(
     folder = checkpoint(family, layout)
     done = repacked(folder, tmp_path / "packed")
     assert (done.reads_before, done.reads_now) == ({"hub": 1, "fused": 2}[layout], 1)
-    first, second = open_model(str(folder)), open_model(str(done.folder))
+    first = open_model(str(folder))
+    second = open_model(str(done.folder))
     assert second.fingerprint == first.fingerprint and second.tokenizer is not None
-    before, after = RamStore(first.store), RamStore(second.store)
+    before = RamStore(first.store)
+    after = RamStore(second.store)
     for key in range(first.shape.num_keys):
         place = divmod(key, first.shape.num_experts)
         assert torch.equal(before.view(*place), after.view(*place))
@@ -89,7 +91,9 @@ def test_experts_stored_by_layer_are_refused(checkpoint: Checkpoint, tmp_path: P
 def test_an_interrupted_run_leaves_no_model_and_the_next_run_resumes(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, out, headers = checkpoint("olmoe"), tmp_path / "packed", []
+    folder = checkpoint("olmoe")
+    out = tmp_path / "packed"
+    headers = []
     write = pack_module._header
 
     def broken(tensors: list, metadata: dict) -> bytes:
@@ -124,7 +128,8 @@ def test_files_left_by_another_model_are_overwritten(
 def test_no_room_no_folder_or_another_process_is_reported_in_one_line(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, out = checkpoint("olmoe"), tmp_path / "packed"
+    folder = checkpoint("olmoe")
+    out = tmp_path / "packed"
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for wrong, message in (

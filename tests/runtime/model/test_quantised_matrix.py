@@ -13,7 +13,9 @@ from runtime.model.quantised_layout import QuantisedLayout
 from runtime.model.quantised_matrix import Parts, joined, project_in_tiles, project_quantised
 from tools.bench.stored_matrices import Stored, random_expert, stored_expert, variants
 
-HIDDEN, NEURONS = 2048, 1056  # of several tiles each
+# of several tiles each
+HIDDEN = 2048
+NEURONS = 1056
 
 
 @pytest.fixture(scope="module", params=["FP8, blocks", "MXFP4", "AWQ"])
@@ -35,7 +37,8 @@ def test_matrices_are_joined_as_the_module_has_them(expert: tuple[QuantisedLayou
 def test_tiles_multiply_as_the_whole_matrix(
     expert: tuple[QuantisedLayout, Parts], is_transposed: bool, dtype: torch.dtype
 ) -> None:
-    bias, x = torch.randn(2 * NEURONS).to(dtype), torch.randn(5, HIDDEN).to(dtype)
+    bias = torch.randn(2 * NEURONS).to(dtype)
+    x = torch.randn(5, HIDDEN).to(dtype)
     module = SimpleNamespace(is_transposed=is_transposed, has_bias=True)
     weights = expert[1] | {f"{GATE_UP}_bias": bias}
     exact = F.linear(
@@ -52,7 +55,8 @@ def test_float16_that_is_not_quantised_is_multiplied_to_the_last_bit_but_one(
     is_transposed: bool,
 ) -> None:
     torch.manual_seed(0)
-    matrix, x = torch.randn(2 * NEURONS, HIDDEN).half(), torch.randn(5, HIDDEN).half()
+    matrix = torch.randn(2 * NEURONS, HIDDEN).half()
+    x = torch.randn(5, HIDDEN).half()
     module = SimpleNamespace(is_transposed=is_transposed, has_bias=False)
     y = project_in_tiles(module, {GATE_UP: matrix.T if is_transposed else matrix}, GATE_UP, x)
     exact = F.linear(x.float(), matrix.float())

@@ -296,10 +296,8 @@ def test_what_is_not_whole_is_refused(
     message: str | None,
 ) -> None:
     source = sources(method)
-    tensors, config = (
-        load_file(source / "model.safetensors"),
-        json.loads((source / "config.json").read_text()),
-    )
+    tensors = load_file(source / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
     change(tensors, config)
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -315,12 +313,11 @@ def test_symmetric_gptq_is_read_whatever_its_zero_points_are_called(
 ) -> None:
     """Stored by the version that the config names, by the other one, empty, and not at all, beside
     an empty index."""
-    source, texts = sources("gptq"), []
+    source = sources("gptq")
+    texts = []
     for case in ("usual", "other", "empty", "missing"):
-        tensors, config = (
-            load_file(source / "model.safetensors"),
-            json.loads((source / "config.json").read_text()),
-        )
+        tensors = load_file(source / "model.safetensors")
+        config = json.loads((source / "config.json").read_text())
         _symmetric(8 if case == "other" else 7)(tensors, config)
         for name in [name for name in tensors if name.endswith((".qzeros", ".g_idx"))]:
             if case == "empty" or case == "missing" and name.endswith(".g_idx"):
@@ -354,7 +351,8 @@ def test_an_expert_in_another_format_than_the_others_opens(
     tmp_path: Path, sources: Callable[[str], Path]
 ) -> None:
     source = sources("fp8")
-    tensors, opened = load_file(source / "model.safetensors"), open_model(str(source))
+    tensors = load_file(source / "model.safetensors")
+    opened = open_model(str(source))
     name = next(
         name for name in sorted(tensors) if ".experts.3." in name and name.endswith("proj.weight")
     )

@@ -7,7 +7,9 @@ import torch
 from runtime.model.row_memory import MOST_ROWS, RowLine, RowMemory, room_for
 from tests.helpers.uncollected import uncollected
 
-LAYERS, HEADS, WIDTH = (0, 1), 2, 4
+LAYERS = (0, 1)
+HEADS = 2
+WIDTH = 4
 NUM_TOKENS = 5
 
 
@@ -66,7 +68,8 @@ def test_the_last_row_moves_into_a_gap() -> None:
 
 def test_what_is_dropped_is_freed_at_once() -> None:
     """Lines of a block, prompts, and prompts that others began from: without the collector."""
-    memory, held = RowMemory(), []
+    memory = RowMemory()
+    held = []
     with uncollected():
         for mark in range(200):
             prompt = read(memory, mark)

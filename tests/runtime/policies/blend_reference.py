@@ -9,14 +9,19 @@ from runtime.policies.prefetch.ahead import keys_ahead, named, of_interest
 from runtime.policies.prefetch.blend import Blend
 
 _TOKENS = np.array([4.0, 16.0, 64.0])
-_MOST, _LEAST, _RIDGE, _KEPT = 4.0, 1e-3, 20.0, 0.9995
+_MOST = 4.0
+_LEAST = 1e-3
+_RIDGE = 20.0
+_KEPT = 0.9995
 
 
 class Reference:
     """Supports no maps; the parameters are those of `blend`."""
 
     def __init__(self, shape: Shape, blend: Blend) -> None:
-        self._shape, self._reach, self._blend = shape, min(blend.distance, shape.num_layers), blend
+        self._shape = shape
+        self._reach = min(blend.distance, shape.num_layers)
+        self._blend = blend
         self._chances = _Chances(shape, self._reach, num_known=4 + 2 * (1 + blend.learned))
         self._uses = np.full(
             (shape.num_layers, len(_TOKENS), shape.num_experts), shape.top_k / shape.num_experts
@@ -56,7 +61,8 @@ class Reference:
     def _margins(self, step: Step, foreseen: np.ndarray) -> np.ndarray:
         """Return margins [D, 1, E] by which each expert is in, or out of, the k named, the largest
         over the tokens."""
-        top_k, num_experts = self._shape.top_k, self._shape.num_experts
+        top_k = self._shape.top_k
+        num_experts = self._shape.num_experts
         rows = [
             of_interest(step, foreseen, ahead, self._shape) for ahead in range(1, self._reach + 1)
         ]
@@ -76,7 +82,8 @@ class _Chances:
     def __init__(self, shape: Shape, distance: int, *, num_known: int) -> None:
         size = (shape.num_layers, distance)
         self._weights = np.zeros((*size, num_known))
-        self._weights[..., 0], self._weights[..., 1:-1:2] = -1.0, 0.5
+        self._weights[..., 0] = -1.0
+        self._weights[..., 1:-1:2] = 0.5
         self._moments = np.tile(np.eye(num_known) * _RIDGE, (*size, 1, 1))
         self._known = np.zeros((*size, num_known, shape.num_experts))
         self._predicted = np.full((*size, shape.num_experts), np.nan)
@@ -87,16 +94,19 @@ class _Chances:
         them until those visits."""
         odds = (self._weights[layers, self._ahead][:, None] @ known)[:, 0]
         chances = 1 / (1 + np.exp(-np.clip(odds, -12, 12)))
-        self._known[layers, self._ahead], self._predicted[layers, self._ahead] = known, chances
+        self._known[layers, self._ahead] = known
+        self._predicted[layers, self._ahead] = chances
         return chances
 
     def learn(self, layer: int, used: np.ndarray) -> None:
         """Learn from a visit of a layer; `used` [E] bool: the experts that it used."""
-        predicted, known = self._predicted[layer], self._known[layer]
+        predicted = self._predicted[layer]
+        known = self._known[layer]
         told = ~np.isnan(predicted[:, 0])
         if not told.any():
             return
-        predicted, known = predicted[told], known[told]
+        predicted = predicted[told]
+        known = known[told]
         moments = self._moments[layer, told]
         moments += (known * (predicted * (1 - predicted))[:, None]) @ known.transpose(0, 2, 1)
         missed = known @ (used - predicted)[..., None]

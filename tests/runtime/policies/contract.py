@@ -55,7 +55,8 @@ def routed(draw: st.DrawFn) -> Case:
     of two. Capacities range from one slot a layer over `top_k` to all; half of the time scores are
     coarse, so that there are ties."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    num_layers, num_experts = draw(st.integers(1, 4)), draw(st.integers(2, 9))
+    num_layers = draw(st.integers(1, 4))
+    num_experts = draw(st.integers(2, 9))
     top_k = draw(st.integers(1, min(3, num_experts)))
     shape = Shape(num_layers, num_experts, top_k, expert_nbytes=160)
     slots = draw(st.one_of(st.just(top_k), st.integers(1, num_experts)))
@@ -155,7 +156,8 @@ def built(
         texts["miss"] = PLAIN["miss"]
     if parse("routing", texts["routing"]).follows_predictions:
         texts["prefetch"] = "next_gate"
-    policies, known = build(texts), artefacts(case.shape, case.trace, maps)
+    policies = build(texts)
+    known = artefacts(case.shape, case.trace, maps)
     prepare(policies, case.shape, known)
     budget = case.num_slots * case.shape.expert_nbytes
     if texts["residency"].startswith("shadow"):
@@ -180,9 +182,13 @@ class _Checked:
     absent key is evicted."""
 
     def __init__(self, owner: Controller) -> None:
-        self._owner, self.shape, self.num_predicted = owner, owner.shape, owner.num_predicted
-        self.num_learned, self.sees_embeddings = owner.num_learned, owner.sees_embeddings
-        self.opens_passes, self.begin_pass = owner.opens_passes, owner.begin_pass
+        self._owner = owner
+        self.shape = owner.shape
+        self.num_predicted = owner.num_predicted
+        self.num_learned = owner.num_learned
+        self.sees_embeddings = owner.sees_embeddings
+        self.opens_passes = owner.opens_passes
+        self.begin_pass = owner.begin_pass
 
     def open_pass(self, opening: Opening) -> tuple[Place, ...]:
         brought = self._owner.open_pass(opening)
@@ -242,7 +248,8 @@ def _check_brought(prefetches: tuple[Place, ...], owner: Controller) -> None:
 def _check_devices(plan: Plan, owner: Controller, shape: Shape) -> None:
     """Check that experts are in their own device's slots only, counted pool by pool, and that the
     devices' counters add up."""
-    pools, count = owner.cache.pools, owner.cache.partitions.count
+    pools = owner.cache.pools
+    count = owner.cache.partitions.count
     device_of = [pool.device for pool in pools for _ in range(pool.num_slots)]
     there = [place for place in owner.cache.places if place]
     moved = [
@@ -263,7 +270,8 @@ def _check_order(owner: Controller) -> None:
 
 
 def _trace(shape: Shape, passes: list, rng: np.random.Generator, *, coarse: bool) -> Trace:
-    rows, seen = [], {}
+    rows = []
+    seen = {}
     for number, (phase, requests) in enumerate(passes):
         tokens = []
         for request in requests:

@@ -57,7 +57,8 @@ def step(
 
 def residents(*experts: int, num_free: int = 0, loading: tuple[int, ...] = ()) -> Residents:
     """Return states of six experts: some resident, some loading, the rest absent."""
-    resident, absent = np.zeros(6, bool), np.ones(6, bool)
+    resident = np.zeros(6, bool)
+    absent = np.ones(6, bool)
     resident[list(experts)] = True
     absent[[*experts, *loading]] = False
     return Residents(resident, absent, (num_free,))

@@ -6,7 +6,11 @@ from artifacts.shape import Shape
 from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Now, Step
 
-DISCOUNT, LAGS, LATER, SHARPNESS, PRIOR_TOKENS = 0.45, 4, 0.85, (15.0, 40.0), 4
+DISCOUNT = 0.45
+LAGS = 4
+LATER = 0.85
+SHARPNESS = (15.0, 40.0)
+PRIOR_TOKENS = 4
 LONGEST = 1 / (1 - LATER)
 TOKENS = np.array([1.0, 4.0, 16.0, 64.0])[:, None]
 
@@ -15,7 +19,8 @@ class Reference:
     """`tokens[n][l]` [E] bool: what token n used at layer l."""
 
     def __init__(self, shape: Shape, memory: int) -> None:
-        self.shape, self.memory = shape, memory
+        self.shape = shape
+        self.memory = memory
         even = shape.top_k / shape.num_experts
         self.tokens: list[np.ndarray] = []
         self.common = np.zeros((shape.num_layers, memory))  # by layer and age
@@ -24,13 +29,16 @@ class Reference:
         self.used_keys = np.zeros((shape.num_layers, shape.num_experts))
         self.expected = np.full((shape.num_layers, shape.num_experts), np.inf)
         self.weights = np.array([5, 0, -0.2, -0.8, 0, 0, -2, -1])
-        self.moments, self.products = np.eye(8) * 20.0, 20.0 * self.weights
-        self.pass_index, self.was_decode = -1, False
+        self.moments = np.eye(8) * 20.0
+        self.products = 20.0 * self.weights
+        self.pass_index = -1
+        self.was_decode = False
         self.waits = np.full((shape.num_layers, shape.num_experts), LONGEST)
         self.ahead: list[_Ahead] = []
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
-        shape, layer = self.shape, step.layer
+        shape = self.shape
+        layer = step.layer
         is_prompt = step.phase == PREFILL and len(step.selected) > 1
         if now.pass_index != self.pass_index:
             self._begin_pass(step, now, is_prompt)
@@ -60,7 +68,8 @@ class Reference:
 
     def _look_ahead(self, step: Step, now: Now, distance: int) -> None:
         """Predict a visit; past the last layer only the last token of each request counts."""
-        target, rows = step.layer + distance, step.foreseen[:, distance - 1].astype(float)
+        target = step.layer + distance
+        rows = step.foreseen[:, distance - 1].astype(float)
         if target >= self.shape.num_layers and step.last is not None:
             rows = rows[step.last]
         target %= self.shape.num_layers
@@ -77,11 +86,9 @@ class Reference:
         for ahead in self.ahead:
             ahead.weights = np.linalg.solve(ahead.moments, ahead.products)
         self.before = self.known.copy()
-        self.pass_index, self.was_decode, num_tokens = (
-            now.pass_index,
-            step.phase != PREFILL,
-            len(step.selected),
-        )
+        self.pass_index = now.pass_index
+        self.was_decode = step.phase != PREFILL
+        num_tokens = len(step.selected)
         slow = num_tokens / (now.num_tokens + PRIOR_TOKENS)
         self.gains = np.append(
             np.maximum(1 - (1 - 1 / TOKENS) ** num_tokens, slow), [[slow]], axis=0
@@ -116,12 +123,14 @@ class Reference:
     def _followed(
         self, weight: np.ndarray, by_age: list[np.ndarray], mean: np.ndarray
     ) -> np.ndarray:
-        sums, total = 0.5 * mean, 0.5
+        sums = 0.5 * mean
+        total = 0.5
         for age in range(1, self.memory):  # tokens before the first one have followers too
             for lag in range(1, LAGS + 1):
                 if 0 <= age - lag < len(by_age):
                     counts = weight[age] * DISCOUNT ** (lag - 1)
-                    sums, total = sums + counts * by_age[age - lag], total + counts
+                    sums = sums + counts * by_age[age - lag]
+                    total = total + counts
         return sums / total
 
 
@@ -131,7 +140,8 @@ class _Ahead:
 
     def __init__(self) -> None:
         self.weights = np.array([0.5, 0.5, 0.0])
-        self.moments, self.products = np.eye(3) * 20.0, 20.0 * self.weights
+        self.moments = np.eye(3) * 20.0
+        self.products = 20.0 * self.weights
         self.known: dict[int, np.ndarray] = {}
 
     def chance(self, layer: int, rows: np.ndarray, top_k: int, rate: np.ndarray) -> np.ndarray:

@@ -33,7 +33,8 @@ def test_counts_are_of_the_requests_under_way() -> None:
 
 def test_requests_come_and_go_in_one_pass() -> None:
     """Request 7 is read, then decoded while 8 is read, then both are decoded, then 8 and 9."""
-    activations, over = Activations(SHAPE), []
+    activations = Activations(SHAPE)
+    over = []
     passes = [
         ([7, 7], PREFILL),
         ([7, 8], PREFILL),
@@ -101,7 +102,8 @@ def test_a_full_collection_joins_the_two_most_alike() -> None:
 def test_what_stays_is_what_a_slow_search_keeps(seed: int) -> None:
     rng = np.random.default_rng(seed)
     coming = rng.integers(0, 4, (30, 3, 6)) + np.eye(6, dtype=int)[:3]
-    earlier, kept = Collection(5, SHAPE), []
+    earlier = Collection(5, SHAPE)
+    kept = []
     for matrix in coming:
         earlier.add(matrix)
         kept.append([matrix, 1])

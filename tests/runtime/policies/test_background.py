@@ -11,7 +11,8 @@ from runtime.policies.shared.background import BackgroundJobs
 
 @pytest.mark.parametrize("in_background", [False, True])
 def test_jobs_are_done_once_and_in_order(in_background: bool) -> None:
-    jobs, done = BackgroundJobs(), []
+    jobs = BackgroundJobs()
+    done = []
     if in_background:
         jobs.run_in_background()
     for batch in range(50):
@@ -25,7 +26,8 @@ def test_jobs_are_done_once_and_in_order(in_background: bool) -> None:
 
 
 def test_a_caller_does_not_wait_for_a_thread_that_is_busy_elsewhere() -> None:
-    jobs, did = BackgroundJobs(), []
+    jobs = BackgroundJobs()
+    did = []
     first = jobs.add(lambda: did.append(threading.current_thread().name))
     assert not did, "nobody has asked"
     jobs.answer(first)
@@ -41,7 +43,8 @@ def test_a_caller_does_not_wait_for_a_thread_that_is_busy_elsewhere() -> None:
 
 def test_what_a_job_raises_reaches_the_caller() -> None:
     jobs = BackgroundJobs()
-    failed, other = jobs.add(lambda: 1 / 0), jobs.add(lambda: 7)
+    failed = jobs.add(lambda: 1 / 0)
+    other = jobs.add(lambda: 7)
     assert jobs.answer(other) == 7
     with pytest.raises(ZeroDivisionError):
         jobs.answer(failed)

@@ -41,7 +41,8 @@ def decoded(
     for number in range(num_passes):
         uses = [rng.permutation(SHAPE.num_experts)[:2] for _ in range(4)]
         for layer in range(3):
-            true, false = said(uses[layer + 1]), said(rng.permutation(SHAPE.num_experts)[:2])
+            true = said(uses[layer + 1])
+            false = said(rng.permutation(SHAPE.num_experts)[:2])
             routers, fitted = (true, false) if right == "next_gate" else (false, true)
             here = step(
                 [uses[layer].tolist()], layer=layer, pass_index=number, predicted=[[routers]]
@@ -124,11 +125,9 @@ def test_requests_decoded_together_are_one_visit() -> None:
 def test_compiled_and_plain_agree(text: str) -> None:
     """Prompts, tokens alone and together, dropped ranks; a prompt's last layer predicts the next
     pass."""
-    rng, policy, kinds = (
-        np.random.default_rng(0),
-        prepared(text),
-        [(PREFILL, 5), (DECODE, 1), (DECODE, 1), (DECODE, 3)],
-    )
+    rng = np.random.default_rng(0)
+    policy = prepared(text)
+    kinds = [(PREFILL, 5), (DECODE, 1), (DECODE, 1), (DECODE, 3)]
     plain = Reference(SHAPE, policy)
     for number in range(60):
         phase, num_tokens = kinds[rng.integers(4)]
@@ -175,10 +174,8 @@ def test_what_it_needs_follows_from_its_parameters() -> None:
 
 
 def test_a_step_of_another_kind_changes_nothing_it_saw() -> None:
-    policy, here = (
-        prepared("blend:distance=1,learned=no"),
-        step([[0, 1]], predicted=[[said(np.array([1, 2]))]]),
-    )
+    policy = prepared("blend:distance=1,learned=no")
+    here = step([[0, 1]], predicted=[[said(np.array([1, 2]))]])
     before = here.predicted.copy()
     policy.propose(here, Now())
     assert np.array_equal(here.predicted, before) and isinstance(here, Step)

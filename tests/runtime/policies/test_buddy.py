@@ -132,7 +132,8 @@ def test_rho_counts_a_tokens_replacements_over_all_layers_of_a_pass(
 ) -> None:
     """Two passes of three layers, which have the same lists but other residents."""
     selected, resident, buddies, _ = case
-    num_experts, top_k = len(resident), selected.shape[1]
+    num_experts = len(resident)
+    top_k = selected.shape[1]
     policy = Buddy(rho=rho, over="token", keep=keep, beta=2.0, stand_in=stand_in)
     lists = np.stack([buddies] * 3)
     known = Artefacts(

@@ -19,7 +19,8 @@ def order(policy: Eviction, now: Now) -> list[int]:
 
 
 def test_lhu_counts_uses_at_full_precision_only() -> None:
-    policy, wanted = prepared("eviction", "lhu"), step([[0, 1]])
+    policy = prepared("eviction", "lhu")
+    wanted = step([[0, 1]])
     policy.fetched({0: 16, 1: 4}, Now(step=0))
     policy.used([0, 1], wanted, Now(step=0))
     policy.used([1], wanted, Now(step=1))  # still the low replica
@@ -212,7 +213,8 @@ def test_what_the_step_still_wants_is_not_behind(within: str, expected: list[int
 def test_before_a_pass_nothing_of_its_first_layer_is_behind() -> None:
     """What is proposed there is for this pass, not for the next; what is not leaves after the
     layers farther ahead."""
-    policy, opening = prepared("eviction", "least_stale"), Now(-1, 0, 0, unserved=set(range(6)))
+    policy = prepared("eviction", "least_stale")
+    opening = Now(-1, 0, 0, unserved=set(range(6)))
     policy.proposed([1], opening)
     assert leaving(policy, [0, 1, 7, 13], opening) == [13, 7, 0, 1]
     assert leaving(policy, [0, 1, 7, 13], Now(0, 0, 0)) == [0, 13, 7, 1]
@@ -222,10 +224,8 @@ def test_before_a_pass_nothing_of_its_first_layer_is_behind() -> None:
 
 
 def test_score_sums_what_the_router_says_of_a_layer() -> None:
-    first, second = (
-        [[0.5, 0.25, 0.25, 0, 0, 0], [0.25, 0, 0.75, 0, 0, 0]],
-        [[0.125, 0.875, 0, 0, 0, 0]],
-    )
+    first = [[0.5, 0.25, 0.25, 0, 0, 0], [0.25, 0, 0.75, 0, 0, 0]]
+    second = [[0.125, 0.875, 0, 0, 0, 0]]
     for text, sums in (
         ("score", [0.875, 1.125, 1.0]),
         ("score:decay=0.5", [0.5, 1.0, 0.5]),
@@ -255,7 +255,8 @@ def test_random_is_seeded() -> None:
 def histories(draw: st.DrawFn) -> list[tuple[Now, list[int], list[int], list[int]]]:
     """Draw steps of passes over three layers, not all of which run, with the keys that each uses,
     proposes and prefetches."""
-    steps, num_tokens = [], 0
+    steps = []
+    num_tokens = 0
     for pass_index in range(draw(st.integers(1, 5))):
         num_tokens += draw(st.integers(1, 5))
         for layer in sorted(draw(st.sets(st.integers(0, 2), min_size=1))):
@@ -282,15 +283,21 @@ def histories(draw: st.DrawFn) -> list[tuple[Now, list[int], list[int], list[int
 def test_ranks_kept_from_step_to_step_are_those_of_the_whole_history(
     history: list, text: str
 ) -> None:
-    policy, keys = prepared("eviction", text), np.arange(18)
-    uses, last_token = np.zeros(18, np.int64), np.zeros(18, np.int64)
-    last_use, last_pass, layers = np.full(18, -1), np.full(18, -1), keys // 6
+    policy = prepared("eviction", text)
+    keys = np.arange(18)
+    uses = np.zeros(18, np.int64)
+    last_token = np.zeros(18, np.int64)
+    last_use = np.full(18, -1)
+    last_pass = np.full(18, -1)
+    layers = keys // 6
     queues = policy.queues()
     assert (queues is not None) == (text == "lru")
     for now, used, proposed, prefetched in history:
         policy.used(used, step([[0, 1]], layer=now.layer), now)
         uses[used] += 1
-        last_use[used], last_pass[used], last_token[used] = now.step, now.pass_index, now.num_tokens
+        last_use[used] = now.step
+        last_pass[used] = now.pass_index
+        last_token[used] = now.num_tokens
         for _ in range(2):
             expected = {
                 "lru": (last_use,),
@@ -368,10 +375,8 @@ def test_parameters_at_their_limits(text: str, is_fine: bool) -> None:
             parse("eviction", text)
 
 
-RANKS, STEPS = (
-    st.integers(-9, 9) | st.integers(1 - 2**29, 2**29 - 1),
-    st.integers(-1, 3) | st.integers(0, 2**34 - 2),
-)
+RANKS = st.integers(-9, 9) | st.integers(1 - 2**29, 2**29 - 1)
+STEPS = st.integers(-1, 3) | st.integers(0, 2**34 - 2)
 
 
 @given(st.lists(st.tuples(RANKS, STEPS)))

@@ -40,13 +40,15 @@ def ranked(shape: Shape, passes: Passes, predicted: np.ndarray | None = None) ->
 
 
 def after(shape: Shape, passes: Passes, predicted: np.ndarray | None = None) -> tuple[Horizon, Now]:
-    policy, now = Horizon(), Now()
+    policy = Horizon()
+    now = Now()
     policy.prepare(shape, Artefacts())
     for layers in passes:
         now.pass_index += 1
         for layer, selected in enumerate(layers):
             ids = np.array(selected)
-            now.step, now.layer = now.step + 1, layer
+            now.step = now.step + 1
+            now.layer = layer
             phase = DECODE if len(ids) == 1 else PREFILL
             ahead = None if predicted is None else np.tile(predicted, (len(ids), 1, 1))
             step = Step(
@@ -108,7 +110,8 @@ def test_a_prediction_moves_the_next_visit() -> None:
     shape = Shape(num_layers=2, num_experts=6, top_k=1, expert_nbytes=1)
     passes = [[[[turn % 3]], [[turn % 3]]] for turn in range(6)] + [[[[0]]]]
     sure = np.eye(6)[[5]]
-    plain, told = ranked(shape, passes), ranked(shape, passes, sure)
+    plain = ranked(shape, passes)
+    told = ranked(shape, passes, sure)
     assert told[6 + 5] > plain[6 + 5]
     assert (told[:6] == plain[:6]).all(), "layer 0 was predicted too, but has been since"
 
@@ -116,7 +119,8 @@ def test_a_prediction_moves_the_next_visit() -> None:
 def test_one_token_may_say_what_several_layers_ahead_use() -> None:
     shape = Shape(num_layers=3, num_experts=6, top_k=1, expert_nbytes=1)
     passes = [[[[turn % 3]]] * 3 for turn in range(6)]
-    plain, told = ranked(shape, passes), ranked(shape, passes, np.eye(6)[[5, 4]])
+    plain = ranked(shape, passes)
+    told = ranked(shape, passes, np.eye(6)[[5, 4]])
     assert told[5] > plain[5] and told[6 + 4] > plain[6 + 4]
 
 
@@ -127,13 +131,12 @@ def looked_ahead(
     step 7, and its router gave `predicted` [T, D, E] for the layer after it."""
     from runtime.policies.eviction import horizon_kernels
 
-    nearness, moments = np.zeros((2, 4)), np.zeros((1, 3, 3))
-    last, used, waits, known = (
-        np.arange(len(predicted)),
-        np.zeros((2, 4)),
-        np.full((2, 4), 4.0),
-        np.ones((1, 2, 3, 4)),
-    )
+    nearness = np.zeros((2, 4))
+    moments = np.zeros((1, 3, 3))
+    last = np.arange(len(predicted))
+    used = np.zeros((2, 4))
+    waits = np.full((2, 4), 4.0)
+    known = np.ones((1, 2, 3, 4))
     fitted = known, np.array([weights]), moments, np.zeros((1, 3))
     horizon_kernels.look_ahead(0, 7, 1, predicted, last, used, waits, nearness, is_pending, *fitted)
     return nearness, moments
@@ -157,7 +160,9 @@ def test_a_wait_below_a_pass_weighs_as_a_pass_does() -> None:
 
     heard = []
     for weight in (1.0, -0.5):
-        moments, products, known = np.zeros((1, 1)), np.zeros(1), np.ones((1, 1, 3))
+        moments = np.zeros((1, 1))
+        products = np.zeros(1)
+        known = np.ones((1, 1, 3))
         horizon_kernels.learn(
             np.array([weight]), known, 0 * known, np.array([[1.0, 0, 0]]), moments, products
         )
@@ -186,16 +191,20 @@ def test_compiled_and_plain_agree(seed: int, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(horizon, "_MEMORY", 32)
     rng = np.random.default_rng(seed)
     shape = Shape(num_layers=3, num_experts=(8, 70)[seed % 2], top_k=3, expert_nbytes=1)
-    policy, plain, now = Horizon(), Reference(shape, 32), Now()
+    policy = Horizon()
+    plain = Reference(shape, 32)
+    now = Now()
     policy.prepare(shape, Artefacts())
     for _ in range(60):
         phase, num_tokens = KINDS[rng.integers(len(KINDS))]
-        now.pass_index, now.num_tokens = now.pass_index + 1, now.num_tokens + num_tokens
+        now.pass_index = now.pass_index + 1
+        now.num_tokens = now.num_tokens + num_tokens
         for layer in range(shape.num_layers):
             ids = rng.geometric(0.2, (num_tokens, 9)) % shape.num_experts
             ids = np.array([list(dict.fromkeys([*row, 0, 1, 2]))[:3] for row in ids.tolist()])
             ids[rng.random(ids.shape) < 0.1] = -1
-            now.step, now.layer = now.step + 1, layer
+            now.step = now.step + 1
+            now.layer = layer
             said = {}
             if seed // 2:
                 said["predicted"] = rng.dirichlet(

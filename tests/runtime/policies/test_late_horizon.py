@@ -12,12 +12,10 @@ SHAPE = Shape(num_layers=2, num_experts=6, top_k=2, expert_nbytes=1)
 
 
 def test_it_ranks_as_horizon_did_a_pass_before() -> None:
-    rng, late, now, every = (
-        np.random.default_rng(3),
-        LateHorizon(),
-        Now(),
-        np.arange(SHAPE.num_keys),
-    )
+    rng = np.random.default_rng(3)
+    late = LateHorizon()
+    now = Now()
+    every = np.arange(SHAPE.num_keys)
     passes = [
         [[rng.permutation(6)[:2].tolist()] for _ in range(SHAPE.num_layers)] for _ in range(12)
     ]
@@ -25,7 +23,8 @@ def test_it_ranks_as_horizon_did_a_pass_before() -> None:
     for number, layers in enumerate(passes):
         now.pass_index += 1
         for layer, selected in enumerate(layers):
-            now.step, now.layer = now.step + 1, layer
+            now.step = now.step + 1
+            now.layer = layer
             step = Step(number, DECODE, layer, np.array(selected), np.ones((1, 2), np.float32))
             late.used((np.unique(selected) + layer * SHAPE.num_experts).tolist(), step, now)
             known = ranked(SHAPE, passes[:number])

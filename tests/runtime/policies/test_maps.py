@@ -22,7 +22,8 @@ from tests import TRACE
 from tests.runtime.policies.contract import Case, run
 
 SHAPE = Shape(num_layers=4, num_experts=6, top_k=2, expert_nbytes=160)
-NUM_MAPS, HIDDEN = 5, 3
+NUM_MAPS = 5
+HIDDEN = 3
 
 
 def distributions(seed: int, count: int) -> np.ndarray:
@@ -44,7 +45,8 @@ def steps(
 ) -> list[Step]:
     """Return the steps of a pass of R requests of one token each: probabilities `said` [R, L, E],
     embeddings `given` [R, H]."""
-    last, selected = np.arange(len(said)), np.tile([0, 1], (len(said), 1))
+    last = np.arange(len(said))
+    selected = np.tile([0, 1], (len(said), 1))
     weights = np.full(selected.shape, 0.5, np.float32)
     return [
         Step(
@@ -56,12 +58,15 @@ def steps(
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
 def test_an_answer_is_that_of_the_steps_before(lag: int) -> None:
-    maps, said, given = some_maps(), distributions(7, 2), embeddings(7, 2)
+    maps = some_maps()
+    said = distributions(7, 2)
+    given = embeddings(7, 2)
     matching = Matching(maps, SHAPE)
     for step in steps(said, given):
         matching.see(step)
         matching.see(step)  # by the other policy
-        match, layer = matching.match(lag), step.layer - lag - 1
+        match = matching.match(lag)
+        layer = step.layer - lag - 1
         if layer < -1:
             assert match is None
             continue
@@ -84,11 +89,14 @@ def test_an_answer_is_that_of_the_steps_before(lag: int) -> None:
 def test_what_it_brings() -> None:
     """d = distance = 2: in the first step layers 1 and 2 by the embedding, then layer 3 by the
     trajectory."""
-    maps, said, given = some_maps(), distributions(7, 1), embeddings(7, 1)
+    maps = some_maps()
+    said = distributions(7, 1)
+    given = embeddings(7, 1)
     policy = parse("prefetch", "map:distance=2")
     policy.prepare(SHAPE, Artefacts(matching=Matching(maps, SHAPE)))
     scores = maps.semantic_scores(given)[0]
-    best, score = int(scores.argmax()), scores.max()
+    best = int(scores.argmax())
+    score = scores.max()
     expected = [
         (maps.probabilities[best, layer, expert] / layer, layer * 6 + expert)
         for layer in (1, 2)
@@ -99,7 +107,8 @@ def test_what_it_brings() -> None:
         key for _, key in sorted(expected, key=lambda at: -at[0])
     ]
     scores = maps.trajectory_scores(said[:, :1])[0]
-    best, score = int(scores.argmax()), scores.max()
+    best = int(scores.argmax())
+    score = scores.max()
     coming = select_experts(maps.probabilities[best, 3], score, 2)
     still = [key for _, key in expected if key >= 12]
     assert sorted(policy.propose(second, Now()).tolist()) == sorted(
@@ -113,7 +122,9 @@ def test_what_it_brings() -> None:
 def test_before_the_first_layer_the_embedding_brings_the_first_layers(
     distance: int, lag: int
 ) -> None:
-    maps, said, given = some_maps(), distributions(7, 2), embeddings(7, 2)
+    maps = some_maps()
+    said = distributions(7, 2)
+    given = embeddings(7, 2)
     policy = parse("prefetch", f"map:distance={distance},lag={lag},threshold=no")
     policy.prepare(SHAPE, Artefacts(matching=Matching(maps, SHAPE)))
     assert policy.opens_passes and not parse("prefetch", "map:semantic=no").opens_passes
@@ -134,7 +145,8 @@ def test_before_the_first_layer_the_embedding_brings_the_first_layers(
 
 
 def test_blend_brings_what_the_embedding_makes_likely_in_the_first_layer() -> None:
-    maps, given = some_maps(), embeddings(7, 2)
+    maps = some_maps()
+    given = embeddings(7, 2)
     policy = parse("prefetch", "blend:maps=yes,learned=no,floor=0.4")
     policy.prepare(SHAPE, Artefacts(matching=Matching(maps, SHAPE)))
     assert policy.opens_passes and not parse("prefetch", "blend").opens_passes
@@ -147,7 +159,9 @@ def test_blend_brings_what_the_embedding_makes_likely_in_the_first_layer() -> No
 
 
 def test_parts_can_be_left_out() -> None:
-    maps, said, given = some_maps(), distributions(7, 2), embeddings(7, 2)
+    maps = some_maps()
+    said = distributions(7, 2)
+    given = embeddings(7, 2)
     for text, per_layer in (("map:distance=2,threshold=no", 2), ("map:distance=2", 6)):
         policy = parse("prefetch", text)
         policy.prepare(SHAPE, Artefacts(matching=Matching(maps, SHAPE)))
@@ -160,7 +174,9 @@ def test_parts_can_be_left_out() -> None:
 
 
 def test_a_guide_predicts_the_layer_at_its_distance() -> None:
-    maps, said, given = some_maps(), distributions(7, 2), embeddings(7, 2)
+    maps = some_maps()
+    said = distributions(7, 2)
+    given = embeddings(7, 2)
     guide = Guide(Matching(maps, SHAPE), distance=1)
     found = [guide.predict(step) for step in steps(said, given)]
     assert found[3] is None
@@ -177,8 +193,11 @@ def test_a_guide_predicts_the_layer_at_its_distance() -> None:
 def test_what_leaves_first_is_least_probable_by_use() -> None:
     """p of the layers that the search covers, over the even chance of 1/6 where it is more; uses
     alone of those behind and beyond."""
-    maps, said, given = some_maps(), distributions(7, 2), embeddings(7, 2)
-    matching, keys = Matching(maps, SHAPE), np.array([0, 1, 2, 7, 8, 13, 19])
+    maps = some_maps()
+    said = distributions(7, 2)
+    given = embeddings(7, 2)
+    matching = Matching(maps, SHAPE)
+    keys = np.array([0, 1, 2, 7, 8, 13, 19])
     policy = parse("eviction", "map:distance=2")
     policy.prepare(SHAPE, Artefacts(matching=matching))
     policy.used(
@@ -195,8 +214,11 @@ def test_what_leaves_first_is_least_probable_by_use() -> None:
 
 
 def test_as_published_every_layer_is_weighed_by_the_matched_map() -> None:
-    maps, said, given = some_maps(), distributions(7, 2), embeddings(7, 2)
-    matching, keys = Matching(maps, SHAPE), np.array([0, 1, 2, 7, 13, 19])
+    maps = some_maps()
+    said = distributions(7, 2)
+    given = embeddings(7, 2)
+    matching = Matching(maps, SHAPE)
+    keys = np.array([0, 1, 2, 7, 13, 19])
     policy = parse("eviction", "map:over=all")
     policy.prepare(SHAPE, Artefacts(matching=matching))
     for step, used in zip(steps(said, given), ([0, 1], [7], [13], [19]), strict=True):
@@ -234,7 +256,8 @@ def test_whole_iterations_join_the_maps_before_the_next_pass(in_background: bool
     matching = Matching(maps, SHAPE, learns=True)
     if in_background:
         matching.run_in_background()
-    given, said = embeddings(9, 4), distributions(9, 4)
+    given = embeddings(9, 4)
+    said = distributions(9, 4)
     by_hand = maps.copy()
     for number, phase in enumerate((PREFILL, DECODE, DECODE, PREFILL)):
         rows = slice(number, number + 1)
@@ -280,7 +303,9 @@ def test_compiled_choice_is_the_plain_one(seed: int, score: float, top_k: int) -
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))
 def test_compiled_weights_are_means_of_requests_times_uses(seed: int, num_requests: int) -> None:
-    said, uses, worth = distributions(seed, num_requests)[:, 0].copy(), np.arange(6.0), np.empty(6)
+    said = distributions(seed, num_requests)[:, 0].copy()
+    uses = np.arange(6.0)
+    worth = np.empty(6)
     map_kernels.weigh(said, 2, 5, 6, 1, uses, worth)
     means = np.add.reduce(said, axis=0, dtype=np.float64) / num_requests
     assert worth.tolist() == [0, 1, *(np.maximum(means * 6, 1) * uses)[2:5].tolist(), 5]

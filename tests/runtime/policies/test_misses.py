@@ -263,7 +263,8 @@ def test_cold_fetches_what_a_prompt_wants_beside_answers() -> None:
 
 def test_cold_swaps_in_what_most_tokens_want_at_its_rate() -> None:
     """Three tokens a step at .2 make .6 of an expert due: one at every second step but one."""
-    policy, wanted = prepared("miss", "cold:swap=0.2"), [[1, 2], [0, 2], [3, 2]]
+    policy = prepared("miss", "cold:swap=0.2")
+    wanted = [[1, 2], [0, 2], [3, 2]]
     assert policy.choose(step(wanted, phase=PREFILL), residents(0)).near == frozenset(), (
         "prompts are fetched"
     )

@@ -105,7 +105,8 @@ def test_affinity_follows_requests_that_change_their_places() -> None:
     """Request 3 leaves, 5 comes: what 4 used in the last layer is what its next token goes on
     from."""
     policy = prepared("prefetch", "affinity:distance=1")
-    last, first = step([[0, 1], [2, 3]], layer=2), step([[4, 5], [0, 1]], layer=0, pass_index=1)
+    last = step([[0, 1], [2, 3]], layer=2)
+    first = step([[4, 5], [0, 1]], layer=0, pass_index=1)
     policy.propose(replace(last, requests=np.array([3, 4])), Now())
     policy.propose(replace(first, requests=np.array([4, 5])), Now())
     pairs = policy._pairs[0, 2]

@@ -111,7 +111,8 @@ def test_the_prompt_places_by_counts_and_weights() -> None:
     policy.observe(
         step([[1, 5], [1, 2], [3, 5]], phase=PREFILL, weights=[[0.2, 0.8], [0.5, 0.5], [0.1, 0.9]])
     )
-    counts, weights = np.array([0, 2, 1, 1, 0, 2]) / 6, np.array([0, 0.7, 0.5, 0.1, 0, 1.7]) / 3
+    counts = np.array([0, 2, 1, 1, 0, 2]) / 6
+    weights = np.array([0, 0.7, 0.5, 0.1, 0, 1.7]) / 3
     assert np.allclose(policy.importance(0), (counts + weights) / 2)
     placed = policy.place(step([[1, 2]]), (2,))
     assert placed.resident.tolist() == [5, 1] and placed.near_bits.tolist() == [16] * 6
@@ -132,7 +133,8 @@ def test_a_token_weighs_by_how_sure_the_router_is_of_it_or_like_any_other(
     model renormalises."""
     policy = prepared("residency", f"hot:balance=0,scores={scores}")
     assert policy.sees_probabilities == (scores == "router")
-    first, second = [0.7, 0.1, 0.1, 0.1, 0, 0], [0.5, 0.375, 0.125, 0, 0, 0]
+    first = [0.7, 0.1, 0.1, 0.1, 0, 0]
+    second = [0.5, 0.375, 0.125, 0, 0, 0]
     policy.observe(step([[0]], [first], phase=PREFILL, weights=[[1.0]]))
     policy.observe(step([[1, 2]], [second], phase=PREFILL, weights=[[0.75, 0.25]]))
     assert np.allclose(policy.importance(0)[:3], np.array(weighed) / sum(weighed))
@@ -199,7 +201,8 @@ def test_cold_experts_are_alike_without_the_selector() -> None:
 
 def test_slots_go_where_they_spare_loads() -> None:
     """Layers 0 and 2 gain nothing beyond one expert, layer 1 gains with each."""
-    flat, falling = [2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], [2.0, 1.8, 1.5, 1.2, 0.9, 0.5, 0.0]
+    flat = [2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    falling = [2.0, 1.8, 1.5, 1.2, 0.9, 0.5, 0.0]
     policy = parse("residency", "allocated")
     policy.prepare(SHAPE, Artefacts(loads=np.array([flat, falling, flat])))
     assert policy.capacities(8, SHAPE).tolist() == [1, 6, 1] and not policy.fallbacks

@@ -16,7 +16,10 @@ from tests.helpers.measured import made
 
 SHAPE = Shape(num_layers=2, num_experts=4, top_k=2, expert_nbytes=100)
 BOTH = (Place(0, 0, 16), Place(1, 1, 16))
-ATTENTION, MOE, HEAD, HOST = 10, 12, 3, 9
+ATTENTION = 10
+MOE = 12
+HEAD = 3
+HOST = 9
 
 
 def step_seconds(wave: Wave) -> float:

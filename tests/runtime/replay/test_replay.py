@@ -80,7 +80,8 @@ def live_and_replayed(
     """Run a prompt, tokens after it, a padded batch of prompts, a token of each answer, and a pass
     in which one request has ended and another is read beside the others; then replay the trace,
     through Parquet at `path` and back."""
-    mask, mixed = torch.ones(3, 7, dtype=torch.int64), torch.ones(3, 4, dtype=torch.int64)
+    mask = torch.ones(3, 7, dtype=torch.int64)
+    mixed = torch.ones(3, 4, dtype=torch.int64)
     mask[1, :3] = mixed[:2, :3] = 0
     with Session(opened, settings, artefacts=known) as session:
         recorder = session.record()
@@ -190,7 +191,8 @@ def test_requests_that_share_passes_equal_their_replay(
             while not batch.is_idle:
                 batch.step()
         session.validate()
-    trace, live = recorder.trace(), session.controller
+    trace = recorder.trace()
+    live = session.controller
     again = replayed(session, trace, settings, known, tmp_path / "trace.parquet")
     assert np.array_equal(live.counters.passes, again.counters.passes)
     assert np.array_equal(live.cache.state, again.cache.state)
@@ -215,7 +217,8 @@ def test_what_a_pass_was_given_is_recorded(checkpoint: Checkpoint, tmp_path: Pat
     """Embeddings are means over each request's own tokens without padding; a replay's steps carry
     them."""
     opened = open_model(str(checkpoint("olmoe")))
-    ids, mask = torch.randint(3, VOCABULARY, (2, 5)), torch.ones(2, 5, dtype=torch.int64)
+    ids = torch.randint(3, VOCABULARY, (2, 5))
+    mask = torch.ones(2, 5, dtype=torch.int64)
     mask[0, :3] = 0
     with Session(opened, Settings(budget="50%")) as session:
         recorder = session.record()
@@ -251,7 +254,9 @@ def test_a_slow_search_of_maps_decides_the_same(
         preset="fmoe", policies=maps, budget="50%", window="5KiB", link="1GB/s", learn=True
     )
     known = artefacts(opened.shape)
-    search, pauses, threads = Matching._best, np.random.default_rng(3), set()
+    search = Matching._best
+    pauses = np.random.default_rng(3)
+    threads = set()
 
     def slowly(*arguments: object) -> Match:
         threads.add(threading.current_thread().name)
@@ -262,7 +267,8 @@ def test_a_slow_search_of_maps_decides_the_same(
         patched.setattr(Matching, "_best", slowly)
         recorder = session.record()
         list(session.generate(torch.arange(3, 10)[None], Sampling(6, ignore_eos=True)))
-        learned, live = session.parts.policies.matching.learned(), session.controller
+        learned = session.parts.policies.matching.learned()
+        live = session.controller
     assert "matching" in threads and learned.num_iterations == 6
     write_parquet(recorder.trace(), tmp_path / "trace.parquet")
     policies = build(settings.texts())

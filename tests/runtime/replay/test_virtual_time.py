@@ -67,7 +67,8 @@ def test_loads_come_one_after_another() -> None:
 def test_a_segment_loads_and_computes_its_share() -> None:
     """The top, 0.4 of the expert, computes from 1 to 1.8; the bottom arrives at 1 + 3 and takes 1.2
     s."""
-    top, bottom = Place(0, 0, share=0.4), Place(0 + NUM_EXPERTS, 1, share=0.6)
+    top = Place(0, 0, share=0.4)
+    bottom = Place(0 + NUM_EXPERTS, 1, share=0.6)
     seconds, stall_s = taken(plan(Wave((top,), (bottom,))))
     assert seconds == pytest.approx(1 + 3 + 1.2) and stall_s == pytest.approx(4 - 1.8)
 
@@ -221,7 +222,8 @@ def test_latency_comes_with_every_transfer() -> None:
 
 def test_a_disk_gives_a_segment_no_sooner_than_its_expert() -> None:
     """The bottom, 0.6 of the expert, arrives after all of 5 s."""
-    top, bottom = Place(0, 0, share=0.4), Place(0 + NUM_EXPERTS, 1, share=0.6)
+    top = Place(0, 0, share=0.4)
+    bottom = Place(0 + NUM_EXPERTS, 1, share=0.6)
     seconds, _ = taken(plan(Wave((top,), (bottom,))), costs=replace(COSTS, reads_whole=True))
     assert seconds == pytest.approx(1 + 5 + 1.2)
     told = latencies_of(replace(COSTS, reads_whole=True, load_latency_s=0.5, host_s=0.25), 2)
@@ -307,7 +309,8 @@ def test_costs_of_a_named_model_on_a_named_machine() -> None:
 
 
 def test_a_machine_s_own_seconds_replace_those_of_its_bandwidths() -> None:
-    model, known = MODELS["mixtral-8x7b"], machine("a100-pcie4")
+    model = MODELS["mixtral-8x7b"]
+    known = machine("a100-pcie4")
     plain = Costs.of(model, known)
     costs = Costs.of(model, replace(known, load_s=0.02, layer_s=0.003, head_s=0.004))
     assert (costs.load_s, costs.load_latency_s) == (0.02, 0.0)

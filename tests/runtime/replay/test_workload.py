@@ -29,7 +29,8 @@ def workload(**changed: object) -> Workload:
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
 def test_the_bounds_bound(scope: str) -> None:
-    tried, setting = workload(), Setting("lru", scope=scope, budget="50%")
+    tried = workload()
+    setting = Setting("lru", scope=scope, budget="50%")
     plain, belady, oracle = (tried.run(one) for one in (setting, *oracles(setting)))
     assert {outcome.scope for outcome in (plain, belady, oracle)} == {scope}
     assert belady.counters["hits"] > plain.counters["hits"]
@@ -49,7 +50,8 @@ def test_what_the_store_knows_goes_before_what_is_counted() -> None:
     """With one stored buddy each instead of those counted in the trace, fewer ranks find a
     stand-in."""
     setting = Setting("buddy", policies={"miss": "buddy"}, budget="25%")
-    counted, stored = workload(), None
+    counted = workload()
+    stored = None
     first = counted.run(setting)
     assert len(counted.assumed) == 2
     buddies = np.tile((np.arange(12) + 1) % 12, (3, 1))[:, :, None]
@@ -99,10 +101,8 @@ def test_replicas_cost_their_share_of_the_link() -> None:
 
 def test_8_bits_are_assumed_where_a_policy_names_them_and_nowhere_else() -> None:
     tried = workload()
-    eight, shadow = (
-        {"miss": "fetch_priority:bits=8"},
-        {"miss": "shadow", "residency": "shadow:bits=8,slots=no"},
-    )
+    eight = {"miss": "fetch_priority:bits=8"}
+    shadow = {"miss": "shadow", "residency": "shadow:bits=8,slots=no"}
     assert tried.run(Setting("eight", policies=eight, budget="25%")).counters["at_8_bits"] > 0
     assert tried.run(Setting("all", policies=shadow, budget="60%")).counters["at_8_bits"] > 0
     mixed = tried.run(Setting("mixed", "shadow", budget="90%"))

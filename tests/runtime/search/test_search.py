@@ -148,10 +148,8 @@ def test_nothing_is_brought_or_evicted_where_replicas_leave_no_slot() -> None:
         residency="shadow",
         scope="global",
     )
-    plain, slots = (
-        Combination(miss="shadow", residency="shadow"),
-        search(artefacts=known, budget="60%"),
-    )
+    plain = Combination(miss="shadow", residency="shadow")
+    slots = search(artefacts=known, budget="60%")
     assert search(artefacts=known, budget="12.5%").replay(busy, 60).combination == plain
     assert slots.replay(busy, 60).combination == busy
     found = search(artefacts=known, budget="12.5%").run(
@@ -199,7 +197,8 @@ def test_traces_of_one_request_at_a_time_are_told_from_batches() -> None:
 def test_a_search_finds_the_same_with_any_replayer() -> None:
     """A similar search replays all combinations at once and in another order."""
     few = replace(PLAN, candidates=3, climbing=6, passes=30)
-    here, other = search(), search()
+    here = search()
+    other = search()
     elsewhere = other.apart()
 
     def backwards(combinations: list[Combination], passes: int) -> list[Tried | Problem]:
@@ -208,7 +207,8 @@ def test_a_search_finds_the_same_with_any_replayer() -> None:
             other.count(elsewhere.assumed)
         return found
 
-    ours, theirs = here.run(few), other.run(few, replay_all=backwards)
+    ours = here.run(few)
+    theirs = other.run(few, replay_all=backwards)
     assert (ours.num_tried, ours.num_replays) == (theirs.num_tried, theirs.num_replays)
     assert sorted(here.assumed) == sorted(other.assumed)
     assert (ours.lossless, ours.lossy, ours.published, ours.refused) == (

@@ -13,10 +13,8 @@ from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
 
 PROMPTS = ("It was a dark and stormy night;", "sheep", "the old gate")
-LONG, SHORT = (
-    Sampling(max_new_tokens=64, ignore_eos=True),
-    Sampling(max_new_tokens=6, ignore_eos=True),
-)
+LONG = Sampling(max_new_tokens=64, ignore_eos=True)
+SHORT = Sampling(max_new_tokens=6, ignore_eos=True)
 
 
 @pytest.fixture
@@ -68,7 +66,8 @@ def test_each_of_several_threads_gets_the_effort_of_its_own_answer(session: Sess
     """The number of requests of a text does not depend on what the cache holds, so that it tells
     the answers apart."""
     alone = [_requests(session.stream(prompt, SHORT).answer()) for prompt in PROMPTS]
-    before, answers = _counted(session), dict.fromkeys(PROMPTS)
+    before = _counted(session)
+    answers = dict.fromkeys(PROMPTS)
 
     def ask(prompt: str) -> None:
         answers[prompt] = session.stream(prompt, SHORT).answer()

@@ -35,7 +35,8 @@ def run(command: str, **parameters: object) -> RunInfo:
 
 
 def test_splits_and_loads_come_from_the_newest_split(tmp_path: Path) -> None:
-    hit, prediction = np.tile([0.0, 0.2, 0.5, 1.0], (2, 1)), np.tile([0.5, 0.3, 0.2], (2, 1))
+    hit = np.tile([0.0, 0.2, 0.5, 1.0], (2, 1))
+    prediction = np.tile([0.5, 0.3, 0.2], (2, 1))
     curves = (hit, prediction, np.broadcast_to(hit[:, None], (2, 3, 4)).copy())
     answer = (np.array([1.0, 2.0]), np.zeros(2), np.array([0.5, 1.0]), np.array([2, 2]))
     with Store.open(tmp_path / "moe.duckdb") as store:
@@ -60,10 +61,8 @@ def test_splits_and_loads_come_from_the_newest_split(tmp_path: Path) -> None:
 
 def test_a_layer_is_as_sensitive_as_its_used_experts(tmp_path: Path) -> None:
     """Layer 0 changes by 16 over five uses, which the later layer doubles; layer 1 by 2."""
-    left_out, samples = (
-        np.array([[1.0, 4.0, 9.0], [2.0, 2.0, 2.0]]),
-        np.array([[3, 1, 0], [5, 5, 5]]),
-    )
+    left_out = np.array([[1.0, 4.0, 9.0], [2.0, 2.0, 2.0]])
+    samples = np.array([[3, 1, 0], [5, 5, 5]])
     square = np.zeros((2, 3, 3))
     with Store.open(tmp_path / "moe.duckdb") as store:
         store.add_model(MODEL)

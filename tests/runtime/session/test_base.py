@@ -78,7 +78,8 @@ def known(
     """A plain model whose experts are those of the 4-bit replicas, the opened model, and its
     artefacts."""
     folder = checkpoint(request.param)
-    plain, opened = plain_model(folder), open_model(str(folder))
+    plain = plain_model(folder)
+    opened = open_model(str(folder))
     replicas = made(opened, tmp_path_factory.mktemp("replicas"))
     put(plain, opened, replicas, np.full(opened.shape.num_keys, 4))
     yield plain, opened, Artefacts(replicas=replicas)
@@ -117,7 +118,8 @@ def test_lossless_presets_give_the_logits_of_the_replicas(known: tuple, name: st
     with torch.inference_mode():
         theirs = plain(PROMPT).logits
     assert (right[0] - theirs).abs().max() <= 2e-4 * theirs.abs().max()
-    totals, receipt = session.controller.counters.totals(), session.receipt()
+    totals = session.controller.counters.totals()
+    receipt = session.receipt()
     assert totals["at_4_bits"] == 0 < totals["misses"]
     assert receipt["base_bits"] == 4
     assert receipt["expert_bytes"] == artefacts.replicas.nbytes[4] < opened.shape.expert_nbytes
@@ -193,7 +195,8 @@ def test_a_base_of_8_bits(narrow: tuple, name: str, experts: str) -> None:
     session = session_on(opened, artefacts, settings, bits=8)
     for mine, other in zip(logits_of(session), right, strict=True):
         assert torch.equal(mine, other)
-    totals, receipt = session.controller.counters.totals(), session.receipt()
+    totals = session.controller.counters.totals()
+    receipt = session.receipt()
     assert totals["at_8_bits"] == 0 < totals["misses"] and receipt["base_bits"] == 8
     assert receipt["expert_bytes"] == artefacts.replicas.nbytes[8] < opened.shape.expert_nbytes
     plain = plain_model(folder).float()

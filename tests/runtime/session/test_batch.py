@@ -174,7 +174,8 @@ def test_equal_beginnings_are_computed_once(session: Session) -> None:
     ]
     expected = [[token.token_id for token in session.generate(prompt, SIX)] for prompt in prompts]
     with RequestBatch(session, tile=32) as batch:
-        found, reused = defaultdict(list), {}
+        found = defaultdict(list)
+        reused = {}
         passes = []
         session.watcher.on_pass = lambda requests: passes.append(len(requests))
         for prompt in prompts:
@@ -272,7 +273,8 @@ def test_requests_that_are_over_hold_no_memory(
     """As many bytes after many requests as after a few, without the collector; some are drawn, some
     fail, some are left."""
     drawn = Sampling(max_new_tokens=2, temperature=0.9, ignore_eos=True)
-    rows, random = {} if way is Turns else {"room": 1 << 17}, torch.Generator().manual_seed(0)
+    rows = {} if way is Turns else {"room": 1 << 17}
+    random = torch.Generator().manual_seed(0)
 
     def broken(*_: object) -> torch.Tensor:
         raise ValueError("broken")

@@ -65,7 +65,8 @@ def test_resident_replicas(case: tuple, settings: Settings) -> None:
         theirs = plain(PROMPT, use_cache=True)
         assert_same(ours.logits, theirs.logits)
         assert_same(ahead, plain(NEXT, past_key_values=theirs.past_key_values).logits)
-        receipt, totals = session.receipt(), session.controller.counters.totals()
+        receipt = session.receipt()
+        totals = session.controller.counters.totals()
     assert len(session.parts.slots) == 0 and sum(session.engine.stall_s) == 0
     assert totals["low"] == totals["misses"] == totals["requests"]
     assert sum(totals[name] for name in AT_BITS.values()) == totals["requests"]
@@ -127,7 +128,8 @@ def test_cold_experts_are_computed_near_at_the_bits_of_the_placement(
     )
     with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
         put(plain, opened, artefacts.replicas, np.full(opened.shape.num_keys, FULL_BITS))
-        ours, theirs = session.forward(PROMPT), plain(PROMPT, use_cache=True)
+        ours = session.forward(PROMPT)
+        theirs = plain(PROMPT, use_cache=True)
         assert_same(ours.logits, theirs.logits)
         cache = session.controller.cache
         was_resident = np.array(

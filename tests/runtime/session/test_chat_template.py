@@ -40,7 +40,8 @@ def templates() -> Iterator[ChatTemplates]:
 def test_the_text_is_that_of_transformers(
     name: str, templates: ChatTemplates, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    tokenizer.bos_token, tokenizer.chat_template = "<|endoftext|>", TEMPLATES[name]
+    tokenizer.bos_token = "<|endoftext|>"
+    tokenizer.chat_template = TEMPLATES[name]
     expected = tokenizer.apply_chat_template(TURNS, tokenize=False, add_generation_prompt=True)
     assert templates.render(tokenizer, TURNS) == expected and "Gr" in expected
 
@@ -82,7 +83,8 @@ def test_a_tokenizer_of_several_templates_needs_a_default(
 
 
 def test_threads_take_turns_and_the_process_ends(tokenizer: PreTrainedTokenizerBase) -> None:
-    templates, texts = ChatTemplates(), {}
+    templates = ChatTemplates()
+    texts = {}
     tokenizer.chat_template = "{{ messages[0].content }}"
 
     def ask(text: str) -> None:

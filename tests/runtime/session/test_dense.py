@@ -42,7 +42,8 @@ def test_exact_sessions_have_the_bits_of_the_dequantised_model(
     family: str, dtype: str, bits: int, checkpoint: Checkpoint
 ) -> None:
     folder = checkpoint(family, "hub", dtype)
-    opened, plain = open_model(str(folder), dense=bits), plain_model(folder)
+    opened = open_model(str(folder), dense=bits)
+    plain = plain_model(folder)
     whole = plain(PROMPT).logits.detach()
     assert put_dense(plain, opened) > 1
     with (
@@ -63,7 +64,8 @@ def test_compiled_code_is_near_to_it(family: str, bits: int, tmp_path: Path) -> 
     experts."""
     folder = families.save(family, "hub", tmp_path / family, fields=_WIDE)
     opened = open_model(str(folder), dense=bits)
-    fused, exact = decoded(opened, Settings(), experts=FUSED), decoded(opened, Settings())
+    fused = decoded(opened, Settings(), experts=FUSED)
+    exact = decoded(opened, Settings())
     deviation = (fused - exact).abs().max() / exact.abs().max()
     assert 0 < deviation <= TOLERANCE[torch.float32]
 
@@ -83,7 +85,8 @@ def test_experts_and_dense_weights_of_few_bits(family: str, bits: int, tmp_path:
     model with both dequantised, as near as products of replicas are to those of their numbers;
     fused kernels are near to that."""
     folder = families.save(family, "hub", tmp_path / family, fields=_WIDE)
-    opened, plain = open_model(str(folder), dense=bits), plain_model(folder)
+    opened = open_model(str(folder), dense=bits)
+    plain = plain_model(folder)
     replicas = made(opened, tmp_path)
     based, artefacts = model_on_base(opened, Artefacts(replicas=replicas), bits)
     assert put_dense(plain, opened) > 1
@@ -127,7 +130,8 @@ def test_the_receipt_says_what_is_in_force(checkpoint: Checkpoint) -> None:
     held = {}
     for bits in (None, *DENSE):
         with Session.open(folder, Settings("full", experts=FUSED, dense=bits)) as session:
-            receipt, memory = session.receipt(), session.parts.memory["dense"]
+            receipt = session.receipt()
+            memory = session.parts.memory["dense"]
         held[bits] = receipt["dense"].pop("bytes")
         assert held[bits] == sum(tensor.nbytes for tensor in memory)
         assert receipt["dense"] == (

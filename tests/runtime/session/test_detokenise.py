@@ -34,7 +34,8 @@ def test_the_pieces_add_up_to_the_text(cut: int) -> None:
     ],
 )
 def test_stops(pieces: list[str], stops: tuple[str, ...], expected: str, is_met: bool) -> None:
-    text, passing = "", Stops(stops)
+    text = ""
+    passing = Stops(stops)
     for piece in pieces:
         text += passing.add(piece)
         if passing.is_met:

@@ -32,7 +32,10 @@ class Listed:
     ) -> None:
         self.config = SimpleNamespace(max_position_embeddings=8)
         self.dtype = torch.float32
-        self.steps, self.fails, self.begins, self.num_given = steps, fails, begins, 0
+        self.steps = steps
+        self.fails = fails
+        self.begins = begins
+        self.num_given = 0
         self.given: dict[str, object] = {}
 
     def get_input_embeddings(self) -> SimpleNamespace:
@@ -177,7 +180,8 @@ def test_of_several_tokens_at_once_none_is_lost() -> None:
 
 
 def test_what_generate_is_asked_for() -> None:
-    model, tokenizer = Listed([5]), object()
+    model = Listed([5])
+    tokenizer = object()
     list(stream(model, PROMPT, Sampling(3, repetition_penalty=1.5), tokenizer=tokenizer))
     assert model.given["prompt"] is PROMPT and model.given["tokenizer"] is tokenizer
     assert model.given["attention_mask"].tolist() == [[1, 1, 1]]
@@ -193,7 +197,8 @@ def test_the_generating_thread_computes_with_the_callers_number_of_threads() -> 
     # torch.get_num_threads() would set the number of a new thread before it tells it, as a product
     # would not.
     num_threads_of_this = ctypes.CDLL(str(openmp)).omp_get_max_threads
-    before, seen = torch.get_num_threads(), []
+    before = torch.get_num_threads()
+    seen = []
     model = Listed([5], begins=lambda: seen.append(num_threads_of_this()))
     try:
         for num_threads in (before + 1, before + 2):
@@ -205,7 +210,8 @@ def test_the_generating_thread_computes_with_the_callers_number_of_threads() -> 
 
 
 def test_the_seed_decides_what_is_drawn_and_nobody_elses_draws_change() -> None:
-    before, drawn = torch.get_rng_state(), []
+    before = torch.get_rng_state()
+    drawn = []
     for seed in (4, 4, 5):
         model = Listed([5])
         list(stream(model, PROMPT, Sampling(1, seed=seed)))
@@ -215,7 +221,8 @@ def test_the_seed_decides_what_is_drawn_and_nobody_elses_draws_change() -> None:
 
 
 def test_a_stream_that_is_closed_stops_the_generation() -> None:
-    model, said = Listed(*([5] for _ in range(100_000))), []
+    model = Listed(*([5] for _ in range(100_000)))
+    said = []
     tokens = stream(model, PROMPT, Sampling(5), turn=turn_of(True, said, waits_s=0.05))
     assert next(tokens).token_id == 5 and len(alive()) == 1 and alive()[0].daemon
     tokens.close()

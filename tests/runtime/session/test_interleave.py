@@ -104,7 +104,8 @@ def test_a_generation_that_is_closed_ends_at_once(session: Session, rows: Interl
 
 def test_an_error_ends_only_its_own_generation(session: Session, rows: Interleave) -> None:
     expected = alone(session, GREEDY)
-    stays, fails = rows.begin(PROMPTS[0], GREEDY), rows.begin(PROMPTS[2], GREEDY)
+    stays = rows.begin(PROMPTS[0], GREEDY)
+    fails = rows.begin(PROMPTS[2], GREEDY)
     tokens = [stays.step().token.token_id]
     session.watcher.on_step = lambda step: (
         (_ for _ in ()).throw(RuntimeError("broken")) if step.layer == 1 else None
@@ -142,7 +143,9 @@ def test_a_greedy_generation_leaves_the_random_state_alone(rows: Interleave) -> 
 
 
 def test_the_random_state_is_the_hosts_and_every_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    host, device, given = torch.get_rng_state(), torch.zeros(16, dtype=torch.uint8), []
+    host = torch.get_rng_state()
+    device = torch.zeros(16, dtype=torch.uint8)
+    given = []
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [device])
     monkeypatch.setattr(torch.cuda, "set_rng_state_all", given.append)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
@@ -159,7 +162,8 @@ def test_the_counters_of_an_endless_run_stay_small(
     session: Session, rows: Interleave, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runtime.session.interleave._MANY_PASSES", 3)
-    counters, kept = [], []
+    counters = []
+    kept = []
     for prompt in PROMPTS:
         generation = rows.begin(prompt, GREEDY)
         while not generation.is_over:

@@ -66,7 +66,8 @@ def test_the_next_run_begins_with_the_learned_maps(built: Path) -> None:
 
 def test_of_two_runs_on_one_store_neither_is_lost(built: Path) -> None:
     base = read(built)[0]
-    mine, other = learned(1, 2, base), learned(2, 2, base)
+    mine = learned(1, 2, base)
+    other = learned(2, 2, base)
     keep(built, other, 1)
     assert keep(built, mine, 1) == WrittenMaps(3, num_maps=7, num_iterations=2, others=2)
     maps, origins, _ = read(built)
@@ -100,11 +101,13 @@ HOLD = "connection = Store.open(sys.argv[1])\nprint('open', flush=True)\ntime.sl
 def test_a_store_in_use_is_waited_for_and_then_named(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, holder = learned(1, 1, read(built)[0]), spawn(HOLD, built, 0.5)
+    mine = learned(1, 1, read(built)[0])
+    holder = spawn(HOLD, built, 0.5)
     assert holder.stdout.readline() == "open\n"
     assert keep(built, mine, 1).run_id == 2
     holder.wait()
-    base, holder = read(built)[0], spawn(HOLD, built, 30)
+    base = read(built)[0]
+    holder = spawn(HOLD, built, 30)
     monkeypatch.setattr(database, "PATIENCE_S", 0.3)
     try:
         assert holder.stdout.readline() == "open\n"
@@ -174,7 +177,8 @@ def test_a_run_that_is_stopped_writes_its_whole_iterations(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     """It begins without maps; the second run loads those of the first, and adds its own."""
-    name, path = str(checkpoint("olmoe")), tmp_path / "moe.duckdb"
+    name = str(checkpoint("olmoe"))
+    path = tmp_path / "moe.duckdb"
     settings = Settings(
         preset="fmoe", learn=True, budget="50%", link="1GB/s", window="5KiB", device="cpu"
     )

@@ -32,7 +32,8 @@ def told(opened: MoeModel) -> Iterator[MoeModel]:
         def forward(self, x: torch.Tensor, state: torch.Tensor | None = None) -> torch.Tensor:
             return super().forward(x)
 
-    layer.gate.__class__, block.__class__ = Router, Block
+    layer.gate.__class__ = Router
+    block.__class__ = Block
     yield opened
     layer.gate.__class__, block.__class__ = own
 

@@ -10,7 +10,8 @@ from runtime.session.observers import observe, reconfiguration
 
 class Heard:
     def __init__(self, name: str, told: list) -> None:
-        self._name, self._told = name, told
+        self._name = name
+        self._told = told
 
     def begin_pass(self, requests: object) -> None:
         self._told.append((self._name, "pass", requests))

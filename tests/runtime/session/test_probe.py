@@ -63,7 +63,8 @@ class Link:
 
     def __init__(self, now_s: list[float]) -> None:
         self.keys: list[int] = []
-        self.drained, self._now_s = 0, now_s
+        self.drained = 0
+        self._now_s = now_s
 
     def issue(self, key: int, slot: torch.Tensor, *, urgency: int) -> torch.Tensor:
         assert urgency == DEMAND
@@ -98,7 +99,8 @@ def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_bandwidth_is_measured_on_experts_of_the_first_device_in_slots_that_are_there(
     now_s: list[float], num_slots: int, num_experts: int, num_devices: int, keys: list[int]
 ) -> None:
-    link, slots = Link(now_s), [torch.zeros(4, dtype=torch.uint8) for _ in range(num_slots)]
+    link = Link(now_s)
+    slots = [torch.zeros(4, dtype=torch.uint8) for _ in range(num_slots)]
     named = {} if num_devices == 1 else {"num_devices": num_devices}
     assert link_bytes_per_second(link, slots, num_experts, **named) == pytest.approx(1e3)
     assert link.keys == keys and link.drained == 1
@@ -124,7 +126,8 @@ def test_calls_of_the_warm_up_are_left_out(now_s: list[float]) -> None:
 
 def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list:
     """The arguments of each call of one of the module's functions."""
-    calls, plain = [], getattr(probe, name)
+    calls = []
+    plain = getattr(probe, name)
 
     def call(*given: object, **named: object) -> object:
         calls.append(given)
@@ -182,7 +185,8 @@ class Dense:
 def test_the_rest_of_a_token_is_timed_without_experts_and_with_what_computes_it(
     opened: MoeModel,
 ) -> None:
-    seen, dense = [], Dense()
+    seen = []
+    dense = Dense()
     handle = opened.model.register_forward_pre_hook(
         lambda model, args, kwargs: seen.append(
             (kwargs["input_ids"].shape, model.config._experts_implementation)

@@ -91,7 +91,8 @@ def test_a_replay_counts_what_the_run_counted(known: tuple, name: str) -> None:
     with Session(opened, PRESETS[name], artefacts=artefacts) as session:
         recorder = session.record()
         list(session.generate(PROMPT, Sampling(8, ignore_eos=True)))
-        live, slots = session.controller.counters.totals(), len(session.parts.slots)
+        live = session.controller.counters.totals()
+        slots = len(session.parts.slots)
         window = session.parts.window
     workload = Workload(
         recorder.trace(),

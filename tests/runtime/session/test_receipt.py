@@ -13,7 +13,8 @@ from runtime.session import receipt as module
 from runtime.session.receipt import fallbacks_of, receipt
 from runtime.session.settings import EXACT, FUSED
 
-CPU, GPUS = (torch.device("cpu"),), (torch.device("cuda", 0), torch.device("cuda", 1))
+CPU = (torch.device("cpu"),)
+GPUS = (torch.device("cuda", 0), torch.device("cuda", 1))
 
 
 def parts_of(**own: object) -> SimpleNamespace:
@@ -164,7 +165,8 @@ def test_replicas_are_counted_by_their_width(monkeypatch: pytest.MonkeyPatch) ->
         "code": "packed",
         "kernel": "of cpu: {'has_packed': True, 'has_trellis': False}",
     }
-    resident, shadows = np.array([2, 2, 3]), SimpleNamespace(nbytes=99)
+    resident = np.array([2, 2, 3])
+    shadows = SimpleNamespace(nbytes=99)
     said = receipt(
         parts_of(computed_widths=[2, 3], resident=resident, shadows=shadows), None, fallbacks=[]
     )["replicas"]
@@ -224,7 +226,8 @@ def test_each_fallback_has_a_line(own: dict, lines: list[str]) -> None:
 )
 def test_tokens_that_are_not_replayed_are_a_fallback(reason: str | None, lines: list[str]) -> None:
     told = {"tokens": 3, "graphs": 1, "captures": 1, "why_not": reason}
-    steps, captured = SimpleNamespace(num_not_landed=0), SimpleNamespace(receipt=lambda: told)
+    steps = SimpleNamespace(num_not_landed=0)
+    captured = SimpleNamespace(receipt=lambda: told)
     said = receipt(
         parts_of(engine=SimpleNamespace(steps=steps, road=None, captured=captured)),
         None,

@@ -109,7 +109,8 @@ def test_a_session_that_lost_its_slots_is_closed(
 def test_a_fast_tier_beyond_the_budget_is_seen(session: Session) -> None:
     """Slots begin on borders, which may cost one border each and one more."""
     session.validate()
-    slots, parts = session.parts.slots, session.parts
+    slots = session.parts.slots
+    parts = session.parts
     most = parts.controller.cache.num_slots * parts.opened.shape.expert_nbytes + ALIGNMENT * (
         len(slots) + 1
     )

@@ -94,14 +94,16 @@ def test_logits_and_greedy_tokens_are_those_of_the_plain_model(
     mask[0, :4] = mask[2, :1] = 0
     prompt = ids[1:2]
     with torch.inference_mode():
-        alone, batch = plain(input_ids=ids).logits, plain(input_ids=ids, attention_mask=mask).logits
+        alone = plain(input_ids=ids).logits
+        batch = plain(input_ids=ids, attention_mask=mask).logits
         tokens = plain.generate(prompt, max_new_tokens=6, min_new_tokens=6, do_sample=False)[
             0, 9:
         ].tolist()
     with Session(opened, settings_for(name, opened)) as session:
         assert torch.equal(session.forward(ids).logits, alone)
         real = mask.bool()
-        ours, theirs = session.forward(ids, mask=mask).logits[real], batch[real]
+        ours = session.forward(ids, mask=mask).logits[real]
+        theirs = batch[real]
         tolerance = 1e-5 if ours.dtype is torch.float32 else 1e-2
         assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
         assert [
@@ -116,7 +118,8 @@ def test_logits_and_greedy_tokens_are_those_of_the_plain_model(
 def test_the_check_can_fail(checkpoint: Checkpoint) -> None:
     """Two experts swapped in the fast tier change the logits."""
     folder = checkpoint("olmoe")
-    plain, opened = plain_model(folder), open_model(str(folder))
+    plain = plain_model(folder)
+    opened = open_model(str(folder))
     ids = torch.arange(3, 12)[None]
     with torch.inference_mode():
         right = plain(input_ids=ids).logits
@@ -145,7 +148,8 @@ def test_a_batch_that_needs_what_the_config_does_not_say_is_refused(checkpoint: 
         if named["attention_mask"] is not None:
             _ = model.config.vision_start_token_id
 
-    opened, ids = open_model(str(checkpoint("olmoe"))), torch.ones(2, 3, dtype=torch.int64)
+    opened = open_model(str(checkpoint("olmoe")))
+    ids = torch.ones(2, 3, dtype=torch.int64)
     opened.model.register_forward_pre_hook(padded, with_kwargs=True)
     with Session(opened, Settings(budget="50%")) as session:
         with pytest.raises(
@@ -159,10 +163,12 @@ def test_a_failed_read_ends_the_request_and_leaves_the_next_one_exact(
     checkpoint: Checkpoint,
 ) -> None:
     folder = checkpoint("olmoe")
-    plain, opened = plain_model(folder), open_model(str(folder))
+    plain = plain_model(folder)
+    opened = open_model(str(folder))
     ids = torch.arange(3, 9)[None]
     with Session(opened, Settings(budget="50%")) as session:
-        read, calls = session.parts.tiers.link._source.read, []
+        read = session.parts.tiers.link._source.read
+        calls = []
 
         def failing(layer: int, expert: int, out: torch.Tensor, **bits: int) -> None:
             calls.append(expert)
@@ -205,7 +211,8 @@ def test_settings_that_cannot_run_are_refused_in_one_line(
 def test_a_session_that_fails_to_open_leaves_the_model_free(checkpoint: Checkpoint) -> None:
     """This error is the last that is possible: the link is open and the engine installed by
     then."""
-    opened, threads = open_model(str(checkpoint("olmoe"))), threading.active_count()
+    opened = open_model(str(checkpoint("olmoe")))
+    threads = threading.active_count()
     with pytest.raises(BadUsage, match="--reconfigure-every solves a split anew"):
         Session(opened, Settings(experts=FUSED, reconfigure_every=100))
     assert threading.active_count() == threads
@@ -233,7 +240,8 @@ def test_the_receipt_says_what_is_in_force(checkpoint: Checkpoint) -> None:
 
 def test_a_session_that_is_closed_frees_its_memory_at_once(checkpoint: Checkpoint) -> None:
     """Without Python's collector."""
-    opened, held = open_model(str(checkpoint("olmoe"))), []
+    opened = open_model(str(checkpoint("olmoe")))
+    held = []
     with uncollected():
         for _ in range(2):
             with Session(opened, Settings(preset="specmd", budget="50%", threads=1)) as session:

@@ -95,12 +95,12 @@ def test_devices_that_share_no_memory_have_links_and_copies_of_their_own(model: 
     with Session(
         model.opened, Settings(preset="specmd", budget="60%", devices=2, link="disk", window="2KiB")
     ) as session:
-        first, other = (
-            session.parts.tiers.link,
-            DiskLink(session.parts.tiers.slow, model.opened.shape),
-        )
-        session.parts.slots.are_apart, steps = True, session.engine.steps
-        steps.torch_output._batched, steps._can_skip_planning = None, False
+        first = session.parts.tiers.link
+        other = DiskLink(session.parts.tiers.slow, model.opened.shape)
+        session.parts.slots.are_apart = True
+        steps = session.engine.steps
+        steps.torch_output._batched = None
+        steps._can_skip_planning = False
         steps.link = both = LinkPerDevice(session.parts.partitions, [first, other])
         is_plain(session, model)
         counts = session.receipt()["devices"]["cpu part 1"]
@@ -167,13 +167,12 @@ def test_validate_notices_an_expert_on_another_device(model: Model) -> None:
         one, other = (
             next(p for p in cache.places if p and p.key % 8 % 2 == device) for device in (0, 1)
         )
-        cache.places[one.key], cache.places[other.key] = (
-            Place(one.key, other.slot),
-            Place(other.key, one.slot),
-        )
+        cache.places[one.key] = Place(one.key, other.slot)
+        cache.places[other.key] = Place(other.key, one.slot)
         with pytest.raises(AssertionError):
             session.validate()
-        cache.places[one.key], cache.places[other.key] = one, other
+        cache.places[one.key] = one
+        cache.places[other.key] = other
         session.parts.slots.device_of[one.slot] = 1
         with pytest.raises(
             AssertionError, match=f"key {one.key} of device 0 is in slot {one.slot} of device 1"

@@ -86,7 +86,8 @@ def test_every_budget_from_one_expert_a_layer_runs_within_it(
     checkpoint: Checkpoint, theta: float
 ) -> None:
     folder = checkpoint("gpt_oss")
-    plain, opened = plain_model(folder), open_model(str(folder))
+    plain = plain_model(folder)
+    opened = open_model(str(folder))
     for count in range(opened.shape.num_layers, opened.shape.num_keys + 1):
         session = split_run(opened, theta, budget=f"{count}x", link="disk")
         held = sum(
@@ -102,7 +103,8 @@ def test_every_budget_from_one_expert_a_layer_runs_within_it(
 
 def test_near_and_stand_ins_take_all_segments_of_an_expert(checkpoint: Checkpoint) -> None:
     folder = checkpoint("gpt_oss")
-    plain, opened = plain_model(folder), open_model(str(folder))
+    plain = plain_model(folder)
+    opened = open_model(str(folder))
     session = split_run(
         opened, 0.37, budget="30%", link="1GB/s", miss="near:fill=no", prefetch="none"
     )
@@ -128,7 +130,8 @@ def test_what_cannot_be_split_is_refused_in_one_line(checkpoint: Checkpoint) -> 
 
 def solved(opened: MoeModel, budget: str) -> SolvedSplit:
     """A split whose layers differ in ratio and budget, solved for this machine."""
-    num_layers, nbytes = opened.shape.num_layers, budget_nbytes(budget, opened.shape)
+    num_layers = opened.shape.num_layers
+    nbytes = budget_nbytes(budget, opened.shape)
     budgets = nbytes / opened.shape.expert_nbytes / num_layers + np.linspace(-1, 1, num_layers)
     return SolvedSplit(nbytes, HERE, budgets, np.linspace(0.3, 1, num_layers))
 
@@ -145,7 +148,8 @@ def test_ratios_and_budgets_come_from_the_store(pair: tuple) -> None:
     artefacts = Artefacts(splits=(solved(opened, "50%"), solved(opened, "60%")))
     session = Session(opened, settings, artefacts=artefacts)
     assert_exact(session, plain)
-    split, shape = session.parts.fast.split, opened.shape
+    split = session.parts.fast.split
+    shape = opened.shape
     assert split.top_neurons.tolist() == [
         shape.top_neurons(theta) for theta in artefacts.splits[1].theta
     ]
@@ -189,7 +193,8 @@ def test_a_split_over_another_link_is_another_machines(checkpoint: Checkpoint) -
 
 def test_a_split_made_for_something_else_is_refused_in_one_line(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("olmoe")))
-    texts, fitting = {"residency": "split:theta=None"}, solved(opened, "60%")
+    texts = {"residency": "split:theta=None"}
+    fitting = solved(opened, "60%")
     foreign = SolvedSplit(fitting.budget_nbytes, HERE, np.ones(5), np.ones(5))
     for settings, split, message in (
         (Settings("moepic", policies=texts, budget="40%"), fitting, "for another budget"),
@@ -259,7 +264,8 @@ def test_the_least_recently_used_bottom_is_evicted_first() -> None:
 
 
 def test_bottoms_are_evicted_for_their_own_device_only() -> None:
-    split, two = Split(np.array([3, 3]), np.array([2, 2]), 4), Partitions(SHAPE.num_experts, 2)
+    split = Split(np.array([3, 3]), np.array([2, 2]), 4)
+    two = Partitions(SHAPE.num_experts, 2)
     cache = Cache(
         SHAPE, segment_pools(SHAPE, split, is_global=False, partitions=two), partitions=two
     )
@@ -271,12 +277,15 @@ def test_bottoms_are_evicted_for_their_own_device_only() -> None:
 
 def test_segments_add_up_to_the_expert_and_lie_in_one_piece(pair: tuple) -> None:
     _, opened = pair
-    shape, store, module = opened.shape, opened.store, opened.layers[0].experts
+    shape = opened.shape
+    store = opened.store
+    module = opened.layers[0].experts
     neurons = shape.top_neurons(0.37)
     cut = Split(np.full(shape.num_layers, neurons), np.full(shape.num_layers, 1), 1)
     tier = SegmentTier.of(opened, Segments(shape, cut), in_ram=False)
     layout = NeuronLayout.of(opened.layers[0], store.layout.dtype, shape.expert_nbytes)
-    stored, packed = aligned(shape.expert_nbytes), aligned(shape.expert_nbytes)
+    stored = aligned(shape.expert_nbytes)
+    packed = aligned(shape.expert_nbytes)
     store.read(1, 2, stored)
     layout.pack(store.layout.views(stored), packed)
     sizes = shape.segment_nbytes(neurons)

@@ -13,7 +13,8 @@ from runtime.tiers.double_mapping import map_twice
 from runtime.tiers.slots import Slots
 
 PARTS = (Part("gate_up_proj", (2, PAGE), 0, 2 * PAGE), Part("down_proj", (1, PAGE), 2 * PAGE, PAGE))
-NBYTES, CPU = 3 * PAGE, torch.device("cpu")
+NBYTES = 3 * PAGE
+CPU = torch.device("cpu")
 
 
 def test_either_mapping_reads_what_the_other_wrote() -> None:

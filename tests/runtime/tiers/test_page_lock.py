@@ -22,7 +22,8 @@ class Driver:
     does."""
 
     def __init__(self, room: int) -> None:
-        self.room, self.parts = room, {}
+        self.room = room
+        self.parts = {}
 
     def cudaHostRegister(self, start: int, nbytes: int, flags: int) -> int:
         assert flags == 3, "portable and mapped"
@@ -48,7 +49,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 def test_every_byte_is_locked_once_layer_by_layer(checkpoint: Checkpoint, driver: Driver) -> None:
     opened = open_model(str(checkpoint("olmoe")))
-    ram, plain = RamStore(opened.store, pin=True), RamStore(opened.store)
+    ram = RamStore(opened.store, pin=True)
+    plain = RamStore(opened.store)
     assert len(driver.parts) == opened.shape.num_layers
     ends = [ram.buffer.data_ptr()]
     for start, nbytes in sorted(driver.parts.items()):

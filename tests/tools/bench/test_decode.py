@@ -134,7 +134,8 @@ def test_worse_is_what_exceeds_the_spread() -> None:
 
 
 def test_sections_that_were_not_measured_stay(tmp_path: Path) -> None:
-    page, ratio = tmp_path / "page.md", Ratio(1.0, 0.9, 1.1)
+    page = tmp_path / "page.md"
+    ratio = Ratio(1.0, 0.9, 1.1)
     page.write_text(PAGE)
     page.with_suffix(".json").write_text(
         '{"disk: a": {"median": 2, "lower": 1, "upper": 3}, "resident: gone": {}}'

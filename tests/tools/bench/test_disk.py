@@ -37,7 +37,9 @@ def test_only_experts_are_on_disk(folder: Path) -> None:
 def test_a_ratio_is_to_the_better_peer_of_the_round(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
-    ours, asked, given = Way(OURS, "8x", "disk", "exact"), [], set()
+    ours = Way(OURS, "8x", "disk", "exact")
+    asked = []
+    given = set()
 
     def told(way: Way, folder: Path, *, tokens: int) -> Reading:
         asked.append(way)
@@ -59,7 +61,8 @@ def test_a_ratio_is_to_the_better_peer_of_the_round(
 
 
 def test_a_packed_way_reads_the_packed_files(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    packed, read = Way(OURS, "8x", "direct", "exact", is_packed=True), {}
+    packed = Way(OURS, "8x", "direct", "exact", is_packed=True)
+    read = {}
 
     def told(way: Way, folder: Path, *, tokens: int) -> Reading:
         read[way] = {path.name for path in folder.glob("*.safetensors")}

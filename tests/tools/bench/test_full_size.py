@@ -18,11 +18,10 @@ SMALL = {
     "moe_intermediate_size": 256,
     "vocab_size": 300,
 }
-NAME, EXPERT, EXPERTS = (
-    "qwen3-30b-a3b-fp8",
-    3 * (256 * 256 + 64),
-    2 * 16,
-)  # bytes of an expert in its slot; experts
+# bytes of an expert in its slot; experts
+NAME = "qwen3-30b-a3b-fp8"
+EXPERT = 3 * (256 * 256 + 64)
+EXPERTS = 2 * 16
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,8 @@ def test_a_table_of_times(
 
 def test_both_searches_find_the_same() -> None:
     sizes = Sizes(maps=6, layers=4, experts=5, hidden=8)
-    maps, seen = random_maps(sizes, "float32"), random_maps(sizes, "float32").probabilities[:2]
+    maps = random_maps(sizes, "float32")
+    seen = random_maps(sizes, "float32").probabilities[:2]
     flat = np.ascontiguousarray(maps.probabilities).reshape(6, -1)
     under_way = maps.begin(2)
     for layer in range(4):

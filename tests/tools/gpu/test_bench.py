@@ -91,7 +91,8 @@ def test_every_row_is_measured_or_says_why_not(found: dict) -> None:
 def test_who_knows_the_future_prefetches_it_and_what_is_tuned_loses_nothing(found: dict) -> None:
     model = found["models"]["mixtral-8x7b"]
     rows = {row["name"]: row for row in model["rows"] if row["budget"].startswith("25%")}
-    knowing, on_demand = rows["moectl, perfect prefetching"], rows["moectl, on-demand"]
+    knowing = rows["moectl, perfect prefetching"]
+    on_demand = rows["moectl, on-demand"]
     assert (
         knowing["hit_rate"] > on_demand["hit_rate"]
         and knowing["moved_nbytes"] <= on_demand["moved_nbytes"]
@@ -103,7 +104,8 @@ def test_who_knows_the_future_prefetches_it_and_what_is_tuned_loses_nothing(foun
 
 
 def test_the_floor_is_that_of_the_slower_of_link_and_memory(found: dict) -> None:
-    model, rates = found["models"]["mixtral-8x7b"], found["rates"]
+    model = found["models"]["mixtral-8x7b"]
+    rates = found["rates"]
     for row in model["rows"]:
         if row["tpot_ms"]:
             seconds = max(
@@ -133,7 +135,8 @@ def test_on_a_gpu_a_row_has_it_decide(monkeypatch: pytest.MonkeyPatch) -> None:
         config=SimpleNamespace(vocab_size=96),
         model=SimpleNamespace(device="cuda"),
     )
-    given, options = [], Namespace(**TINY, budgets=["25%"])
+    given = []
+    options = Namespace(**TINY, budgets=["25%"])
     monkeypatch.setattr(
         bench.gpu_rows, "session_row", lambda *taken: given.append(taken[1]) or Row("moectl", "25%")
     )

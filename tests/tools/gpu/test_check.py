@@ -129,7 +129,8 @@ def test_in_bfloat16_kernels_may_differ_as_far_as_bfloat16_itself() -> None:
     def said(logit: float) -> Said:
         return Said((torch.tensor([1.0, logit]),), [3])
 
-    exact, theirs = said(10.0), said(10.7)
+    exact = said(10.0)
+    theirs = said(10.7)
     assert (
         compare_rounded(said(9.7), theirs, exact)[0]
         and compare_rounded(said(11.0), theirs, exact)[0]

@@ -158,7 +158,8 @@ def test_what_is_imported_of_transformers_is_in_the_version_beside_a_gpu() -> No
 def test_it_needs_nothing_of_the_tests() -> None:
     """A machine with the product and the tools alone runs it: no module that the tools for a GPU
     import, at the top or in a function, asks for `tests`."""
-    waiting, seen = [*(ROOT / "tools" / "gpu").rglob("*.py")], set()
+    waiting = [*(ROOT / "tools" / "gpu").rglob("*.py")]
+    seen = set()
     while waiting:
         path = waiting.pop()
         seen.add(path)

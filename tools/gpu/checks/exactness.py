@@ -11,11 +11,11 @@ import torch
 
 from tools.gpu.checks.sessions import RUNS, Finding
 
-NUM_DECODED, NUM_GREEDY = 6, 12
-FETCHED, COMPUTED_ELSEWHERE = (
-    1e-5,
-    1e-4,
-)  # relative in float32: the same kernels, those of the host, or our own
+NUM_DECODED = 6
+NUM_GREEDY = 12
+# relative in float32: the same kernels, those of the host, or our own
+FETCHED = 1e-5
+COMPUTED_ELSEWHERE = 1e-4
 COARSE = 5e-2  # relative in bfloat16, where another rounding may change a router's selection
 NO_WORSE = 1.5  # times plain bfloat16's own distance from float32, for kernels that round elsewhere
 
@@ -35,7 +35,8 @@ def listen(model: torch.nn.Module, vocabulary: int) -> Said:
     device = model.device
     ids = _prompts(vocabulary).to(device)
     prompt = model(input_ids=ids[:1], use_cache=True)
-    logits, past = [prompt.logits, model(input_ids=ids).logits], prompt.past_key_values
+    logits = [prompt.logits, model(input_ids=ids).logits]
+    past = prompt.past_key_values
     for position in range(NUM_DECODED):
         step = model(
             input_ids=ids[1:2, position : position + 1], past_key_values=past, use_cache=True
@@ -138,11 +139,9 @@ def forwards_then_generates(folder: Path, dtype: torch.dtype, device: str) -> Fi
     from runtime.model.open import open_model
     from runtime.session.session import Session, Settings
 
-    theirs, opened, said = (
-        plain(folder, dtype, device),
-        open_model(str(folder), dtype=dtype, device=device),
-        [],
-    )
+    theirs = plain(folder, dtype, device)
+    opened = open_model(str(folder), dtype=dtype, device=device)
+    said = []
     ids = _prompts(opened.config.vocab_size)[:1].to(device)
     with Session(opened, Settings(**RUNS["25%, prefetched"])) as session:
         session.forward(ids)
@@ -164,7 +163,8 @@ def compare(
     and tokens are equal."""
     allowed = allowed or (FETCHED if dtype is torch.float32 else COARSE)
     is_equal = all(torch.equal(*pair) for pair in zip(ours.logits, theirs.logits, strict=True))
-    relative, same_tokens = difference(ours, theirs), ours.tokens == theirs.tokens
+    relative = difference(ours, theirs)
+    same_tokens = ours.tokens == theirs.tokens
     told = "bit-equal" if is_equal else f"largest difference {relative:.1e} of the largest logit"
     detail = f"{told}; greedy tokens {'equal' if same_tokens else 'DIFFER'}"
     figures = {
@@ -180,11 +180,9 @@ def compare_rounded(ours: Said, theirs: Said, exact: Said) -> Finding:
     """Passed if logits of kernels that round elsewhere in bfloat16 are about as near to those of
     float32 as the plain model's: a rounding may change a router's selection, and then either may be
     the nearer one. Tokens may differ."""
-    relative, own, plain_own = (
-        difference(ours, theirs),
-        difference(ours, exact),
-        difference(theirs, exact),
-    )
+    relative = difference(ours, theirs)
+    own = difference(ours, exact)
+    plain_own = difference(theirs, exact)
     allowed = max(COARSE, NO_WORSE * plain_own)
     detail = f"{own:.1e} from float32's logits, the plain model {plain_own:.1e}; from each other {relative:.1e}"
     figures = {

@@ -17,7 +17,9 @@ from artifacts.formats.order import ORDER
 from artifacts.formats.packed_integers import PackedIntegers
 
 GROUP = 128  # inputs with one scale, but where a format says how many
-_E4M3, _E5M2, _E8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
+_E4M3 = torch.float8_e4m3fn
+_E5M2 = torch.float8_e5m2
+_E8M0 = torch.float8_e8m0fnu
 
 Roles = dict[str, Stored]
 
@@ -72,7 +74,8 @@ class Case(NamedTuple):
     roles: Callable[[int, int], Roles]
 
 
-_ROW, _MATRIX = (1, 1 << 30), (1 << 30, 1 << 30)
+_ROW = (1, 1 << 30)
+_MATRIX = (1 << 30, 1 << 30)
 CASES: Mapping[str, Case] = {
     "fp8 in blocks": Case(Scaled(), partial(_fp8, _E4M3, (128, 128), torch.float32)),
     "fp8 in blocks, powers of two": Case(Scaled(), partial(_fp8, _E4M3, (128, 128), _E8M0)),

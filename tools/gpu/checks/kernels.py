@@ -37,7 +37,8 @@ class Kind(NamedTuple):
     has_bias: bool = False
 
 
-USUAL, GPT_OSS = Kind(), Kind("scaled", True, 1.702, 7.0, True, True)
+USUAL = Kind()
+GPT_OSS = Kind("scaled", True, 1.702, 7.0, True, True)
 
 
 class Experts:
@@ -56,16 +57,16 @@ class Experts:
         from runtime.model.layout import ExpertLayout
 
         hidden, neurons, self.top_k, self.count = sizes
-        self.kind, self.gate = (
-            kind,
-            Gate(kind.rule, take_turns=kind.take_turns, alpha=kind.alpha, limit=kind.limit),
-        )
+        self.kind = kind
+        self.gate = Gate(kind.rule, take_turns=kind.take_turns, alpha=kind.alpha, limit=kind.limit)
         layout = ExpertLayout.of(_shapes(hidden, neurons, kind), dtype)
         self.strides = Strides.whole(
             layout, is_transposed=kind.is_transposed, are_paired=kind.take_turns
         )
         size = layout.nbytes // dtype.itemsize
-        self.hidden, self.dtype, self.device = hidden, dtype, device
+        self.hidden = hidden
+        self.dtype = dtype
+        self.device = device
         self.random = torch.Generator(device).manual_seed(0)
         self.arena = self._normal(self.count * size, dtype).mul_(hidden**-0.5)
         self.starts = torch.arange(self.count, device=device) * size
@@ -90,10 +91,8 @@ class Experts:
         from runtime.kernels.gpu import gated
         from runtime.kernels.gpu.total import Total
 
-        y, out = (
-            torch.empty(step.ids.numel(), self.hidden, device=self.device),
-            torch.empty_like(step.x),
-        )
+        y = torch.empty(step.ids.numel(), self.hidden, device=self.device)
+        out = torch.empty_like(step.x)
         total = Total(step.ids, step.weights, out, self.done, is_wide=False)
         gated.GatedKernels(self.strides, self.gate).multiply(
             step.x, step.ids, self.starts, self.arena, y, total=total
@@ -104,10 +103,8 @@ class Experts:
         """The same, added up by a kernel of its own."""
         from runtime.kernels.gpu import gated, weighted_sum
 
-        y, out = (
-            torch.empty(step.ids.numel(), self.hidden, device=self.device),
-            torch.empty_like(step.x),
-        )
+        y = torch.empty(step.ids.numel(), self.hidden, device=self.device)
+        out = torch.empty_like(step.x)
         gated.GatedKernels(self.strides, self.gate).multiply(
             step.x, step.ids, self.starts, self.arena, y
         )
@@ -124,7 +121,8 @@ class Experts:
         from runtime.kernels.gpu.tiles import SortedPairs
 
         ids = step.ids.cpu().numpy()
-        groups, size = SortedPairs(ids), gated_tiles.tile_tokens(ids.size, self.count)
+        groups = SortedPairs(ids)
+        size = gated_tiles.tile_tokens(ids.size, self.count)
         tiles = groups.tiles({int(expert): int(expert) for expert in np.unique(ids)}, size)
         return Tiles(
             *(
@@ -138,7 +136,8 @@ class Experts:
         from runtime.kernels.gpu import gated_tiles, weighted_sum
 
         shape = step.ids.numel(), self.hidden
-        y, out = torch.empty(shape, dtype=self.dtype, device=self.device), torch.empty_like(step.x)
+        y = torch.empty(shape, dtype=self.dtype, device=self.device)
+        out = torch.empty_like(step.x)
         own = {
             "top_k": self.top_k,
             "block_tokens": tiles.size,
@@ -235,12 +234,15 @@ def _compared(
     num_tokens: tuple[int, ...],
     calls: int,
 ) -> Finding:
-    shares, figures, is_same = {}, {}, True
+    shares = {}
+    figures = {}
+    is_same = True
     for dtype, allowed in ALLOWED.items():
         case = Experts(sizes, dtype=dtype, device=device, kind=kind)
         for count in num_tokens:
             step = case.step(count)
-            ours, theirs = other(case, step), case.one_by_one(step).float()
+            ours = other(case, step)
+            theirs = case.one_by_one(step).float()
             is_same &= all(torch.equal(ours, way(case, step)) for _ in range(calls))
             difference = ((ours.float() - theirs).abs().max() / theirs.abs().max()).item()
             shares[f"{str(dtype).removeprefix('torch.')}, {count} tokens"] = difference / allowed

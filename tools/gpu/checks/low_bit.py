@@ -25,7 +25,8 @@ COUNTS = (
     64,
 )  # tokens, below and above the number from which on a matrix is unpacked
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MEASURED, MEASURED_COUNTS = (1024, 2048), (1, 4, 11)
+MEASURED = (1024, 2048)
+MEASURED_COUNTS = (1, 4, 11)
 COLD_NBYTES = 256 << 20  # bytes of weights in rotation, more than a GPU's cache holds
 
 
@@ -103,7 +104,8 @@ def speed(
     plain = dequantise(packed, torch.bfloat16).contiguous()
     ours = [copied(packed) for _ in range(max(2, (nbytes or COLD_NBYTES) // packed.nbytes))]
     theirs = [plain.clone() for _ in range(max(2, (nbytes or COLD_NBYTES) // plain.nbytes))]
-    figures, told = {"nbytes": packed.nbytes}, []
+    figures = {"nbytes": packed.nbytes}
+    told = []
     for count in MEASURED_COUNTS:
         x = torch.randn(count, MEASURED[1], device=device, dtype=torch.bfloat16)
         pairs = [

@@ -26,9 +26,12 @@ CODED = (0.8, 1.25, 2, 4)
 def made(opened: MoeModel, folder: Path, *, is_coded: bool = False) -> Replicas:
     """All packed widths of every expert in `folder`, or some in trellis codes, whose codes are
     random; their loss halves with every bit."""
-    shape, layout = opened.shape, opened.store.layout
-    buffer, is_transposed = aligned(layout.nbytes), opened.layers[0].experts.is_transposed
-    files, widths = [], CODED if is_coded else SCALAR_WIDTHS
+    shape = opened.shape
+    layout = opened.store.layout
+    buffer = aligned(layout.nbytes)
+    is_transposed = opened.layers[0].experts.is_transposed
+    files = []
+    widths = CODED if is_coded else SCALAR_WIDTHS
     for key in range(shape.num_keys):
         opened.store.read(*divmod(key, shape.num_experts), buffer)
         parts = layout.weights(buffer)
@@ -85,7 +88,8 @@ def _coded(matrix: torch.Tensor, bits: Width, *, is_rotated: bool, seed: int) ->
 def put(plain: PreTrainedModel, opened: MoeModel, replicas: Replicas, bits: np.ndarray) -> None:
     """Set every expert of the plain model to its unpacked replica of `bits` [L * E], or to
     nothing."""
-    buffer, layout = aligned(opened.store.layout.nbytes), opened.store.layout
+    buffer = aligned(opened.store.layout.nbytes)
+    layout = opened.store.layout
     for layer in opened.layers:
         module = plain.get_submodule(layer.name)
         for expert in range(opened.shape.num_experts):

@@ -23,10 +23,9 @@ from tools.gpu.checks.sessions import Finding
 from tools.gpu.checks.trellis import random_trellis
 from tools.gpu.timing import microseconds
 
-BITS, ALLOWED = (
-    SCALAR_WIDTHS,
-    5e-3,
-)  # relative to the outputs with the same weights in float32, by norm
+# relative to the outputs with the same weights in float32, by norm
+BITS = SCALAR_WIDTHS
+ALLOWED = 5e-3
 CODED: tuple[Width, ...] = (0.6, 1.25, 2, 4)
 _CALLS = 100
 _UNPACKED = 2  # experts in trellis codes that are unpacked for comparison, a second each
@@ -49,7 +48,8 @@ class Replicas:
         is_coded: bool = False,
     ) -> None:
         self.hidden, neurons, self.top_k, _ = sizes
-        self._device, self._num_unpacked = device, _UNPACKED if is_coded else self.top_k
+        self._device = device
+        self._num_unpacked = _UNPACKED if is_coded else self.top_k
         shapes = dict(
             zip(_NAMES, ((2 * neurons, self.hidden), (self.hidden, neurons)), strict=True)
         )
@@ -71,7 +71,8 @@ class Replicas:
 
     def each(self, x: torch.Tensor, turn: int) -> torch.Tensor:
         """The same with a kernel for each matrix."""
-        (inner, down), multiply = _NAMES, partial(project_replica, SimpleNamespace(has_bias=False))
+        inner, down = _NAMES
+        multiply = partial(project_replica, SimpleNamespace(has_bias=False))
         views = self._views[turn * self.top_k : (turn + 1) * self.top_k]
         return torch.cat([multiply(one, down, _gated(multiply(one, inner, x))) for one in views])
 
@@ -107,7 +108,8 @@ def coded(
 
 
 def _compared(cases: dict[Width, Replicas], turns: int, calls: int, device: str) -> Finding:
-    relative, figures = {}, {}
+    relative = {}
+    figures = {}
     hidden = next(iter(cases.values())).hidden
     x = torch.randn(1, hidden, generator=torch.Generator(device).manual_seed(0), device=device)
     narrow = x.to(torch.bfloat16)

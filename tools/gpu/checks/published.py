@@ -38,7 +38,8 @@ class PublishedExperts:
         is_joined: bool = False,
     ) -> None:
         self.hidden, self.neurons, self.top_k = sizes
-        self.dtype, self.device = dtype, device
+        self.dtype = dtype
+        self.device = device
         joined = [(GATE_UP, 0, 2 * self.neurons, self.hidden)]
         apart = [(GATE_UP, source, self.neurons, self.hidden) for source in range(2)]
         matrices = [*(joined if is_joined else apart), (DOWN, 0, self.hidden, self.neurons)]
@@ -92,14 +93,16 @@ class PublishedExperts:
 
     def is_dequantised(self, number: int) -> bool:
         """Whether the kernel gives the bits of the formula."""
-        ours, theirs = self.form.weights(Place(0, number)), self.layout.weights(self._slots[number])
+        ours = self.form.weights(Place(0, number))
+        theirs = self.layout.weights(self._slots[number])
         return all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
     def plain(self) -> Callable[[torch.Tensor, torch.Tensor], None]:
         """A function that multiplies by as many experts of the same sizes in `dtype`, on the
         kernels for these."""
         shapes = {GATE_UP: (2 * self.neurons, self.hidden), DOWN: (self.hidden, self.neurons)}
-        layout, count = ExpertLayout.of(shapes, self.dtype), len(self._slots)
+        layout = ExpertLayout.of(shapes, self.dtype)
+        count = len(self._slots)
         arena = torch.zeros(count * layout.nbytes, dtype=torch.uint8, device=self.device)
         form = full_form(SILU, layout, arena, [number * layout.nbytes for number in range(count)])
         y = torch.empty(self.top_k, self.hidden, device=self.device)
@@ -120,16 +123,16 @@ def published(
     top_k = sizes[2]
     exact = PublishedExperts(CASES[name], sizes, count=top_k, dtype=torch.float32, device=device)
     x = torch.randn(1, sizes[0], generator=torch.Generator(device).manual_seed(1), device=device)
-    ours, theirs = exact.outputs(x, exact.numbers(0)), exact.by_formula(x, exact.numbers(0))
-    relative, is_equal = ((ours - theirs).norm() / theirs.norm()).item(), exact.is_dequantised(0)
+    ours = exact.outputs(x, exact.numbers(0))
+    theirs = exact.by_formula(x, exact.numbers(0))
+    relative = ((ours - theirs).norm() / theirs.norm()).item()
+    is_equal = exact.is_dequantised(0)
     narrow = PublishedExperts(
         CASES[name], sizes, count=top_k * turns, dtype=torch.bfloat16, device=device
     )
-    numbers, plain, x = (
-        [narrow.numbers(turn) for turn in range(turns)],
-        narrow.plain(),
-        x.bfloat16(),
-    )
+    numbers = [narrow.numbers(turn) for turn in range(turns)]
+    plain = narrow.plain()
+    x = x.bfloat16()
     us, plain_us = (
         microseconds(lambda turn, way=way: way(x, numbers[turn]), turns, calls, device)
         for way in (narrow.outputs, plain)

@@ -41,17 +41,16 @@ def few_bits(folder: Path, scratch: Path, device: str, run: str) -> Finding:
 
     opened = open_model(str(folder), dtype=torch.float32, device=device)
     scratch.mkdir(exist_ok=True)
-    bits, is_coded = float(run.split()[0]), "trellis" in run
+    bits = float(run.split()[0])
+    is_coded = "trellis" in run
     replicas = made(opened, scratch, is_coded=is_coded)
     chosen = FEW_BITS[run]
     settings = Settings(
         **chosen | {"budget": chosen["budget"].format(layers=opened.shape.num_layers)}
     )
     with Session(opened, settings, artefacts=Artefacts(replicas=replicas)) as session:
-        ours, kernel = (
-            listen(opened.model, opened.config.vocab_size),
-            session.receipt()["replicas"]["kernel"],
-        )
+        ours = listen(opened.model, opened.config.vocab_size)
+        kernel = session.receipt()["replicas"]["kernel"]
     plain = plain_model(folder, dtype=torch.float32, device=device)
     put(plain, opened, replicas, np.full(opened.shape.num_keys, bits))
     theirs = listen(plain, plain.config.vocab_size)

@@ -135,7 +135,8 @@ def stock_speed(folder: Path, device: str, *, tokens: int) -> Finding:
     from tools.bench.resident import STOCK, decode_seconds, plain_model
 
     model = plain_model(folder, device=device)
-    figures, failed = {}, []
+    figures = {}
+    failed = []
     for implementation in STOCK:
         try:
             model.set_experts_implementation(implementation)
@@ -163,11 +164,9 @@ def session_speed(folder: Path, device: str, run: str, *, tokens: int) -> Findin
 
     opened = open_model(str(folder), device=device)
     with Session(opened, Settings(**RUNS[run])) as session:
-        link, stalls, ids = (
-            session.parts.tiers.link,
-            session.engine.stall_s,
-            _ids(opened.model, tokens),
-        )
+        link = session.parts.tiers.link
+        stalls = session.engine.stall_s
+        ids = _ids(opened.model, tokens)
         decode_seconds(opened.model, ids)  # fills the tier
         marks: list[tuple[int, float]] = []
         seconds = decode_seconds(
@@ -175,10 +174,8 @@ def session_speed(folder: Path, device: str, run: str, *, tokens: int) -> Findin
         )
         rates = {name: rate for name, rate in link.conditions().items() if name.endswith("gbps")}
         first_pass, copied_s = marks[0]
-        copy_ms, stall_ms = (
-            (link.copy_s - copied_s) / tokens * 1e3,
-            sum(stalls[first_pass:]) / tokens * 1e3,
-        )
+        copy_ms = (link.copy_s - copied_s) / tokens * 1e3
+        stall_ms = sum(stalls[first_pass:]) / tokens * 1e3
         rate = hit_rate(session.controller.counters.totals(first_pass=first_pass))
         receipt = session.receipt()
     opened.store.close()
@@ -222,7 +219,8 @@ def compared(checks: dict[str, Check]) -> Iterator[tuple[str, Callable[[], Findi
         )
 
     def keeps_up() -> Finding:
-        own, stock = checks["everything resident"].figures["ms_per_token"], checks["stock"].figures
+        own = checks["everything resident"].figures["ms_per_token"]
+        stock = checks["stock"].figures
         ratios = {name: own / ms for name, ms in stock.items()}
         told = ", ".join(f"{ratio:.2f} of {name}" for name, ratio in ratios.items())
         return ratios["eager"] <= 1.05, f"resident, time per token: {told}", {"ratios": ratios}

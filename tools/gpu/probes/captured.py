@@ -23,7 +23,10 @@ from tools.gpu.probes.road import PROMPT, Decoded, decode
 from tools.gpu.probes.small_model import small_olmoe
 from tools.gpu.timing import device_microseconds
 
-TOKENS, ROUNDS, CALLS, LAYERS = 24, 2, 20, 4
+TOKENS = 24
+ROUNDS = 2
+CALLS = 20
+LAYERS = 4
 ALIKE = {
     torch.float32: 1e-5,
     torch.bfloat16: 5e-2,
@@ -82,7 +85,8 @@ def compared(opened: MoeModel, settings: Settings, ids: np.ndarray, *, rounds: i
 def _device_us(session: Session) -> float | None:
     """Microseconds of the last token's graph, if it was one; the experts that it needs are there by
     now."""
-    captured, device = session.engine.captured, str(session.opened.model.device)
+    captured = session.engine.captured
+    device = str(session.opened.model.device)
     is_one = captured.receipt()["graphs"] == 1
     return device_microseconds(captured.queue_again, CALLS, device) if is_one else None
 

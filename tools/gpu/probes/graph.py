@@ -36,7 +36,8 @@ def main() -> None:
             opened, Settings("full", experts=experts_by(options.device), link=link)
         ) as session:
             session.forward(torch.arange(3, 67)[None])
-            layer, shape = opened.layers[0], opened.shape
+            layer = opened.layers[0]
+            shape = opened.shape
             hidden = torch.randn(
                 1, opened.config.hidden_size, dtype=opened.dtype, device=options.device
             )

@@ -14,12 +14,15 @@ from tools.gpu.groups import tell
 from tools.gpu.probes.options import parsed
 
 SIZES = (1 << 20, 4 << 20, 9 << 20, 64 << 20)
-_MOVED, _RANKS = 1 << 30, 8  # bytes of one measurement; experts of a token
+# bytes of one measurement; experts of a token
+_MOVED = 1 << 30
+_RANKS = 8
 
 
 def main() -> None:
     options = parsed(__doc__)
-    device, moved = options.device, 1 << 24 if options.tiny else _MOVED
+    device = options.device
+    moved = 1 << 24 if options.tiny else _MOVED
     for nbytes in SIZES[:2] if options.tiny else SIZES:
         turns = max(2, moved // nbytes)
         host = torch.ones(turns, nbytes, dtype=torch.uint8, pin_memory=device != "cpu")
@@ -42,12 +45,11 @@ def _filled_gbps(device: str, nbytes: int) -> float:
     itself."""
     from runtime.kernels.gpu.decide import fill
 
-    words, ranks = nbytes // 4, torch.arange(_RANKS, dtype=torch.int32, device=device)
+    words = nbytes // 4
+    ranks = torch.arange(_RANKS, dtype=torch.int32, device=device)
     host = torch.ones(_RANKS, words, dtype=torch.int32, pin_memory=True)
-    arena, starts = (
-        torch.empty(_RANKS * words, dtype=torch.int32, device=device),
-        ranks.long() * words,
-    )
+    arena = torch.empty(_RANKS * words, dtype=torch.int32, device=device)
+    starts = ranks.long() * words
     return _gbps(
         lambda: fill(host, starts, arena, ranks, ranks, first_key=0, first_slot=0),
         host.nbytes,

@@ -12,7 +12,9 @@ from runtime.tiers.page_lock import PageLock
 from tools.gpu.groups import tell
 from tools.gpu.probes.options import parsed
 
-SIZES, TINY = tuple(1 << power for power in range(30, 37)), (1 << 20, 4 << 20)  # 1 to 64 GiB
+# 1 to 64 GiB
+SIZES = tuple(1 << power for power in range(30, 37))
+TINY = (1 << 20, 4 << 20)
 
 
 class _Owner:
@@ -25,7 +27,8 @@ def main() -> None:
         if nbytes > 0.8 * host_memory()[1]:
             tell(name=f"{nbytes >> 20} MiB", why_not="not that much memory is available")
             return
-        memory, owner = anonymous(nbytes), _Owner()
+        memory = anonymous(nbytes)
+        owner = _Owner()
         touch_s = _seconds(lambda memory=memory: memory.fill_(1))
         figures = {
             "touch_gbps": nbytes / touch_s / 1e9,

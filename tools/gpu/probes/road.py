@@ -26,7 +26,10 @@ from tools.gpu.probes.options import parsed
 from tools.gpu.probes.small_model import small_olmoe
 from tools.gpu.timing import finish, microseconds
 
-PROMPT, TOKENS, ROUNDS, CALLS = 32, 32, 3, 20
+PROMPT = 32
+TOKENS = 32
+ROUNDS = 3
+CALLS = 20
 LAYERS = 2
 WAYS = {"on demand": {}, "next gate": {"prefetch": "next_gate"}}
 
@@ -77,7 +80,10 @@ def settings_of(device: str, decide: str) -> Settings:
 
 
 def decode(session: Session, ids: np.ndarray) -> Decoded:
-    given, device, ms, said = torch.from_numpy(ids)[None], str(session.opened.model.device), [], []
+    given = torch.from_numpy(ids)[None]
+    device = str(session.opened.model.device)
+    ms = []
+    said = []
     past = session.forward(given[:, :PROMPT]).past_key_values
     first_pass = session.num_passes
     for position in range(PROMPT, given.shape[1]):
@@ -95,7 +101,9 @@ def decode(session: Session, ids: np.ndarray) -> Decoded:
 def layer_us(session: Session) -> dict[str, float]:
     """Microseconds of a layer's kernels on the device, replayed from a graph with the same experts
     each time."""
-    opened, shape, device = session.opened, session.opened.shape, str(session.opened.model.device)
+    opened = session.opened
+    shape = session.opened.shape
+    device = str(session.opened.model.device)
     hidden = torch.randn(1, opened.config.hidden_size, dtype=opened.dtype, device=device)
     ids = torch.arange(shape.top_k, device=device)[None]
     weights = torch.full((1, shape.top_k), 0.5, dtype=opened.dtype, device=device)
@@ -115,7 +123,8 @@ def told(way: str, found: dict[str, list[Decoded]]) -> None:
             rounds=len(runs),
         )
     if DEVICE in found:
-        host, device = found[HOST], found[DEVICE]
+        host = found[HOST]
+        device = found[DEVICE]
         counted_alike = all(
             one.counters == other.counters for one, other in zip(host, device, strict=True)
         )

@@ -21,7 +21,8 @@ from tools.gpu.groups import tell
 from tools.gpu.packages import experts_by
 from tools.gpu.probes.options import parsed
 
-TOKENS, PROMPT = 8, 64
+TOKENS = 8
+PROMPT = 64
 _WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize")
 _LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
 
@@ -49,7 +50,8 @@ def main() -> None:
 
 def _counted(opened: MoeModel, settings: Settings, *, singly: bool) -> dict[str, object]:
     (ids,) = models.texts(opened.config.vocab_size, count=1, length=PROMPT + 2 * TOKENS)
-    ids, kinds = torch.from_numpy(ids)[None], [ProfilerActivity.CPU]
+    ids = torch.from_numpy(ids)[None]
+    kinds = [ProfilerActivity.CPU]
     kinds += [ProfilerActivity.CUDA] if opened.model.device.type == "cuda" else []
     with Session(opened, settings) as session:
         if singly and session.engine.captured:

@@ -38,7 +38,8 @@ class AgainstGenerate:
 
     def one(self, rng: random.Random) -> str:
         model = self._models.draw(rng)
-        settings, way = _settings(rng, model), rng.choice(list(_WAYS))
+        settings = _settings(rng, model)
+        way = rng.choice(list(_WAYS))
         fields = draw_fields(rng)
         asked = [
             draw_request(rng, model.opened.config.max_position_embeddings)
@@ -71,7 +72,8 @@ class Plain:
     """Plain transformers, with these fields of a generation_config.json."""
 
     def __init__(self, model: Model, fields: dict[str, object]) -> None:
-        self._model, self._fields = model.plain, fields
+        self._model = model.plain
+        self._fields = fields
         self._tokenizer = AutoTokenizer.from_pretrained(model.folder)
 
     def leave_out(self, told: str) -> None:

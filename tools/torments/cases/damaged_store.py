@@ -47,7 +47,8 @@ class DamagedStore:
 
     def __init__(self, ground: Path) -> None:
         torch.set_num_threads(1)
-        self._whole, self._folder = ground / "whole", ground / "case"
+        self._whole = ground / "whole"
+        self._folder = ground / "case"
         self._whole.mkdir()
         path = self._whole / "moe.duckdb"
         for seed in range(2):
@@ -204,7 +205,8 @@ def _log(rng: random.Random, path: Path, logs: dict[str, Path]) -> str:
 
 def _replica(rng: random.Random, path: Path, logs: dict[str, Path]) -> str:
     files = sorted(replica_root(path).rglob("*.safetensors"))
-    one, content = rng.choice(files), b""
+    one = rng.choice(files)
+    content = b""
     how = rng.choice(("flipped", "cut off", "longer", "gone", "another's", "of nobody"))
     content = bytearray(one.read_bytes())
     if how == "flipped":
@@ -285,10 +287,8 @@ def _replicas(path: Path) -> pa.Table:
     rows = []
     for key in range(_MODEL.shape.num_keys):
         layer, expert = divmod(key, _MODEL.shape.num_experts)
-        file, weight = (
-            folder / f"{key}.safetensors",
-            torch.randn(8, 64, generator=torch.Generator().manual_seed(key)),
-        )
+        file = folder / f"{key}.safetensors"
+        weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(key))
         packed = {
             bits: {"down_proj": round_to_nearest(weight, bits, 32).packed()} for bits in (2, 4)
         }

@@ -72,7 +72,8 @@ def _nothing(session: Session) -> None:
 def _without_short_cuts(session: Session) -> None:
     """Decide and compute every step without shortcuts."""
     steps = session.engine.steps
-    steps._can_skip_planning, steps.torch_output._batched = False, None
+    steps._can_skip_planning = False
+    steps.torch_output._batched = None
 
 
 def _with(

@@ -12,10 +12,9 @@ from tools.torments.victim_commands import drawn
 from tools.torments.victims import Ended, Victims
 
 _DISK = 48 << 20  # bytes
-_NEWNS, _PRIVATE = (
-    0x20000,
-    0x44000,
-)  # of unshare(2), mount(2): for this process and its children alone
+# of unshare(2), mount(2): for this process and its children alone
+_NEWNS = 0x20000
+_PRIVATE = 0x44000
 
 
 class DiskFull:

@@ -26,7 +26,9 @@ class Elsewhere:
     def one(self, rng: random.Random) -> str:
         number = rng.choice(self.classes)
         (path,) = (ROOT / "tests" / "faults").glob(f"test_{number:02d}_*.py")
-        zone, locale, seed = rng.choice(ZONES), rng.choice(LOCALES), rng.randrange(2**32)
+        zone = rng.choice(ZONES)
+        locale = rng.choice(LOCALES)
+        seed = rng.randrange(2**32)
         changed = {
             "TZ": zone,
             "LC_ALL": locale,

@@ -53,10 +53,8 @@ class EngineFaults:
                 EngineCase(model, random.Random(0)).run(name, fault)
 
     def one(self, rng: random.Random) -> str:
-        case, name = (
-            EngineCase(self._models.draw(rng), rng),
-            rng.choices(list(_FAULTS), weights=_WEIGHTS)[0],
-        )
+        case = EngineCase(self._models.draw(rng), rng)
+        name = rng.choices(list(_FAULTS), weights=_WEIGHTS)[0]
         before = Held.now()
         case.run(name, _FAULTS[name])
         Held.now().check(before, f"{name} ({case.told})")

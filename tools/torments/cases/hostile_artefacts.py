@@ -288,7 +288,8 @@ def _read_beside(files: list[Path], bits: int) -> None:
 
 def _with_a_strange_column(table: pa.Table, rng: random.Random) -> pa.Table:
     at = rng.randrange(table.num_columns)
-    name, column = table.column_names[at], table.column(at).combine_chunks()
+    name = table.column_names[at]
+    column = table.column(at).combine_chunks()
     how = rng.random()
     if how < 0.1 and table.num_columns > 1:
         return table.remove_column(at)

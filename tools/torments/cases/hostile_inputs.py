@@ -161,7 +161,8 @@ class HostileInputs:
         return kind
 
     def _budget(self, rng: random.Random) -> None:
-        text, is_by_layer = _size(rng), rng.random() < 0.5
+        text = _size(rng)
+        is_by_layer = rng.random() < 0.5
 
         def held() -> None:
             found = sizes.num_slots(text, _SHAPE, per_layer=is_by_layer)
@@ -175,7 +176,8 @@ class HostileInputs:
         refusal(f"14: budget {text!r}", held)
 
     def _parsed(self, rng: random.Random) -> None:
-        text, parse = rng.choice((_size, _options, _any_text))(rng), rng.choice(_PARSERS)
+        text = rng.choice((_size, _options, _any_text))(rng)
+        parse = rng.choice(_PARSERS)
         refusal(
             f"14: {text[:60]!r} for number {_PARSERS.index(parse)} of the parsers",
             lambda: parse(text),
@@ -243,7 +245,8 @@ class HostileInputs:
         if rng.random() < 0.4:
             raw = damaged(raw, rng)
         if rng.random() < 0.3:
-            name, raw = f"{name}.gz", gzip.compress(raw, mtime=0)
+            name = f"{name}.gz"
+            raw = gzip.compress(raw, mtime=0)
             raw = damaged(raw, rng) if rng.random() < 0.5 else raw
         return write(self._ground / name, raw), name
 

@@ -57,7 +57,8 @@ class HostileModels:
         torch.set_num_threads(1)
         their_logging.set_verbosity(logging.CRITICAL)
         logging.disable(logging.CRITICAL)
-        self._folder, self._sources = ground / "case", {}
+        self._folder = ground / "case"
+        self._sources = {}
         for family, layout in _LAYOUTS:
             made = families.save(family, layout, ground / f"{family}-{layout}")
             self._sources[family, layout] = {

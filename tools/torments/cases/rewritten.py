@@ -40,7 +40,8 @@ class Rewritten:
 
     def __init__(self, ground: Path) -> None:
         torch.set_num_threads(1)
-        self._ground, self._models = ground, Models(ground / "models")
+        self._ground = ground
+        self._models = Models(ground / "models")
         self._kinds: dict[str, tuple[float, Callable[[Model, Path, random.Random], None]]] = {
             "10: a checkpoint written into during a run": (8, self._during_a_run),
             "10: a checkpoint replaced during a run": (8, self._replaced),
@@ -82,8 +83,10 @@ class Rewritten:
                 raise Lost("10: other weights have the same fingerprint")
 
     def _quantised(self, model: Model, folder: Path, rng: random.Random) -> None:
-        opened, name = open_model(str(folder)), _expert(folder, rng)
-        at, store = rng.randint(1, opened.shape.num_keys), folder.with_name("moe.duckdb")
+        opened = open_model(str(folder))
+        name = _expert(folder, rng)
+        at = rng.randint(1, opened.shape.num_keys)
+        store = folder.with_name("moe.duckdb")
         try:
             _quantise(opened, store, progress=lambda done, _: done == at and invert(folder, name))
             raise Lost(f"10: {name} was changed after {at} experts, and the run is complete")
@@ -99,7 +102,8 @@ class Rewritten:
             )
 
     def _other_store(self, model: Model, folder: Path, rng: random.Random) -> None:
-        store, name = folder.with_name("moe.duckdb"), _expert(folder, rng)
+        store = folder.with_name("moe.duckdb")
+        name = _expert(folder, rng)
         _quantise(open_model(str(folder)), store)
         invert(folder, name)
         try:

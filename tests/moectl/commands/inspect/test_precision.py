@@ -69,7 +69,8 @@ def test_what_is_priced_is_said_and_stored(model: str, capfd: pytest.CaptureFixt
     out = capfd.readouterr().out
     assert "Held-out text at few bits" in out and "run 3: 60 tokens" in out
     with Store.open("moe.duckdb", read_only=True) as store:
-        run, bench = store.run(2), store.read("bench", 2).to_pylist()
+        run = store.run(2)
+        bench = store.read("bench", 2).to_pylist()
     assert run.info.command == "precision" and run.info.tokens == 60 and run.info.data == "text.txt"
     assert len(bench) == 4 + 4 * len(AVERAGES) and {row["mode"] for row in bench} == {"precision"}
     assert bench[1]["preset"] == "uniform-bits --residency shadow:bits=3,slots=no"
