@@ -34,17 +34,18 @@ class Shape:
     def __post_init__(self) -> None:
         if min(self.num_layers, self.num_experts, self.top_k) < 1:
             raise BadInput(
-                f"a model needs at least one MoE layer, one expert and one expert per token, not {self}"
+                "a model needs at least one MoE layer, one expert and one expert per token, not "
+                f"{self}"
             )
         if self.num_experts > MOST_EXPERTS or self.num_keys > MOST_KEYS:
             raise BadInput(
-                f"{self.num_layers:,} layers of {self.num_experts:,} experts are more than moectl tells apart: "
-                f"{MOST_EXPERTS:,} in a layer, {MOST_KEYS:,} in all"
+                f"{self.num_layers:,} layers of {self.num_experts:,} experts are more than moectl "
+                f"tells apart: {MOST_EXPERTS:,} in a layer, {MOST_KEYS:,} in all"
             )
         if self.top_k > self.num_experts:
             raise BadInput(
-                f"the model selects {self.top_k} experts per token but has only {self.num_experts} in a layer: "
-                "correct num_experts_per_tok in its config"
+                f"the model selects {self.top_k} experts per token but has only "
+                f"{self.num_experts} in a layer: correct num_experts_per_tok in its config"
             )
 
     @property

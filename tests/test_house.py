@@ -93,7 +93,10 @@ def test_what_decides_imports_no_torch(room: str) -> None:
     """In a fresh process, all modules of the room: a replay decides as a live run does, and needs
     no tensors for it."""
     names = [name for name, _ in modules("runtime") if room_of(name) == ("runtime", room)]
-    code = f"import sys, importlib\nfor name in {names!r}: importlib.import_module(name)\nprint('torch' in sys.modules)"
+    code = (
+        f"import sys, importlib\nfor name in {names!r}: importlib.import_module(name)\n"
+        "print('torch' in sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -24,8 +24,8 @@ def locked(path: Path, *, busy: str) -> Iterator[None]:
         with path.open("a") as other:
             if _is_granted(other, path):
                 raise OutOfResources(
-                    f"the file system of {path.parent} grants one lock twice, so that two commands could write the "
-                    f"same files: {_REMEDY}"
+                    f"the file system of {path.parent} grants one lock twice, so that two "
+                    f"commands could write the same files: {_REMEDY}"
                 )
         yield
 

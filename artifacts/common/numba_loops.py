@@ -173,7 +173,7 @@ def kernel(
 @cache
 def _warn() -> None:
     warnings.warn(
-        "compiled code cannot be kept, so that every start compiles it anew: set NUMBA_CACHE_DIR to an empty folder "
-        "that can be written",
+        "compiled code cannot be kept, so that every start compiles it anew: set NUMBA_CACHE_DIR "
+        "to an empty folder that can be written",
         stacklevel=1,
     )

@@ -54,7 +54,8 @@ def has_json(path: Path) -> bool:
         or b"\0" in first[:2]
     ):
         raise BadInput(
-            f"{path} is in another encoding than UTF-8, or begins with a mark of one: save it as UTF-8"
+            f"{path} is in another encoding than UTF-8, or begins with a mark of one: save it as "
+            "UTF-8"
         )
     return True
 

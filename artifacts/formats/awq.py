@@ -96,7 +96,10 @@ class Awq:
             and self.is_symmetric
             and bool((_codes(tensors["qzeros"]) != _MIDDLE).any())
         ):
-            return f"zero-points other than {_MIDDLE}, and config.json says zero_point false: {CONTRADICTED}"
+            return (
+                f"zero-points other than {_MIDDLE}, and config.json says zero_point false: "
+                f"{CONTRADICTED}"
+            )
         return fault
 
 

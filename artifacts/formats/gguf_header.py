@@ -194,7 +194,8 @@ def _read(path: Path, stamp: tuple[int, int]) -> GgufHeader:
         alignment = entries.get("general.alignment", _ALIGNMENT)
         if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
             raise BadInput(
-                f"{path} says general.alignment {str(alignment)[:30]}, which is no power of two: download it again"
+                f"{path} says general.alignment {str(alignment)[:30]}, which is no power of two: "
+                "download it again"
             )
         listed = [reader.tensor() for _ in range(num_tensors)]
         with memoryview(mapped)[: reader.position] as header:
@@ -231,8 +232,8 @@ def _placed(
         tensor = _tensor(path, name, shape, number, start + offset)
         if offset != expected:
             raise BadInput(
-                f"{path}: {name} begins at byte {offset:,} of the tensors, not at {expected:,}, where the one before "
-                "it ends: it is damaged, download it again"
+                f"{path}: {name} begins at byte {offset:,} of the tensors, not at {expected:,}, "
+                "where the one before it ends: it is damaged, download it again"
             )
         if tensor.offset + tensor.nbytes > end:
             raise BadInput(f"{path} ends within {name}: it is truncated, download it again")
@@ -251,7 +252,8 @@ def _tensor(
     shown = _NAMES.get(number, f"the unknown type {number}")
     if shown not in TYPES:
         raise BadInput(
-            f"{path}: {name} is {shown}, and moectl reads {', '.join(TYPES)}: take a file of these types"
+            f"{path}: {name} is {shown}, and moectl reads {', '.join(TYPES)}: take a file of "
+            "these types"
         )
     tensor = GgufTensor(name, shape, TYPES[shown], position)
     if prod(shape[-1:]) % tensor.type.num_weights:
@@ -300,7 +302,8 @@ class _Reader:
         (num_dimensions,) = self._values("<I")
         if num_dimensions > _MOST_DIMENSIONS:
             raise ValueError(
-                f"{name[:80]!r} has {num_dimensions:,} dimensions: {_MOST_DIMENSIONS} are read at most"
+                f"{name[:80]!r} has {num_dimensions:,} dimensions: {_MOST_DIMENSIONS} are read at "
+                "most"
             )
         *shape, kind, offset = self._values(f"<{num_dimensions}QIQ")
         return name, tuple(reversed(shape)), kind, offset

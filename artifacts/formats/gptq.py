@@ -115,7 +115,10 @@ class Gptq:
         fault = fault_of_index(tensors, num_inputs, len(scales), self.group_size, self.lacking)
         fault = fault or fault_of_scales(scales, 2**self.bits - 1)
         if fault is None and self.is_symmetric and bool((self._points(tensors) != middle).any()):
-            return f"zero-points other than {middle}, and config.json says that it is symmetric: {CONTRADICTED}"
+            return (
+                f"zero-points other than {middle}, and config.json says that it is symmetric: "
+                f"{CONTRADICTED}"
+            )
         return fault
 
     def _points(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

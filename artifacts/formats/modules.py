@@ -43,7 +43,8 @@ def _is_match(pattern: str, module: str) -> bool:
         return _compiled(pattern).match(module, timeout=_MATCH_S) is not None
     except TimeoutError as error:
         raise BadInput(
-            f"{pattern[:40]!r} in the quantisation of config.json takes too long to match {module[:80]}: simplify it"
+            f"{pattern[:40]!r} in the quantisation of config.json takes too long to match "
+            f"{module[:80]}: simplify it"
         ) from error
 
 

@@ -108,7 +108,8 @@ def _gptq(config: Mapping) -> Said:
     version = said.pop()
     if said:
         raise BadInput(
-            "GPTQ whose checkpoint_format and format differ: which one the zero-points are in is not said"
+            "GPTQ whose checkpoint_format and format differ: which one the zero-points are in is "
+            "not said"
         )
     if version not in ("gptq", "gptq_v2"):
         raise BadInput(f"GPTQ in the layout {version!r}: moectl reads gptq and gptq_v2")
@@ -122,7 +123,8 @@ def _gptq(config: Mapping) -> Said:
             left.append(REGEX + pattern.removeprefix("-:"))
         elif not isinstance(entries, Mapping):
             raise BadInput(
-                f"GPTQ's `dynamic` says {json.dumps(entries)[:40]} for {pattern[:40]!r}, which is no object"
+                f"GPTQ's `dynamic` says {json.dumps(entries)[:40]} for {pattern[:40]!r}, which is "
+                "no object"
             )
         else:
             groups.append(
@@ -240,7 +242,8 @@ def _compressed_scheme(layout: object, weights: Mapping) -> Scheme:
             _number("num_bits", weights.get("num_bits"), (8,))
             if has_zeros:
                 raise BadInput(
-                    f"{layout} with zero-points: moectl reads symmetric weights of 8 bits, and packed ones"
+                    f"{layout} with zero-points: moectl reads symmetric weights of 8 bits, and "
+                    "packed ones"
                 )
             return _scaled("float-quantized", _scaled_block(weights))
         case "nvfp4-pack-quantized":
@@ -248,7 +251,8 @@ def _compressed_scheme(layout: object, weights: Mapping) -> Scheme:
         case "mxfp4-pack-quantized":
             return Scheme(layout, _MXFP4.bits, _MXFP4.block, _MXFP4.scale_nbytes)
     raise BadInput(
-        f"compressed-tensors in the format {str(layout)[:40]!r}: moectl reads {', '.join(_COMPRESSED)}"
+        f"compressed-tensors in the format {str(layout)[:40]!r}: moectl reads "
+        f"{', '.join(_COMPRESSED)}"
     )
 
 
@@ -307,7 +311,8 @@ def _flag(config: Mapping, name: str) -> bool | None:
     said = value.lower() if isinstance(value, str) else value
     if not isinstance(said, str | int | None) or said not in _FLAGS:
         raise BadInput(
-            f"{name} in the quantisation of config.json is {json.dumps(value)[:40]}, not true or false"
+            f"{name} in the quantisation of config.json is {json.dumps(value)[:40]}, not true or "
+            "false"
         )
     return _FLAGS[said]
 

@@ -10,8 +10,8 @@ from artifacts.modelshapes.known import ModelShape
 from artifacts.shape import FULL_BITS
 
 DENSE_ON_GPU = (
-    "weights besides experts at {bits} bits: a GPU has no kernel for them and dequantises them at each use; counted as "
-    "written and read once at 16 bits, while torch moves more"
+    "weights besides experts at {bits} bits: a GPU has no kernel for them and dequantises them at "
+    "each use; counted as written and read once at 16 bits, while torch moves more"
 )
 
 

@@ -44,23 +44,32 @@ class Machine:
 _PCIE4 = "PCIe 4.0 x16: 32 GB/s nominal, about 25 in practice"
 _PCIE4_X8 = "PCIe 4.0 x8: 16 GB/s nominal, about 12.5 in practice"
 _PCIE5 = "PCIe 5.0 x16: 63 GB/s nominal, about 50 in practice"
-_HOST4 = "near: 8 channels DDR4-3200, 205 GB/s nominal; 32 cores of AVX2, 3 TFLOPS nominal, about 2 in practice"
-_HOST5 = (
-    "near: 8 channels DDR5-4800, 307 GB/s nominal, about 200 in practice; 32 cores of AVX-512, 5 TFLOPS nominal, about "
-    "3 in practice"
-)
-_DESKTOP = "near: 4 channels DDR4-3200, 102 GB/s nominal; 16 cores of AVX2, 1.8 TFLOPS nominal, about 1 in practice"
-_DESKTOP5 = (
-    "near: 2 channels DDR5-5600, 90 GB/s nominal, about 70 in practice; 16 cores of AVX2, 2 TFLOPS nominal, about 1 in "
+_HOST4 = (
+    "near: 8 channels DDR4-3200, 205 GB/s nominal; 32 cores of AVX2, 3 TFLOPS nominal, about 2 in "
     "practice"
 )
+_HOST5 = (
+    "near: 8 channels DDR5-4800, 307 GB/s nominal, about 200 in practice; 32 cores of AVX-512, 5 "
+    "TFLOPS nominal, about 3 in practice"
+)
+_DESKTOP = (
+    "near: 4 channels DDR4-3200, 102 GB/s nominal; 16 cores of AVX2, 1.8 TFLOPS nominal, about 1 "
+    "in practice"
+)
+_DESKTOP5 = (
+    "near: 2 channels DDR5-5600, 90 GB/s nominal, about 70 in practice; 16 cores of AVX2, 2 "
+    "TFLOPS nominal, about 1 in practice"
+)
 
-_NDP = "near: CXL device of Table 2 of the context-aware paper, 512 GB/s, 64 units of 4 x 4 at 1 GHz, by bits"
+_NDP = (
+    "near: CXL device of Table 2 of the context-aware paper, 512 GB/s, 64 units of 4 x 4 at 1 "
+    "GHz, by bits"
+)
 _ADA = "peak: an eighth of its AI TOPS, which are of 8 bits and sparse"
 _MAC = (
-    "technical specifications of the largest; three quarters of its unified memory for the model, no peak published; "
-    "no link to a GPU: what does not fit is read from the SSD, 7.4 GB/s nominal (MacBook Pro of 2021), about 5 in "
-    "practice; moectl computes on its CPU"
+    "technical specifications of the largest; three quarters of its unified memory for the model, "
+    "no peak published; no link to a GPU: what does not fit is read from the SSD, 7.4 GB/s "
+    "nominal (MacBook Pro of 2021), about 5 in practice; moectl computes on its CPU"
 )
 
 _A100 = (

@@ -3,7 +3,10 @@
 KINDS = {
     "vllm": (
         "vllm",
-        "responses of vLLM with --enable-return-routed-experts: one a line, or a .json of one or several",
+        (
+            "responses of vLLM with --enable-return-routed-experts: one a line, or a .json of one "
+            "or several"
+        ),
     ),
     "moe-jsonl": (
         "moe_jsonl",
@@ -11,7 +14,10 @@ KINDS = {
     ),
     "csv": (
         "layer_csv",
-        "lines of layer_id,expert_ids in the order of computation, as patched llama.cpp servers log",
+        (
+            "lines of layer_id,expert_ids in the order of computation, as patched llama.cpp "
+            "servers log"
+        ),
     ),
     "flame-moe": (
         "flame_moe",

@@ -73,8 +73,8 @@ def _batched(
         )
     at = np.minimum(call, len(sizes) - 1)
     notes.append(
-        f"{is_kept.sum():,} calls of {batch} tokens decode {batch} requests together, known by their place; "
-        f"{(~is_kept).sum():,} other calls are left out"
+        f"{is_kept.sum():,} calls of {batch} tokens decode {batch} requests together, known by "
+        f"their place; {(~is_kept).sum():,} other calls are left out"
     )
     return Numbered(
         kept=is_kept[at] & (call < len(sizes)),
@@ -106,8 +106,9 @@ def _sizes(
         other = int((table[:, number] != table[0, number]).argmax())
         row = int(((layer == names[other]) & (call == number)).argmax())
         raise BadInput(
-            f"{where(row)}: call {number} of layer {names[0]} has {table[0, number]} tokens, of layer {names[other]} "
-            f"{table[other, number]}; expected: the same tokens in every layer"
+            f"{where(row)}: call {number} of layer {names[0]} has {table[0, number]} tokens, of "
+            f"layer {names[other]} {table[other, number]}; expected: the same tokens in every "
+            "layer"
         )
     left_out = longest - shortest
     return table[0], [

@@ -37,7 +37,8 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
     )
     if len({experts.shape[1] for experts, _ in columns}) > 1:
         raise BadInput(
-            f"the files in {path} have different numbers of experts a token; expected: layers of one model"
+            f"the files in {path} have different numbers of experts a token; expected: layers of "
+            "one model"
         )
     experts, scores = (np.stack(column) for column in zip(*columns, strict=True))
     return one_by_one(
@@ -55,12 +56,14 @@ def _columns(
     missing = [name for name in _COLUMNS if name not in opened.schema_arrow.names]
     if missing:
         raise BadInput(
-            f"{file} has no column {' and '.join(missing)}; expected: indices and scores, lists of one length"
+            f"{file} has no column {' and '.join(missing)}; expected: indices and scores, lists "
+            "of one length"
         )
     num_rows = opened.metadata.num_rows if limit is None else min(limit, opened.metadata.num_rows)
     if num_rows * num_layers * _NBYTES > MOST_NBYTES:
         raise OutOfResources(
-            f"{file} has {num_rows:,} tokens, too many for the memory: give --tokens, as --tokens 20000"
+            f"{file} has {num_rows:,} tokens, too many for the memory: give --tokens, as --tokens "
+            "20000"
         )
     batches = []
     held = 0

@@ -30,8 +30,8 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
     for number, layer, selected in _rows(path):
         if experts and len(selected) != len(experts[0]):
             raise BadInput(
-                f"{path}, line {number} has {len(selected)} experts, line {lines[0]} {len(experts[0])}; expected: "
-                "as many in every line"
+                f"{path}, line {number} has {len(selected)} experts, line {lines[0]} "
+                f"{len(experts[0])}; expected: as many in every line"
             )
         lines.append(number)
         layers.append(layer)
@@ -88,6 +88,7 @@ def _rows(path: Path) -> Iterator[tuple[int, int, list[int]]]:
         layer, experts = (row.get(name, "").strip("[]() ") for name in _COLUMNS)
         if not (_NUMBERS.fullmatch(layer) and layer.isdecimal() and _NUMBERS.fullmatch(experts)):
             raise BadInput(
-                f"{path}, line {number} has no layer with experts: {line[:60]!r}; expected: {_EXPECTED}"
+                f"{path}, line {number} has no layer with experts: {line[:60]!r}; expected: "
+                f"{_EXPECTED}"
             )
         yield number, int(layer), [int(one) for one in re.split(r"[\s,;]+", experts)]

@@ -23,7 +23,10 @@ _EXPERTS = ("topk_ids", "experts", "expert_ids", "selected_experts")
 _WEIGHTS = ("topk_weights", "gating_probs", "weights", "expert_weights", "selected_probs")
 _TOKEN = ("token_idx", "token", "token_index", "position")
 _REQUEST = ("req_id", "request_id", "request", "dataset", "problem_id")
-_EXPECTED = '{"layer": 0, "token_idx": 0, "topk_ids": [3, 1], "topk_weights": [0.6, 0.4]}, weights in all lines or in none'
+_EXPECTED = (
+    '{"layer": 0, "token_idx": 0, "topk_ids": [3, 1], "topk_weights": [0.6, 0.4]}, weights in all '
+    "lines or in none"
+)
 _AS_CALLS = "token_idx begins anew with every call of a layer"
 _AS_POSITIONS = (
     "token_idx is a position in its request, and each token is decoded in a pass of its own"
@@ -70,7 +73,8 @@ class _Rows:
             )
             if not is_list or len(weights) != len(experts):
                 raise BadInput(
-                    f"{place} needs a weight for each of its {len(experts)} experts; expected: {_EXPECTED}"
+                    f"{place} needs a weight for each of its {len(experts)} experts; expected: "
+                    f"{_EXPECTED}"
                 )
             self.weights.append(weights)
         name = tuple(str(line[key]) for key in _REQUEST if key in line)
@@ -93,7 +97,8 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
         for layer in set(rows.layer[begin:]):
             if owners.setdefault(layer, file) != file:
                 raise BadInput(
-                    f"{file} has layer {layer}, as {owners[layer]}; expected: other layers in every file"
+                    f"{file} has layer {layer}, as {owners[layer]}; expected: other layers in "
+                    "every file"
                 )
     if not rows.layer:
         raise BadInput(f"{path} has no line of a routed token; expected: {_EXPECTED}")

@@ -11,7 +11,10 @@ from artifacts.errors import BadInput
 from artifacts.importers.routing_log import RoutingLog
 from artifacts.traces.trace import DECODE
 
-_NOTE = "the log has no borders of requests: its tokens are one request, each decoded in a pass of its own"
+_NOTE = (
+    "the log has no borders of requests: its tokens are one request, each decoded in a pass of "
+    "its own"
+)
 
 
 def one_by_one(
@@ -54,7 +57,8 @@ def files_by_layer(path: Path, pattern: str) -> list[tuple[int, Path]]:
     numbers = [_number(file.stem) for file in files]
     if None in numbers or len(set(numbers)) < len(files):
         raise BadInput(
-            f"the files {pattern} in {path} need the number of their layer in their names, each its own"
+            f"the files {pattern} in {path} need the number of their layer in their names, each "
+            "its own"
         )
     return sorted(zip(numbers, files, strict=True))
 
@@ -64,8 +68,8 @@ def check_same_length(lengths: Sequence[tuple[str, int]]) -> None:
     for name, length in lengths:
         if length != lengths[0][1]:
             raise BadInput(
-                f"{name} has {length:,} rows, {lengths[0][0]} {lengths[0][1]:,}; expected: a row for each token in "
-                "every layer"
+                f"{name} has {length:,} rows, {lengths[0][0]} {lengths[0][1]:,}; expected: a row "
+                "for each token in every layer"
             )
 
 

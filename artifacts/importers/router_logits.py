@@ -28,12 +28,14 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
     sizes = {array.shape[1] for _, _, array in layers}
     if len(sizes) > 1:
         raise BadInput(
-            f"the layers of {path} have {', '.join(map(str, sorted(sizes)))} experts; expected: as many in each"
+            f"the layers of {path} have {', '.join(map(str, sorted(sizes)))} experts; expected: "
+            "as many in each"
         )
     num_experts = sizes.pop()
     if options.top_k is None or options.top_k > num_experts:
         raise BadUsage(
-            f"logits do not say how many of {num_experts} experts a token selects: give --top-k, as --top-k 8"
+            f"logits do not say how many of {num_experts} experts a token selects: give --top-k, "
+            "as --top-k 8"
         )
     values = np.stack([array[: options.tokens] for _, _, array in layers]).astype(np.float32)
     probabilities, note = _probabilities(values)
@@ -46,7 +48,10 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
         probabilities=probabilities,
         notes=(
             note,
-            f"each token selects its {options.top_k} most probable experts, weighed by their probabilities",
+            (
+                f"each token selects its {options.top_k} most probable experts, weighed by their "
+                "probabilities"
+            ),
         ),
     )
 
@@ -82,7 +87,8 @@ def _of_archive(file: Path, arrays: dict[str, np.ndarray]) -> Iterator[tuple[int
         or len({found[-1] for found in numbers.values()}) < len(arrays)
     ):
         raise BadInput(
-            f"{file} needs an array for each layer, its number in its name; it has {', '.join(arrays) or 'none'}"
+            f"{file} needs an array for each layer, its number in its name; it has "
+            f"{', '.join(arrays) or 'none'}"
         )
     for name in sorted(arrays, key=lambda name: int(numbers[name][-1])):
         yield (

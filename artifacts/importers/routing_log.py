@@ -53,12 +53,14 @@ def trace_of(log: RoutingLog, *, tokens: int | None = None) -> Trace:
     layers, layer = np.unique(log.layer, return_inverse=True)
     if layers[-1] != len(layers) - 1:
         notes.append(
-            f"layers {', '.join(map(str, layers))} of the log are layers 0 to {len(layers) - 1} of the trace"
+            f"layers {', '.join(map(str, layers))} of the log are layers 0 to {len(layers) - 1} "
+            "of the trace"
         )
     experts, weights = _strongest_first(log)
     if log.weights is None:
         notes.append(
-            "the log has no weights: selected experts weigh the same, and stand in the order of the log"
+            "the log has no weights: selected experts weigh the same, and stand in the order of "
+            "the log"
         )
     trace = Trace(
         request=np.unique(log.request, return_inverse=True)[1].astype(np.int32),
@@ -95,8 +97,8 @@ def _check(log: RoutingLog) -> None:
             row = int(rows.argmax())
             selected = ", ".join(map(str, log.experts[row]))
             raise BadInput(
-                f"{log.place(row)} has {what} (experts {selected}); expected: the different experts of a token, "
-                "counted from 0, with their weights if there are any"
+                f"{log.place(row)} has {what} (experts {selected}); expected: the different "
+                "experts of a token, counted from 0, with their weights if there are any"
             )
 
 

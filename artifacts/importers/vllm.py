@@ -49,8 +49,9 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
     for choice in choices:
         if choice.experts.shape[1:] != choices[0].experts.shape[1:]:
             raise BadInput(
-                f"{choice.place} has {choice.experts.shape[1]} layers and {choice.experts.shape[2]} experts a token, "
-                f"{choices[0].place} {choices[0].experts.shape[1]} and {choices[0].experts.shape[2]}; expected: one "
+                f"{choice.place} has {choice.experts.shape[1]} layers and "
+                f"{choice.experts.shape[2]} experts a token, {choices[0].place} "
+                f"{choices[0].experts.shape[1]} and {choices[0].experts.shape[2]}; expected: one "
                 "model"
             )
     return _joined(choices)
@@ -109,15 +110,17 @@ def _split(place: str, response: dict, arrays: list[np.ndarray]) -> tuple[int, i
     answer = usage.get("completion_tokens")
     if not (is_whole(prompt) and is_whole(answer)):
         raise BadInput(
-            f"{place} has no usage.prompt_tokens and usage.completion_tokens, which say where answers begin"
+            f"{place} has no usage.prompt_tokens and usage.completion_tokens, which say where "
+            "answers begin"
         )
     start, odd = divmod(
         len(arrays) * (prompt - 1) + answer - sum(map(len, arrays)), max(1, len(arrays))
     )
     if odd or not 0 <= start < max(prompt, 1):
         raise BadInput(
-            f"{place} has {sum(map(len, arrays))} rows for {len(arrays)} choices of a prompt of {prompt} tokens and "
-            f"{answer} tokens of answers; expected: one row for each token but the last of a choice"
+            f"{place} has {sum(map(len, arrays))} rows for {len(arrays)} choices of a prompt of "
+            f"{prompt} tokens and {answer} tokens of answers; expected: one row for each token "
+            "but the last of a choice"
         )
     return start, prompt - start
 
@@ -186,7 +189,8 @@ def _computed(experts: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
     is_cached = (experts == -1).all(axis=(1, 2))
     if is_cached.any():
         notes.append(
-            f"{is_cached.sum():,} tokens came from the prefix cache, not computed, and are left out; {_UNCACHED}"
+            f"{is_cached.sum():,} tokens came from the prefix cache, not computed, and are left "
+            f"out; {_UNCACHED}"
         )
     is_empty = (experts == 0).all(axis=2) & (
         experts.shape[2] > 1

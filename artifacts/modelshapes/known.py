@@ -137,7 +137,10 @@ def guessed(shape: Shape) -> ModelShape:
     """Assume the rest of a model from its shape alone: a hidden size of twice the intermediate
     size, no shared experts."""
     hidden = round(math.sqrt(shape.expert_nbytes / (_PROJECTIONS * _DTYPE_NBYTES["bfloat16"] / 2)))
-    note = f"hidden size {hidden:,}, for which such an expert is half as wide; no shared experts, no head"
+    note = (
+        f"hidden size {hidden:,}, for which such an expert is half as wide; no shared experts, no "
+        "head"
+    )
     return ModelShape("unknown", shape, hidden, assumed=(note,))
 
 
@@ -145,7 +148,10 @@ def unsized(num_layers: int, num_experts: int, top_k: int) -> ModelShape:
     """A model of which only the routing is known: its experts are assumed to be as large as those
     of OLMoE-1B-7B."""
     sized = guessed(Shape(num_layers, num_experts, top_k, _GUESSED_NBYTES))
-    note = f"experts of {_GUESSED_NBYTES / 2**20:.0f} MiB, as those of OLMoE-1B-7B; --model gives another size"
+    note = (
+        f"experts of {_GUESSED_NBYTES / 2**20:.0f} MiB, as those of OLMoE-1B-7B; --model gives "
+        "another size"
+    )
     return ModelShape(sized.name, sized.shape, sized.hidden, assumed=(note, *sized.assumed))
 
 
@@ -234,7 +240,8 @@ def read_quantisation(path: Path) -> Stated | None:
 def _whole(path: Path) -> Mapping:
     if path.suffix == ".gguf":
         raise BadInput(
-            f"{path.name} has no config.json: give the model's name, as qwen3-30b-a3b, or its config.json"
+            f"{path.name} has no config.json: give the model's name, as qwen3-30b-a3b, or its "
+            "config.json"
         )
     try:
         config = read_json(path)

@@ -89,7 +89,8 @@ def backbone_memory(
     hidden = model.hidden
     if backbone.num_layers < shape.num_layers:
         raise BadInput(
-            f"{model.name} has {backbone.num_layers} layers and {shape.num_layers} MoE layers: mend its config"
+            f"{model.name} has {backbone.num_layers} layers and {shape.num_layers} MoE layers: "
+            "mend its config"
         )
     embeddings = model.vocabulary * hidden
     routers = shape.num_layers * shape.num_experts * hidden

@@ -54,7 +54,8 @@ def greedy_columns(
     left = int(budget_nbytes) - int(nbytes[:, 0].sum())
     if left < 0:
         raise BadUsage(
-            f"all at the narrowest width take {nbytes[:, 0].sum()} bytes, above the budget of {budget_nbytes}: raise it"
+            f"all at the narrowest width take {nbytes[:, 0].sum()} bytes, above the budget of "
+            f"{budget_nbytes}: raise it"
         )
     level = [0] * len(cost)
     for row, start, target, price in _steps(cost, nbytes):

@@ -183,7 +183,8 @@ def check_group_size(group_size: int, num_inputs: int) -> None:
     """Raise BadUsage unless the group size divides the inputs."""
     if group_size < 1 or num_inputs % group_size:
         raise BadUsage(
-            f"groups of {group_size} do not divide {num_inputs} inputs: {group_size_for(num_inputs)} would do"
+            f"groups of {group_size} do not divide {num_inputs} inputs: "
+            f"{group_size_for(num_inputs)} would do"
         )
 
 
@@ -205,7 +206,8 @@ def _check(
         raise BadUsage(f"a Hessian of {list(hessian.shape)} for a weight of {list(weight.shape)}")
     if not (weight.isfinite().all() and hessian.isfinite().all()):
         raise BadInput(
-            "weights or calibration inputs hold values that are not finite: the checkpoint is damaged"
+            "weights or calibration inputs hold values that are not finite: the checkpoint is "
+            "damaged"
         )
 
 
@@ -225,7 +227,8 @@ def _metric(
             if metric:
                 return metric
     raise BadInput(
-        "the Hessian of the calibration inputs has no Cholesky factor, even damped: give more samples"
+        "the Hessian of the calibration inputs has no Cholesky factor, even damped: give more "
+        "samples"
     )
 
 

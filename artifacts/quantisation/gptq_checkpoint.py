@@ -33,7 +33,8 @@ def gptq_tensors(packed: Packed) -> dict[str, torch.Tensor]:
     if packed.num_inputs % MULTIPLE or packed.num_outputs % MULTIPLE:
         size = f"{packed.num_outputs} outputs and {packed.num_inputs} inputs"
         raise BadInput(
-            f"GPTQ checkpoints need multiples of {MULTIPLE} inputs and outputs, this projection has {size}"
+            f"GPTQ checkpoints need multiples of {MULTIPLE} inputs and outputs, this projection "
+            f"has {size}"
         )
     groups = torch.arange(packed.num_inputs, dtype=torch.int32) // packed.group_size
     return {
@@ -117,7 +118,8 @@ class GptqCheckpoint:
             )
         if not torch.equal(parts["g_idx"].long(), torch.arange(num_inputs) // group_size):
             raise BadInput(
-                f"{self.folder}: {name} has its inputs in another order (desc_act), which moectl does not read"
+                f"{self.folder}: {name} has its inputs in another order (desc_act), which moectl "
+                "does not read"
             )
         zeros = (
             parts["qzeros"]
@@ -153,16 +155,19 @@ def _check_config(config: Mapping[str, object], folder: Path) -> None:
     layout = _format(config)
     if method != "gptq" or layout not in (V1, V2):
         raise BadInput(
-            f"{folder} is {method} in the layout {layout}: moectl reads gptq in {V2}, and {V1} if symmetric"
+            f"{folder} is {method} in the layout {layout}: moectl reads gptq in {V2}, and {V1} if "
+            "symmetric"
         )
     if config.get("bits") not in WIDTHS:
         raise BadInput(
-            f"{folder} has {config.get('bits')} bits: moectl reads GPTQ checkpoints of {listed(WIDTHS, last=' and ')}"
+            f"{folder} has {config.get('bits')} bits: moectl reads GPTQ checkpoints of "
+            f"{listed(WIDTHS, last=' and ')}"
         )
     if layout == V1 and not config.get("sym"):
         raise BadInput(
-            f"{folder} has the first GPTQ layout and is asymmetric: it stores zero-points minus one, and a zero-point "
-            f"of 0 overwrote its neighbours, so that they are lost; make it again as {V2} (or symmetric)"
+            f"{folder} has the first GPTQ layout and is asymmetric: it stores zero-points minus "
+            "one, and a zero-point of 0 overwrote its neighbours, so that they are lost; make it "
+            f"again as {V2} (or symmetric)"
         )
 
 

@@ -154,7 +154,8 @@ def check_identity(
         raise BadInput(f"{path} holds replicas of another model: run moectl quantize again")
     if key is not None and (metadata.get("layer"), metadata.get("expert")) != tuple(map(str, key)):
         raise BadInput(
-            f"{path} holds another expert than layer {key[0]}, expert {key[1]}: run moectl quantize again"
+            f"{path} holds another expert than layer {key[0]}, expert {key[1]}: run moectl "
+            "quantize again"
         )
 
 
@@ -235,12 +236,16 @@ def _read_header(path: Path) -> _Header:
 def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
     if metadata.get("format") in _OLDER:
         raise OlderFormat(
-            f"{path} is of an older moectl, which did not record the weights it was made of: run moectl quantize again"
+            f"{path} is of an older moectl, which did not record the weights it was made of: run "
+            "moectl quantize again"
         )
     if metadata.get("format") not in (FORMAT, TRELLIS_FORMAT):
         raise _foreign(
             path,
-            f"its format is {metadata.get('format', 'None')[:40]}, not {FORMAT} or {TRELLIS_FORMAT}",
+            (
+                f"its format is {metadata.get('format', 'None')[:40]}, not {FORMAT} or "
+                f"{TRELLIS_FORMAT}"
+            ),
         )
 
 
@@ -297,5 +302,6 @@ def _foreign(path: Path, why: str) -> BadInput:
 
 def _unreadable(path: Path, error: OSError) -> BadInput | OutOfResources:
     return shortage(error) or BadInput(
-        f"cannot read {path} ({os.strerror(error.errno) if error.errno else error}): run moectl quantize again"
+        f"cannot read {path} ({os.strerror(error.errno) if error.errno else error}): run moectl "
+        "quantize again"
     )

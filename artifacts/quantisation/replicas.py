@@ -38,7 +38,8 @@ def check_base(bits: int) -> None:
     """Raise BadUsage unless a replica of so many bits can take the place of full precision."""
     if bits not in BASES:
         raise BadUsage(
-            f"--base {bits} is none: {FULL_BITS} is the checkpoint as it is, {listed(BASES[1:])} are stored replicas"
+            f"--base {bits} is none: {FULL_BITS} is the checkpoint as it is, {listed(BASES[1:])} "
+            "are stored replicas"
         )
 
 
@@ -78,7 +79,8 @@ class Replicas:
         """
         if bits in self.at_full:
             raise Incompatible(
-                f"replicas of {bits} bits are no smaller than the experts of the checkpoint: {NO_BASE}"
+                f"replicas of {bits} bits are no smaller than the experts of the checkpoint: "
+                f"{NO_BASE}"
             )
         if bits not in self.widths:
             raise Incompatible(

@@ -69,7 +69,8 @@ class Encoder:
     ) -> None:
         if not (np.isfinite(weight).all() and np.isfinite(hessians).all()):
             raise BadInput(
-                "weights or calibration inputs hold values that are not finite: the checkpoint is damaged"
+                "weights or calibration inputs hold values that are not finite: the checkpoint is "
+                "damaged"
             )
         assert not rotates_outputs or len(hessians) == 1, len(hessians)
         groups = np.zeros(len(weight), np.int64) if groups is None else groups

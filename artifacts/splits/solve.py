@@ -146,7 +146,8 @@ class SplitProblem:
         budgets = self.even(total_budget)
         if not 0 < zeta <= 1:
             raise BadUsage(
-                f"zeta, the share of the budget that greedy moves at a time, is above 0, at most 1, not {zeta}"
+                "zeta, the share of the budget that greedy moves at a time, is above 0, at most "
+                f"1, not {zeta}"
             )
         found = self.greedy(budgets, zeta * budgets.sum())
         return found if solver == "greedy" else self.dynamic(budgets, found, _GRAIN)
@@ -238,7 +239,8 @@ class SplitProblem:
         num_layers, num_experts = self.shape
         if budgets.shape != (num_layers,) or not ((budgets > 0) & (budgets <= num_experts)).all():
             raise BadUsage(
-                f"budgets: one for each of {num_layers} layers, above 0 and at most {num_experts} experts"
+                f"budgets: one for each of {num_layers} layers, above 0 and at most {num_experts} "
+                "experts"
             )
         return budgets
 
@@ -315,7 +317,8 @@ def _check(hit: np.ndarray, prediction: np.ndarray, cached: np.ndarray, k: float
         or not 1 <= k < num_sizes
     ):
         raise BadUsage(
-            f"curves of L layers and E experts are [L, E+1], [L, Y] and [L, Y, E+1], k 1 to E, not {shapes}"
+            "curves of L layers and E experts are [L, E+1], [L, Y] and [L, Y, E+1], k 1 to E, "
+            f"not {shapes}"
         )
     if not all(((curve >= 0) & (curve <= 1 + _CLOSE)).all() for curve in (hit, prediction, cached)):
         raise BadUsage("curves are shares: from 0 to 1")

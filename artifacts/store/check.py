@@ -50,7 +50,10 @@ class _Scan:
         self.findings: list[StoreFinding] = []
         for table in store.columns().keys() & ARTEFACT_TABLES.keys():
             try:
-                counted = f"SELECT run_id, count(*) AS n, bit_xor(hash({quoted(table)})) FROM {quoted(table)}"
+                counted = (
+                    f"SELECT run_id, count(*) AS n, bit_xor(hash({quoted(table)})) FROM "
+                    f"{quoted(table)}"
+                )
                 rows = store.query(f"{counted} GROUP BY run_id")
                 self.counts[table] = dict(
                     zip(rows["run_id"].to_pylist(), rows["n"].to_pylist(), strict=True)
@@ -139,8 +142,14 @@ def _replicas(store: Store, runs: list[StoredRun]) -> tuple[set[Path], list[Stor
         findings += [
             StoreFinding(
                 f"run {run.run_id}",
-                f"{len(bad)} of {len(files)} replica files {damage}, {'as' if len(bad) > 1 else 'namely'} {bad[0]}",
-                f"put the folder {root.name} as it was beside the store, or run moectl quantize again",
+                (
+                    f"{len(bad)} of {len(files)} replica files {damage}, "
+                    f"{'as' if len(bad) > 1 else 'namely'} {bad[0]}"
+                ),
+                (
+                    f"put the folder {root.name} as it was beside the store, or run moectl "
+                    "quantize again"
+                ),
             )
             for damage, bad in files_by_damage.items()
         ]

@@ -203,14 +203,15 @@ def _problem(error: duckdb.Error, path: Path) -> Problem:
     text = str(error)
     if any(sign in text for sign in _WAL):
         return BadInput(
-            f"{path}.wal beside the store is damaged or of another one ({first_line(error)}); move it away: every run "
-            "that was told complete is in the store itself"
+            f"{path}.wal beside the store is damaged or of another one ({first_line(error)}); "
+            "move it away: every run that was told complete is in the store itself"
         )
     if _is_locked(error):
         return OutOfResources(f"{path} {_held(error)}")
     if isinstance(error, duckdb.InterruptException):
         return OutOfResources(
-            f"a query on {path} took longer than {LONGEST_S / 60:.0f} minutes and was stopped; nothing was changed"
+            f"a query on {path} took longer than {LONGEST_S / 60:.0f} minutes and was stopped; "
+            "nothing was changed"
         )
     if any(sign in text for sign in _FULL):
         return OutOfResources(
@@ -239,8 +240,8 @@ def _held(error: duckdb.Error) -> str:
     # A holder of another machine or container has no number here, and where there are no locks
     # nothing holds it.
     return (
-        "is in use by a process that is not seen here, or its file system has no locks; wait, or name a store on a "
-        "local disk"
+        "is in use by a process that is not seen here, or its file system has no locks; wait, or "
+        "name a store on a local disk"
     )
 
 

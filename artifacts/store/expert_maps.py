@@ -55,7 +55,8 @@ def stored_maps(
         )
     if model_id is not None and run.info.model_id != model_id:
         raise Incompatible(
-            f"run {run.run_id} of {store.path} is of another model: run moectl build-maps on this one"
+            f"run {run.run_id} of {store.path} is of another model: run moectl build-maps on this "
+            "one"
         )
     return _read(store, run)
 
@@ -118,6 +119,7 @@ def _matrix(rows: pa.Table, name: str) -> np.ndarray:
     width, rest = divmod(len(values), max(1, len(lists)))
     if rest or not np.isfinite(values).all() or (np.asarray(lists.value_lengths()) != width).any():
         raise BadInput(
-            f"expert maps differ in the length of {name}, or are not finite: run moectl build-maps again"
+            f"expert maps differ in the length of {name}, or are not finite: run moectl "
+            "build-maps again"
         )
     return values.reshape(len(lists), width)

@@ -181,11 +181,13 @@ def _check(
     version = _version(connection)
     if version is None or version < 1:
         raise BadInput(
-            f"{path} is damaged: it has no version of its tables; restore it from a copy or make it anew"
+            f"{path} is damaged: it has no version of its tables; restore it from a copy or make "
+            "it anew"
         )
     if version > SCHEMA_VERSION:
         raise Incompatible(
-            f"{path} was made by a newer moectl (schema {version}, this one knows {SCHEMA_VERSION}); upgrade moectl"
+            f"{path} was made by a newer moectl (schema {version}, this one knows "
+            f"{SCHEMA_VERSION}); upgrade moectl"
         )
     refuse_strange(connection, path, TABLES)
     return version
@@ -216,8 +218,8 @@ def _upgrade(connection: duckdb.DuckDBPyConnection, path: Path, version: int) ->
     }
     if lost := unmendable(present, filled):
         raise Incompatible(
-            f"{path} was written by a moectl between two releases (schema {version}): {lost}. Nothing was changed; "
-            "name another store and make its artefacts anew"
+            f"{path} was written by a moectl between two releases (schema {version}): {lost}. "
+            "Nothing was changed; name another store and make its artefacts anew"
         )
     with defining(connection), transaction(connection):
         _execute(connection, migration(present))

@@ -47,8 +47,9 @@ class Intruders:
         wrote."""
         if self.came():
             raise OutOfResources(
-                f"another process wrote, replaced or removed {self._path} while this one had it open, so that nothing "
-                "was written; run this again, on a store of a local disk if the file system here has no locks that hold"
+                f"another process wrote, replaced or removed {self._path} while this one had it "
+                "open, so that nothing was written; run this again, on a store of a local disk "
+                "if the file system here has no locks that hold"
             )
 
     def close(self) -> None:

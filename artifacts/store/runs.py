@@ -143,5 +143,6 @@ def as_written(run: StoredRun, where: Path) -> Iterator[None]:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise BadInput(
-            f"{where} is damaged: run {run.run_id} has not the parameters that {run.info.command} writes; run it again"
+            f"{where} is damaged: run {run.run_id} has not the parameters that {run.info.command} "
+            "writes; run it again"
         ) from error

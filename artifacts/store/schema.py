@@ -129,7 +129,10 @@ ARTEFACT_TABLES = {
         """,
     ),
     "similarity": _artefact(
-        "layer and pair of experts: how alike their outputs are, and what one costs in the other's place",
+        (
+            "layer and pair of experts: how alike their outputs are, and what one costs in the "
+            "other's place"
+        ),
         """
         layer USMALLINT NOT NULL -- MoE layer, from 0
         i USMALLINT NOT NULL -- the expert that is replaced
@@ -397,7 +400,8 @@ def migration(present: Mapping[str, Set[str]]) -> list[str]:
             ]
             continue
         changes.append(
-            f"CREATE TABLE {name} ({', '.join(_defined(*column) for column in each.columns.items())})"
+            f"CREATE TABLE {name} "
+            f"({', '.join(_defined(*column) for column in each.columns.items())})"
         )
     return changes
 

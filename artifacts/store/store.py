@@ -94,7 +94,8 @@ class Store:
     def models(self) -> list[ModelInfo]:
         """The models of this store, in the order in which they were added."""
         rows = self._rows(
-            "SELECT name, fingerprint, family, num_layers, num_experts, top_k, expert_bytes FROM models"
+            "SELECT name, fingerprint, family, num_layers, num_experts, top_k, expert_bytes FROM "
+            "models"
         )
         return [ModelInfo(*row[:3], Shape(*row[3:])) for row in rows]
 
@@ -116,8 +117,9 @@ class Store:
         fingerprints = {model.fingerprint for model in self.models()}
         if former in fingerprints and fingerprint not in fingerprints:
             raise Incompatible(
-                f"{self.path} is of an older moectl, which did not look at the weights of {name}: run moectl profile "
-                "again, into it or a new store, and then what was built on the old profile"
+                f"{self.path} is of an older moectl, which did not look at the weights of {name}: "
+                "run moectl profile again, into it or a new store, and then what was built on "
+                "the old profile"
             )
 
     def require_model(self, fingerprint: str, *, former: str, name: str) -> ModelInfo:
@@ -212,8 +214,9 @@ class Store:
         )
         if rows.num_rows != size.num_rows:
             raise BadInput(
-                f"{self.path} is damaged: run {run_id} wrote {size.num_rows} rows of {table} and {rows.num_rows} are "
-                "left; was it copied without its .wal file? Restore it or run the command again"
+                f"{self.path} is damaged: run {run_id} wrote {size.num_rows} rows of {table} and "
+                f"{rows.num_rows} are left; was it copied without its .wal file? Restore it or "
+                "run the command again"
             )
         return rows
 
@@ -227,14 +230,14 @@ class Store:
                 return self._connection.sql(select).to_arrow_table(batch_size=1_000_000)
         except (duckdb.DataError, duckdb.InvalidInputException) as error:
             raise BadInput(
-                f"{self.path} is damaged: it holds values that no moectl writes ({first_line(error)}); restore it from "
-                "a copy or make it anew"
+                f"{self.path} is damaged: it holds values that no moectl writes "
+                f"({first_line(error)}); restore it from a copy or make it anew"
             ) from error
         except (duckdb.CatalogException, duckdb.BinderException) as error:
             if missing := lacking(self.columns()):
                 raise Incompatible(
-                    f"{self.path} lacks {missing}, which this moectl knows: the next command that writes into it adds "
-                    "what may be empty; what a run wrote there is lost"
+                    f"{self.path} lacks {missing}, which this moectl knows: the next command that "
+                    "writes into it adds what may be empty; what a run wrote there is lost"
                 ) from error
             raise
 

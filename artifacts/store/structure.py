@@ -45,7 +45,8 @@ def refuse_strange(
     """
     if what := _strange(connection, tables):
         raise BadInput(
-            f"{path} has {what}, which moectl did not make, so that it is not read: name another store or make it anew"
+            f"{path} has {what}, which moectl did not make, so that it is not read: name another "
+            "store or make it anew"
         )
 
 
@@ -68,11 +69,13 @@ def check_size(connection: duckdb.DuckDBPyConnection, table: str, path: Path) ->
     )
     if longest > _MOST_TEXT_NBYTES:
         raise OutOfResources(
-            f"{path} holds a text of {longest / 2**20:,.0f} MiB in {table}, more than moectl writes: make it anew"
+            f"{path} holds a text of {longest / 2**20:,.0f} MiB in {table}, more than moectl "
+            "writes: make it anew"
         )
     if nbytes > most:
         raise OutOfResources(
-            f"{table} of {path} unpacks to {nbytes / 2**30:,.1f} GiB, more than {most / 2**30:,.2f}: make it anew"
+            f"{table} of {path} unpacks to {nbytes / 2**30:,.1f} GiB, more than "
+            f"{most / 2**30:,.2f}: make it anew"
         )
 
 

@@ -69,8 +69,8 @@ def _fit_in_waves(resident, held, wanted, order, size):
 
 
 @kernel(
-    "void(uint8[:, ::1], int64[::1], int64[::1], int64[::1], boolean[::1], int64[:, ::1], int64[:, ::1], int64[::1], "
-    "int64[::1], int64[:, ::1])",
+    "void(uint8[:, ::1], int64[::1], int64[::1], int64[::1], boolean[::1], int64[:, ::1], "
+    "int64[:, ::1], int64[::1], int64[::1], int64[:, ::1])",
     exact=True,
 )
 def follow(resident, held, wanted, starts, is_counted, order, ranked, ranked_starts, hits, cached):

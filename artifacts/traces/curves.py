@@ -278,10 +278,12 @@ def _check(trace: Trace, shape: Shape) -> None:
         or trace.top_k != shape.top_k
     ):
         raise BadInput(
-            f"the trace has {trace.num_layers} layers, experts up to {highest} and {trace.top_k} a token, the model "
-            f"{shape.num_layers}, {shape.num_experts - 1} and {shape.top_k}: it is another model's"
+            f"the trace has {trace.num_layers} layers, experts up to {highest} and {trace.top_k} "
+            f"a token, the model {shape.num_layers}, {shape.num_experts - 1} and {shape.top_k}: "
+            "it is another model's"
         )
     if trace.predicted is not None and trace.predicted.shape[2] != shape.num_experts:
         raise BadInput(
-            f"the trace predicts {trace.predicted.shape[2]} experts a layer, the model has {shape.num_experts}"
+            f"the trace predicts {trace.predicted.shape[2]} experts a layer, the model has "
+            f"{shape.num_experts}"
         )

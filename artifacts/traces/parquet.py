@@ -117,7 +117,8 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
     layer = _numbers(table, "layer")
     if layer.max() >= MOST_LAYERS:
         raise BadInput(
-            f"row {layer.argmax()} has a layer {layer.max()}; no model has more than {MOST_LAYERS:,}"
+            f"row {layer.argmax()} has a layer {layer.max()}; no model has more than "
+            f"{MOST_LAYERS:,}"
         )
     trace = Trace(
         request=_numbers(table, "request")
@@ -227,7 +228,8 @@ def _cast(
         raise BadInput(f"column {name} holds {values.type}, not numbers")
     if values.null_count:
         raise BadInput(
-            f"column {name} has an empty place in row {rows[pc.index(values.is_null(), True).as_py() // width]}"
+            f"column {name} has an empty place in row "
+            f"{rows[pc.index(values.is_null(), True).as_py() // width]}"
         )
     try:
         # Floats may be rounded (float64 files are common); whole numbers must not lose anything.
@@ -246,8 +248,8 @@ def _check_ids(experts: np.ndarray, num_experts: int | None) -> None:
     if num_experts is not None and experts.max() >= num_experts:
         row, rank = np.unravel_index(experts.argmax(), experts.shape)
         raise BadInput(
-            f"row {row} selects expert {experts[row, rank]}, but a layer has only {num_experts} experts "
-            f"(0 to {num_experts - 1})"
+            f"row {row} selects expert {experts[row, rank]}, but a layer has only {num_experts} "
+            f"experts (0 to {num_experts - 1})"
         )
 
 
@@ -328,7 +330,8 @@ def _embeddings(table: pa.Table, trace: Trace) -> dict[str, np.ndarray]:
     iteration = numbers.searchsorted(rows).clip(max=len(numbers) - 1)
     if len(numbers) < len(given_rows) or (numbers[iteration] != rows).any():
         raise BadInput(
-            "column embedding needs a list in one row of every request in every pass, and in no other"
+            "column embedding needs a list in one row of every request in every pass, and in no "
+            "other"
         )
     return {"iteration": at[iteration].astype(np.int32), "embeddings": embeddings}
 

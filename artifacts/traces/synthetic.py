@@ -59,8 +59,9 @@ class Dials:
             )
         if self.length <= self.prompt:
             raise BadUsage(
-                f"synthetic: {self.tokens} tokens in {self.requests} requests leave nothing to decode after prompts of "
-                f"{self.prompt}: give more tokens, or prompt={max(0, self.length - 1)}"
+                f"synthetic: {self.tokens} tokens in {self.requests} requests leave nothing to "
+                f"decode after prompts of {self.prompt}: give more tokens, or "
+                f"prompt={max(0, self.length - 1)}"
             )
 
     def __str__(self) -> str:

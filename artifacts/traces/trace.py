@@ -204,7 +204,8 @@ def cut_by_request(trace: Trace, share: float) -> tuple[Trace, Trace]:
     requests: Sequence[int] = np.unique(trace.request).tolist()
     if len(requests) < 2:
         raise BadInput(
-            "the trace has one request: nothing is left to check what is tuned on it; record a longer one"
+            "the trace has one request: nothing is left to check what is tuned on it; record a "
+            "longer one"
         )
     border = requests[min(len(requests) - 1, max(1, round(len(requests) * (1 - share))))]
     return trace.take(np.flatnonzero(trace.request < border)), trace.take(

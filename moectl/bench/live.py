@@ -41,7 +41,10 @@ from runtime.session.equip import model_on_base
 from runtime.session.link_choice import resolve_link
 from runtime.session.settings import FUSED
 
-PEERS_AS_THEY_ARE = "peers: other programs in processes of their own, on this machine as it is, whatever link is emulated for presets"
+PEERS_AS_THEY_ARE = (
+    "peers: other programs in processes of their own, on this machine as it is, whatever link is "
+    "emulated for presets"
+)
 NO_ORACLE = "no oracle: nobody knows the future of a live run; --simulate has one"
 
 
@@ -267,8 +270,9 @@ def _conditions(
     )
     return (
         f"{len(text.sequences)} texts of {request.data}, {text.prefill} tokens of prompt and "
-        f"{request.length - text.prefill} decoded each; losses of these {text.num_decoded:,} tokens (+- standard "
-        f"error); {request.rounds} round{'s' * (request.rounds != 1)} in "
-        f"random order from seed {request.seed}; medians over texts and rounds (quartiles); {cores}{load}, "
-        f"{here.threads} thread{'s' * (here.threads != 1)}{experts}{dense}{fused}{spread}{resumed}"
+        f"{request.length - text.prefill} decoded each; losses of these {text.num_decoded:,} "
+        f"tokens (+- standard error); {request.rounds} round{'s' * (request.rounds != 1)} in "
+        f"random order from seed {request.seed}; medians over texts and rounds (quartiles); "
+        f"{cores}{load}, {here.threads} "
+        f"thread{'s' * (here.threads != 1)}{experts}{dense}{fused}{spread}{resumed}"
     )

@@ -52,7 +52,10 @@ def read_results(path: Path) -> Imported:
         conditions[condition] = None
     if not rows:
         raise BadInput(f"{path} holds no results: {_FORMS}")
-    note = f"imported from {path.name}, measured elsewhere and on another text: {'; '.join(conditions)}"
+    note = (
+        f"imported from {path.name}, measured elsewhere and on another text: "
+        f"{'; '.join(conditions)}"
+    )
     return Imported(path.name, hashlib.sha256(text.encode()).hexdigest(), rows, note)
 
 

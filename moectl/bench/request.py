@@ -94,11 +94,13 @@ class BenchRequest:
     def _check_mode(self) -> None:
         if not self.simulate and (self.jobs or self.executor != LOCAL):
             raise BadUsage(
-                "a live bench measures one setting after another: --jobs and --executor are of --simulate"
+                "a live bench measures one setting after another: --jobs and --executor are of "
+                "--simulate"
             )
         if self.batch and not self.tasks:
             raise BadUsage(
-                "--batch is of --tasks: give both; --clients N of --simulate serves many requests at a time"
+                "--batch is of --tasks: give both; --clients N of --simulate serves many requests "
+                "at a time"
             )
         if self.clients and not self.simulate:
             raise BadUsage(
@@ -116,7 +118,8 @@ class BenchRequest:
             raise BadUsage("--scaled-to is of a live bench: with --simulate give --machine")
         if not self.simulate and (self.trace or self.machine):
             raise BadUsage(
-                "--trace and --machine are of a simulated bench: give --simulate, or live --scaled-to"
+                "--trace and --machine are of a simulated bench: give --simulate, or live "
+                "--scaled-to"
             )
         if self.scaled_to and self.links != AUTO:
             raise BadUsage("--scaled-to sets the link itself: leave out --links")

@@ -160,8 +160,9 @@ def _what_is_lost(lost: Lost, total: int) -> str:
     listed = ", ".join(" ".join((setting.preset, setting.budget, setting.link)) for setting in lost)
     reason = str(next(iter(lost.values()))).strip().splitlines()[-1]
     return (
-        f"{len(lost)} of {total} settings were tried {ATTEMPTS} times and could not be replayed: {listed}; all others "
-        f"are kept, and the same command tries these again. Of the first: {reason}"
+        f"{len(lost)} of {total} settings were tried {ATTEMPTS} times and could not be replayed: "
+        f"{listed}; all others are kept, and the same command tries these again. Of the first: "
+        f"{reason}"
     )
 
 
@@ -219,7 +220,8 @@ def _source(
         return TraceSource(request.trace, model=name, store=store), ""
     if name in MODELS and not Path(name).exists():
         raise BadUsage(
-            f"{name} is a shape without weights, and a trace of it cannot be recorded: give --trace FILE"
+            f"{name} is a shape without weights, and a trace of it cannot be recorded: give "
+            "--trace FILE"
         )
     opened = open_quietly(name, device=device)
     refuse_former(store, opened, name=name)
@@ -329,6 +331,7 @@ def _conditions(opened: OpenedTrace, target: Machine, request: BenchRequest, tak
     crowd = f" to {request.served.shown}" if request.served else ""
     few_bits = base_suffix(request.base) + dense_suffix(request.dense)
     return (
-        f"{opened.name}: {num_tokens:,} tokens of {opened.model.name}{few_bits} on {target.name}{crowd}; one replay of "
-        f"each setting from an empty cache, the same each time{spread}{resumed}"
+        f"{opened.name}: {num_tokens:,} tokens of {opened.model.name}{few_bits} on "
+        f"{target.name}{crowd}; one replay of each setting from an empty cache, the same each "
+        f"time{spread}{resumed}"
     )

@@ -38,7 +38,10 @@ class BenchOptions:
     presets: Annotated[
         str,
         typer.Option(
-            help="Presets, a,b,c, or all; full, uniform-bits, on-demand and near always stand beside.",
+            help=(
+                "Presets, a,b,c, or all; full, uniform-bits, on-demand and near always stand "
+                "beside."
+            ),
             callback=known_presets,
             autocompletion=completion.listed(completion.presets),
         ),
@@ -94,14 +97,17 @@ class BenchOptions:
     peers: Annotated[
         str,
         typer.Option(
-            help="Other programs beside them: transformers-eager, -batched, -grouped, accelerate-disk, -cpu, "
-            "llama.cpp-bf16, -q8_0, -q4_0, -mxfp4, or all."
+            help="Other programs beside them: transformers-eager, -batched, -grouped, "
+            "accelerate-disk, -cpu, llama.cpp-bf16, -q8_0, -q4_0, -mxfp4, or all."
         ),
     ] = ""
     tasks: Annotated[
         str,
         typer.Option(
-            help="Tasks of lm-evaluation-harness too: continuations, a YAML file, a folder of them, lm-eval:NAME."
+            help=(
+                "Tasks of lm-evaluation-harness too: continuations, a YAML file, a folder of "
+                "them, lm-eval:NAME."
+            )
         ),
     ] = ""
     batch: Annotated[

@@ -15,7 +15,10 @@ def build_buddies(
     alpha: Annotated[
         str,
         typer.Option(
-            help="Share of the metric that a list covers: one number, one per layer, or LAYER:NUMBER,..."
+            help=(
+                "Share of the metric that a list covers: one number, one per layer, or "
+                "LAYER:NUMBER,..."
+            )
         ),
     ] = "0.95",
     k_max: Annotated[int, typer.Option(min=1, help="Longest list.")] = 16,

@@ -16,9 +16,9 @@ def export(
     what: Annotated[
         str,
         typer.Option(
-            help="gptq (a checkpoint: experts from their replicas, the rest as it is), gguf (the model as one file for "
-            "llama.cpp), buddies, splits, placement or profile (JSON), routing (CSV), override-tensor (an option of "
-            "llama.cpp)."
+            help="gptq (a checkpoint: experts from their replicas, the rest as it is), gguf (the "
+            "model as one file for llama.cpp), buddies, splits, placement or profile (JSON), "
+            "routing (CSV), override-tensor (an option of llama.cpp)."
         ),
     ] = "gptq",
     out: Annotated[

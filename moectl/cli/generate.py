@@ -36,7 +36,10 @@ def generate(
         int | None,
         typer.Option(
             min=1,
-            help="Processes that answer, each on one thread and with the budget; else this one alone.",
+            help=(
+                "Processes that answer, each on one thread and with the budget; else this one "
+                "alone."
+            ),
         ),
     ] = None,
     executor: Executor = "local",

@@ -71,8 +71,9 @@ def inspect(
     name: Annotated[
         str,
         typer.Argument(
-            help="store, runs, activations, coactivation, entropy, similarity, buddies, quant-loss, replicas, curves, "
-            "splits, maps, predictors, presets, policies, machines, substitution, precision or prefetch."
+            help="store, runs, activations, coactivation, entropy, similarity, buddies, "
+            "quant-loss, replicas, curves, splits, maps, predictors, presets, policies, "
+            "machines, substitution, precision or prefetch."
         ),
     ] = "store",
     model: Annotated[

@@ -20,8 +20,8 @@ def plan(
     machine: Annotated[
         str | None,
         typer.Option(
-            help="Whose memory and bandwidths, as rtx4090 or m4-max; `moectl inspect machines` lists them; "
-            "NAME:load=14ms,layer=1ms,head=1ms: by times.",
+            help="Whose memory and bandwidths, as rtx4090 or m4-max; `moectl inspect machines` "
+            "lists them; NAME:load=14ms,layer=1ms,head=1ms: by times.",
             show_default="this machine's GPU",
             autocompletion=completion.machines,
         ),

@@ -52,7 +52,9 @@ class ProfileOptions:
         int | None,
         typer.Option(
             min=1,
-            help="Processes that count, each on one thread and with the budget; else this one alone.",
+            help=(
+                "Processes that count, each on one thread and with the budget; else this one alone."
+            ),
         ),
     ] = None
     executor: Executor = "local"

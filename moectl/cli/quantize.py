@@ -18,7 +18,10 @@ class QuantizeOptions:
     bits: Annotated[
         str | None,
         typer.Option(
-            help="Widths of the replicas: 0.6 to 4 (else all of trellis'); of GPTQ's 1, 2, 3, 4 and 8 (else 1,2,3,4).",
+            help=(
+                "Widths of the replicas: 0.6 to 4 (else all of trellis'); of GPTQ's 1, 2, 3, "
+                "4 and 8 (else 1,2,3,4)."
+            ),
             show_default=False,
         ),
     ] = None
@@ -26,7 +29,10 @@ class QuantizeOptions:
         int | None,
         typer.Option(
             min=1,
-            help="Of GPTQ: inputs that share a scale; 128, 64 and 32 give way where they do not divide.",
+            help=(
+                "Of GPTQ: inputs that share a scale; 128, 64 and 32 give way where they do "
+                "not divide."
+            ),
             show_default="128",
         ),
     ] = None
@@ -35,8 +41,8 @@ class QuantizeOptions:
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="trellis: least loss (8 bits: refined). Quick: refined, GPTQ in 1/4 to 1/7 of the time, which loses "
-            "several times as much in few bits; plain, GPTQ as published.",
+            help="trellis: least loss (8 bits: refined). Quick: refined, GPTQ in 1/4 to 1/7 of the "
+            "time, which loses several times as much in few bits; plain, GPTQ as published.",
             show_default="trellis",
         ),
     ] = None

@@ -79,7 +79,8 @@ class ServerOptions:
             return self.rows or _TURNS
         if self.rows:
             raise BadUsage(
-                f"--rows {self.rows} is for turns: leave it out, --batch {self.batch} says how many run"
+                f"--rows {self.rows} is for turns: leave it out, --batch {self.batch} says how "
+                "many run"
             )
         return self.batch
 
@@ -91,7 +92,8 @@ class ServerOptions:
 
         if self.kept_prompts and self.batch == 1:
             raise BadUsage(
-                "--kept-prompts is for requests that share passes: give --batch N too, or leave it out"
+                "--kept-prompts is for requests that share passes: give --batch N too, or leave "
+                "it out"
             )
         return nbytes(self.kept_prompts) if self.kept_prompts else None
 

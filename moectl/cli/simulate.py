@@ -58,8 +58,8 @@ class TraceOptions:
     machine: Annotated[
         str,
         typer.Option(
-            help="Whose bandwidths; `moectl inspect machines` lists them; NAME:load=14ms,layer=1ms,head=1ms: by times; "
-            "here: as profiled.",
+            help="Whose bandwidths; `moectl inspect machines` lists them; "
+            "NAME:load=14ms,layer=1ms,head=1ms: by times; here: as profiled.",
             autocompletion=completion.machines,
             callback=known_machine,
         ),
@@ -77,7 +77,9 @@ class ReplayOptions:
     reproduce: Annotated[
         str | None,
         typer.Option(
-            help="A paper's figures: moepic-table1, moepic, specmd, buddymoe, context-aware or fmoe."
+            help=(
+                "A paper's figures: moepic-table1, moepic, specmd, buddymoe, context-aware or fmoe."
+            )
         ),
     ] = None
     budget: Budget = "25%"
@@ -95,8 +97,8 @@ class ReplayOptions:
     serving: Annotated[
         str,
         typer.Option(
-            help="How a step is served: pinned, as in a run; unprotected, proposals may be evicted for others; "
-            "one_by_one, as in SpecMD's framework."
+            help="How a step is served: pinned, as in a run; unprotected, proposals may be evicted "
+            "for others; one_by_one, as in SpecMD's framework."
         ),
     ] = "pinned"
 

@@ -52,7 +52,10 @@ class SplitOptions:
     solver: Annotated[
         str,
         typer.Option(
-            help="dynamic; greedy, as published; or replay: of both and of even cuts what runs the trace fastest."
+            help=(
+                "dynamic; greedy, as published; or replay: of both and of even cuts what runs "
+                "the trace fastest."
+            )
         ),
     ] = "replay"
     zeta: Annotated[

@@ -100,7 +100,8 @@ def _check_epsilon(epsilon: float, metric: str) -> None:
         raise BadUsage(f"epsilon is a number from 0 to {_MOST_EPSILON:,}, not {epsilon:g}")
     if epsilon and metric not in COUNTED:
         raise BadUsage(
-            f"--epsilon smooths counts, which {metric} does not have: add --metric coactivation or weighted"
+            f"--epsilon smooths counts, which {metric} does not have: add --metric coactivation "
+            "or weighted"
         )
 
 
@@ -123,8 +124,8 @@ def metric_scores(
         )
     if "similarity" not in profile.contents:
         raise Incompatible(
-            f"run {profile.run_id} of {store.path} was profiled without similarity, which the metric {metric} needs: "
-            "profile again, or take --metric coactivation"
+            f"run {profile.run_id} of {store.path} was profiled without similarity, which the "
+            f"metric {metric} needs: profile again, or take --metric coactivation"
         )
     similarity = similarity_matrices(store.read("similarity", profile.run_id), *size)
     if metric == "output":

@@ -60,5 +60,8 @@ def summary(built: BuiltMaps) -> Sheet:
         "bytes",
         "bytes when full",
     )
-    note = f"run {built.run_id}: {built.num_tokens:,} tokens in {built.seconds:.1f} s{fewer(built.shortfall)}"
+    note = (
+        f"run {built.run_id}: {built.num_tokens:,} tokens in {built.seconds:.1f} "
+        f"s{fewer(built.shortfall)}"
+    )
     return Sheet("Expert maps", columns, [row], note)

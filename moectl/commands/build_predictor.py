@@ -46,8 +46,8 @@ def show(fitted: FittedPredictors, *, as_json: bool) -> None:
 
 def summary(fitted: FittedPredictors) -> Sheet:
     note = (
-        f"run {fitted.run_id}: {fitted.num_tokens:,} tokens in {fitted.seconds:.1f} s, {fitted.num_tested:,} of them "
-        f"only to test on; {human_bytes(fitted.predictors.nbytes)} of predictors"
-        f"{fewer(fitted.shortfall)}"
+        f"run {fitted.run_id}: {fitted.num_tokens:,} tokens in {fitted.seconds:.1f} s, "
+        f"{fitted.num_tested:,} of them only to test on; {human_bytes(fitted.predictors.nbytes)} "
+        f"of predictors{fewer(fitted.shortfall)}"
     )
     return predictorviews.distances(fitted.recalls, note=note)

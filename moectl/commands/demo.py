@@ -195,12 +195,12 @@ def _demonstration(entries: Sequence[_Entry], budget: str, scaled_to: str) -> De
     rows = [_row(entry, full) for entry in entries]
     rounds = len(full.readings)
     conditions = (
-        f"Time: of a decoded token over that of full in the same round, median of {rounds} rounds (quartiles); "
-        f"held: experts in fast memory; loss: of perplexity on {rounds * _DECODE} tokens (+- standard error); top-1: "
-        "tokens with the same first choice. "
-        f"A round is a held-out text, {_PREFILL} tokens of prompt and {_DECODE} decoded. shadow "
-        "holds every expert in few bits, so that nothing is moved. buddymoe replaces the weaker half of a token's "
-        "experts only; its paper holds 37.5% to 75%."
+        f"Time: of a decoded token over that of full in the same round, median of {rounds} rounds "
+        f"(quartiles); held: experts in fast memory; loss: of perplexity on {rounds * _DECODE} "
+        "tokens (+- standard error); top-1: tokens with the same first choice. A round is a "
+        f"held-out text, {_PREFILL} tokens of prompt and {_DECODE} decoded. shadow holds every "
+        "expert in few bits, so that nothing is moved. buddymoe replaces the weaker half of a "
+        "token's experts only; its paper holds 37.5% to 75%."
     )
     receipts = {_name(entry, budget): entry.session.receipt() for entry in entries}
     return Demonstration(

@@ -189,8 +189,9 @@ def _prediction(made: "Prediction") -> Sheet:
         ("at the pace of now", f"{made.ratio_at_pace:.3f}", None),
     ]
     note = (
-        f"{made.preset} with {made.budget} of the experts over {made.link}: {made.tokens} tokens decoded, hit rate "
-        f"{made.hit_rate:.3f}; predicted from the run's own trace by the simulator with the costs above. Pace: between "
-        f"the runs a layer without its experts took {made.pace:.2f} times as long as when it was profiled"
+        f"{made.preset} with {made.budget} of the experts over {made.link}: {made.tokens} tokens "
+        f"decoded, hit rate {made.hit_rate:.3f}; predicted from the run's own trace by the "
+        "simulator with the costs above. Pace: between the runs a layer without its experts took "
+        f"{made.pace:.2f} times as long as when it was profiled"
     )
     return Sheet("The prediction", ("", "ms per token", "of them waiting for the link"), rows, note)

@@ -92,7 +92,10 @@ def of_installation() -> list[DoctorFinding]:
     needs = installed.needs()
     installed.check()
     named = ", ".join(str(need) for need in needs if need.name in _NAMED)
-    says = f"Python {platform.python_version()}, {named}; what moectl needs is here, {len(needs)} packages"
+    says = (
+        f"Python {platform.python_version()}, {named}; what moectl needs is here, {len(needs)} "
+        "packages"
+    )
     return [
         DoctorFinding("installation", says),
         *(_shared_name(name, owners) for name, owners in neighbours.sharing().items()),
@@ -132,7 +135,10 @@ def of_disk(profile: HardwareProfile) -> list[DoctorFinding]:
             )
         ]
     times = cold.seconds.median / profile.decode.expert.median
-    says = f"an expert comes from the disk at {cold.gbps:.2g} GB/s, {times:.2g} times as long as computing it takes"
+    says = (
+        f"an expert comes from the disk at {cold.gbps:.2g} GB/s, {times:.2g} times as long as "
+        "computing it takes"
+    )
     if cold.gbps >= SLOW_DISK_GBPS:
         return [DoctorFinding("disk", says)]
     return [
@@ -175,7 +181,10 @@ def of_room(path: Path, shape: Shape, *, weight_nbytes: float) -> DoctorFinding:
         np.ones((1, 1)), expert_nbytes=shape.expert_nbytes, weight_nbytes=weight_nbytes
     ).nbytes
     wanted = shape.num_keys * sum(nbytes for bits, nbytes in sizes.items() if bits != FULL_BITS)
-    says = f"replicas of every expert at 1 to 4 bits take {human_bytes(wanted)} beside the store, {human_bytes(free)} "
+    says = (
+        f"replicas of every expert at 1 to 4 bits take {human_bytes(wanted)} beside the store, "
+        f"{human_bytes(free)} "
+    )
     says += "are free there"
     if wanted <= free:
         return DoctorFinding("disk space", says)
@@ -244,7 +253,10 @@ def _gpu(here: LocalMachine, shape: Shape | None) -> DoctorFinding:
 
 
 def _memory(here: LocalMachine, shape: Shape) -> DoctorFinding:
-    says = f"the experts take {human_bytes(shape.nbytes)}, of RAM {human_bytes(here.available_nbytes)} can be had"
+    says = (
+        f"the experts take {human_bytes(shape.nbytes)}, of RAM "
+        f"{human_bytes(here.available_nbytes)} can be had"
+    )
     if shape.nbytes <= here.available_nbytes:
         return DoctorFinding("memory", says)
     return DoctorFinding(
@@ -258,7 +270,10 @@ def _pinning(here: LocalMachine, shape: Shape) -> DoctorFinding:
     if here.gpu is None:
         return DoctorFinding("page-locked memory", "none is wanted without a GPU")
     wanted = 1 << (shape.nbytes - 1).bit_length()  # torch rounds a block up to a power of two
-    says = f"a GPU's link wants up to {human_bytes(wanted)} page-locked, of RAM {human_bytes(here.available_nbytes)} "
+    says = (
+        f"a GPU's link wants up to {human_bytes(wanted)} page-locked, of RAM "
+        f"{human_bytes(here.available_nbytes)} "
+    )
     limit = (
         "without a limit"
         if here.locked_nbytes is None
@@ -287,5 +302,8 @@ def _threads(here: LocalMachine) -> DoctorFinding:
 def _load(here: LocalMachine) -> list[DoctorFinding]:
     if here.load is None or here.load <= here.cores:
         return []
-    says = f"other work is under way, {here.load:.1f} processes on {here.cores} cores: figures are too high and vary"
+    says = (
+        f"other work is under way, {here.load:.1f} processes on {here.cores} cores: figures are "
+        "too high and vary"
+    )
     return [DoctorFinding("load", says, "try again when the machine is idle")]

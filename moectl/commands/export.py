@@ -144,8 +144,8 @@ def export(
         ]
     if not rows:
         raise BadInput(
-            f"run {chosen.run_id} of {store} has no replicas of {bits} bits: run moectl quantize --recipe refined "
-            f"--bits {bits}"
+            f"run {chosen.run_id} of {store} has no replicas of {bits} bits: run moectl quantize "
+            f"--recipe refined --bits {bits}"
         )
     files = {
         (row["layer"], row["expert"]): (inside(replica_root(store), row["file"]), row["hash"])
@@ -187,12 +187,13 @@ def _run(store: Store, run_id: int | None, model_id: str) -> StoredRun:
     run = store.run(run_id) if run_id is not None else next(reversed(usable), None)
     if (run is None and made) or (run is not None and _is_coded(run)):
         raise Incompatible(
-            f"{store.path} holds this model's replicas in trellis codes, which no reader of GPTQ reads: run moectl "
-            "quantize --recipe refined, and export again"
+            f"{store.path} holds this model's replicas in trellis codes, which no reader of GPTQ "
+            "reads: run moectl quantize --recipe refined, and export again"
         )
     if run is None or "replicas" not in run.contents:
         raise Incompatible(
-            f"{store.path} holds no replicas of this model: run moectl quantize --recipe refined first"
+            f"{store.path} holds no replicas of this model: run moectl quantize --recipe refined "
+            "first"
         )
     if run.info.model_id != model_id:
         raise Incompatible(

@@ -108,7 +108,8 @@ def generate_command(
         num_bad = answers.num_bad
     if num_bad:
         raise Partly(
-            f"{num_bad:,} of {prompts.num_rows:,} rows have an error in {request.out} instead of an answer"
+            f"{num_bad:,} of {prompts.num_rows:,} rows have an error in {request.out} instead of "
+            "an answer"
         )
 
 
@@ -179,7 +180,10 @@ def _going_on(job: _Job) -> Iterator[Callable[[BatchWork], None]]:
         advance = phases.begin("answering")
 
         def told(done: BatchWork) -> None:
-            phases.note = f"{job.earlier + done.num_answers:,} of {num_rows:,} rows, {done.tokens_per_s:.1f} tokens/s"
+            phases.note = (
+                f"{job.earlier + done.num_answers:,} of {num_rows:,} rows, "
+                f"{done.tokens_per_s:.1f} tokens/s"
+            )
             advance(done.num_answers, num_rows - job.earlier)
 
         yield told
@@ -209,7 +213,10 @@ def _show(
             }
         )
         return
-    line = f"{answers.num_written - job.earlier:,} rows in {done.seconds:.1f} s: {done.num_tokens:,} tokens"
+    line = (
+        f"{answers.num_written - job.earlier:,} rows in {done.seconds:.1f} s: {done.num_tokens:,} "
+        "tokens"
+    )
     together = f", up to {batch} at a time" if batch else ""
     print(f"{line}, {done.tokens_per_s:.1f} tokens/s{together}; {request.out}")
     if receipt:

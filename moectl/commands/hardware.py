@@ -31,7 +31,8 @@ def refuse_routing(*, trace: bool, shard: str, is_spread: bool) -> None:
     """Raise BadUsage for options of a routing profile."""
     if trace or shard != "1/1" or is_spread:
         raise BadUsage(
-            "--hardware measures the machine and reads no text: leave out --trace, --shard, --jobs and --executor"
+            "--hardware measures the machine and reads no text: leave out --trace, --shard, "
+            "--jobs and --executor"
         )
 
 

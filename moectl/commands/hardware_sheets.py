@@ -75,10 +75,11 @@ def conditions(measurement: HardwareMeasurement) -> str:
     memory = human_bytes(machine["memory_nbytes"])
     kept = f"run {measurement.run}" if measurement.run is not None else "not kept"
     return (
-        f"{kept}: {machine['device_name']}, {machine['cores']} cores of {machine['processor']}, torch threads "
-        f"{machine['threads']}, {memory} of RAM, load before {load}; "
-        f"{machine['dtype']}, experts of {expert} in {machine.get('expert_format', machine['dtype'])}; "
-        f"medians of {machine['turns']}; one token follows on {machine['context']} or more"
+        f"{kept}: {machine['device_name']}, {machine['cores']} cores of {machine['processor']}, "
+        f"torch threads {machine['threads']}, {memory} of RAM, load before {load}; "
+        f"{machine['dtype']}, experts of {expert} in "
+        f"{machine.get('expert_format', machine['dtype'])}; medians of {machine['turns']}; one "
+        f"token follows on {machine['context']} or more"
     )
 
 

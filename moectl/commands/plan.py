@@ -79,7 +79,10 @@ def _show_shadows(deployment: DeploymentPlan) -> None:
     room = deployment.memory.experts_nbytes
     if least < deployment.model.shape.expert_nbytes:
         taken = human_bytes(least * deployment.model.shape.num_keys)
-        line = f"every expert at {TRELLIS_WIDTHS[0]} bits would take {taken}, and {human_bytes(room)} are left for experts"
+        line = (
+            f"every expert at {TRELLIS_WIDTHS[0]} bits would take {taken}, and "
+            f"{human_bytes(room)} are left for experts"
+        )
         console().print(line, markup=False)
 
 
@@ -122,8 +125,8 @@ def _memory(deployment: DeploymentPlan) -> Sheet:
         ("the checkpoint's files", NumBytes(memory.files_nbytes)),
     ]
     note = (
-        f"{shape.num_layers} layers of {shape.num_experts} experts, {human_bytes(shape.expert_nbytes)} each, "
-        f"{shape.top_k} a token"
+        f"{shape.num_layers} layers of {shape.num_experts} experts, "
+        f"{human_bytes(shape.expert_nbytes)} each, {shape.top_k} a token"
     )
     return Sheet(
         f"Memory: {deployment.model.name} in {request.place.shown}", ("what", "bytes"), rows, note
@@ -150,8 +153,9 @@ def _bounds(deployment: DeploymentPlan) -> Sheet:
     low = f"{cell_text(_rounded(bounds.none))} to " if share < 1 else "at most "
     title = f"{title}: {low}{cell_text(_rounded(bounds.all))} tokens/s"
     note = (
-        f"by bytes over bandwidth, {deployment.request.shown_clients}, nothing prefetched; launches and host work, "
-        "which make a run slower, are not counted; in fewer bits than the checkpoint's it may be faster"
+        f"by bytes over bandwidth, {deployment.request.shown_clients}, nothing prefetched; "
+        "launches and host work, which make a run slower, are not counted; in fewer bits than "
+        "the checkpoint's it may be faster"
     )
     return Sheet(title, ("experts in fast memory", "tokens/s", "ms/token"), rows, note)
 
@@ -175,8 +179,9 @@ def _shadows(deployment: DeploymentPlan) -> Sheet:
         *(["tokens/s"] if has_speed else []),
     )
     note = (
-        "predicted: nothing of this model was quantised or run. First moectl quantize --recipe trellis, then --preset "
-        "shadow; no token waits for an expert, and where one is not whole its replica alters the output"
+        "predicted: nothing of this model was quantised or run. First moectl quantize --recipe "
+        "trellis, then --preset shadow; no token waits for an expert, and where one is not whole "
+        "its replica alters the output"
     )
     return Sheet(
         f"Every expert of {deployment.model.name} resident, in trellis codes", columns, rows, note

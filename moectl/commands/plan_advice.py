@@ -19,8 +19,9 @@ def verdict(deployment: DeploymentPlan) -> str:
             f"It fits: {name} takes {human_bytes(memory.whole_nbytes)} and everything is resident."
         )
     return (
-        f"It runs with {memory.share:.1%} of its experts resident; the others are brought from host memory or disk. "
-        f"All of it takes {human_bytes(memory.whole_nbytes)}: {smallest_with(memory.whole_nbytes)}."
+        f"It runs with {memory.share:.1%} of its experts resident; the others are brought from "
+        f"host memory or disk. All of it takes {human_bytes(memory.whole_nbytes)}: "
+        f"{smallest_with(memory.whole_nbytes)}."
     )
 
 
@@ -68,8 +69,14 @@ def next_steps(deployment: DeploymentPlan) -> list[str]:
     steps += [
         f"moectl run FOLDER --budget {budget}: chat with it, once its files are there",
         "moectl profile FOLDER --hardware: what this machine really takes, for --machine here",
-        "moectl profile FOLDER --trace: what the routers really do, which decides how often an expert is there",
-        f"moectl bench FOLDER --simulate --machine here --presets all --budgets {budget}: the same table on that trace",
+        (
+            "moectl profile FOLDER --trace: what the routers really do, which decides how often "
+            "an expert is there"
+        ),
+        (
+            f"moectl bench FOLDER --simulate --machine here --presets all --budgets {budget}: the "
+            "same table on that trace"
+        ),
     ]
     if any("few bits" in row.alters for row in deployment.rows):
         steps.append(
@@ -90,9 +97,9 @@ def assumptions(deployment: DeploymentPlan) -> list[str]:
         *(_of_routers(deployment) if deployment.rows else ()),
         *filter(None, (place.note,)),
         *_of_machine(deployment),
-        f"experts in the format of the checkpoint; all other weights "
-        f"{own if dense is None else f'{own}, but linear layers at {dense} bits'}; the cache {own}; without biases and "
-        "norms",
+        "experts in the format of the checkpoint; all other weights "
+        f"{own if dense is None else f'{own}, but linear layers at {dense} bits'}; the cache "
+        f"{own}; without biases and norms",
         *deployment.assumed,
     ]
 
@@ -100,12 +107,16 @@ def assumptions(deployment: DeploymentPlan) -> list[str]:
 def _of_machine(deployment: DeploymentPlan) -> list[str]:
     if deployment.machine is None:
         return [
-            "the bandwidths of this GPU are not known here, so that nothing is said of speed: --machine names one"
+            (
+                "the bandwidths of this GPU are not known here, so that nothing is said of speed: "
+                "--machine names one"
+            )
         ]
     return [
         f"{deployment.machine.name}: {deployment.machine.source}",
-        "time: bytes over bandwidth or operations over peak, whichever is longer; launches, host work, reading the "
-        "attention cache, dense layers and norms are not counted, so that real runs are slower",
+        "time: bytes over bandwidth or operations over peak, whichever is longer; launches, host "
+        "work, reading the attention cache, dense layers and norms are not counted, so that real "
+        "runs are slower",
     ]
 
 
@@ -120,9 +131,10 @@ def _of_routers(deployment: DeploymentPlan) -> list[str]:
         else []
     )
     return [
-        "routers: synthetic, usual ones (skew .8, locality .4, predictability .7), even ones (.4, .1, .5), skewed ones "
-        f"(1.2, .6, .9); {sent['requests']} requests of 32 tokens of prompt and {length - 32} decoded, "
-        f"{deployment.request.shown_clients}, from an empty cache",
+        "routers: synthetic, usual ones (skew .8, locality .4, predictability .7), even ones "
+        f"(.4, .1, .5), skewed ones (1.2, .6, .9); {sent['requests']} requests of 32 tokens of "
+        f"prompt and {length - 32} decoded, {deployment.request.shown_clients}, from an empty "
+        "cache",
         *part,
     ]
 

@@ -11,8 +11,8 @@ from runtime.control import sizes
 
 USUAL_MACHINE = "rtx3090-pcie4"
 _NO_GPU = (
-    "no GPU is found here: name a machine, as --machine rtx4060, rtx4090, rtx5090, h200 or m4-max (`moectl inspect "
-    "machines` lists all), or give a memory, as --vram 24GB"
+    "no GPU is found here: name a machine, as --machine rtx4060, rtx4090, rtx5090, h200 or m4-max "
+    "(`moectl inspect machines` lists all), or give a memory, as --vram 24GB"
 )
 
 

@@ -54,7 +54,10 @@ class PlanRequest:
 
     @property
     def shown_clients(self) -> str:
-        return f"{self.num_clients if self.num_clients > 1 else 'one'} request{'s' * (self.num_clients > 1)} at a time"
+        return (
+            f"{self.num_clients if self.num_clients > 1 else 'one'} "
+            f"request{'s' * (self.num_clients > 1)} at a time"
+        )
 
     def __post_init__(self) -> None:
         check_dense(self.dense)
@@ -238,9 +241,10 @@ def divided(request: PlanRequest, model: ModelShape, needs: BackboneMemory) -> M
         }
         less = f"{' or '.join(way for way, is_left in ways.items() if is_left)} takes less"
         raise OutOfResources(
-            f"{model.name} does not fit into {request.place.shown}: it takes {human_bytes(least)} at least, "
-            f"{human_bytes(needs.weights_nbytes)} of weights besides experts, {human_bytes(cache)} of attention cache "
-            f"for {request.cached}, {human_bytes(RESERVE_NBYTES)} in reserve and one expert a layer; "
+            f"{model.name} does not fit into {request.place.shown}: it takes {human_bytes(least)} "
+            f"at least, {human_bytes(needs.weights_nbytes)} of weights besides experts, "
+            f"{human_bytes(cache)} of attention cache for {request.cached}, "
+            f"{human_bytes(RESERVE_NBYTES)} in reserve and one expert a layer; "
             f"{smallest_with(least)}; {less}"
         )
     return Memory(

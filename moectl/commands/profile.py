@@ -140,5 +140,8 @@ def layer_sheet(profiled: Profiled) -> Sheet:
         "share of the busiest quarter",
         "median token entropy",
     )
-    note = f"run {profiled.run_id}: {profiled.num_tokens:,} tokens in {profiled.seconds:.1f} s{fewer(profiled.shortfall)}"
+    note = (
+        f"run {profiled.run_id}: {profiled.num_tokens:,} tokens in {profiled.seconds:.1f} "
+        f"s{fewer(profiled.shortfall)}"
+    )
     return Sheet("Routing profile", columns, rows, note)

@@ -43,7 +43,9 @@ from runtime.model.open import MoeModel
 _LONG_S = 1800.0  # of all experts on one core, above which the quick recipe is named
 COSTS = {
     TRELLIS: "",
-    REFINED: "; recipe refined: a quarter to a seventh of trellis' time, and more loss at up to 3 bits",
+    REFINED: (
+        "; recipe refined: a quarter to a seventh of trellis' time, and more loss at up to 3 bits"
+    ),
     PLAIN: "; recipe plain: GPTQ as published, for comparison; trellis and refined lose less",
 }
 
@@ -197,9 +199,10 @@ def layer_sheet(built: BuiltReplicas) -> Sheet:
     total = nbytes(built)
     sizes = ", ".join(f"{bits} bits {human_bytes(size)}" for bits, size in total.items())
     note = (
-        f"run {built.run_id}: {len(built.records):,} experts on {built.num_tokens:,} tokens in {built.seconds:.1f} s "
-        f"({built.resumed:,} done before{_remade(built)}), {num_borrowed(built):,} judged on their layer's tokens; "
-        f"bytes: {sizes}{_skipped(built)}{COSTS[built.recipe]}{fewer(built.shortfall)}"
+        f"run {built.run_id}: {len(built.records):,} experts on {built.num_tokens:,} tokens in "
+        f"{built.seconds:.1f} s ({built.resumed:,} done before{_remade(built)}), "
+        f"{num_borrowed(built):,} judged on their layer's tokens; bytes: "
+        f"{sizes}{_skipped(built)}{COSTS[built.recipe]}{fewer(built.shortfall)}"
     )
     return Sheet(
         "Relative error of experts' outputs",

@@ -30,7 +30,8 @@ def reproduce(name: str, *, trace: Path | None = None, other_options: bool) -> R
         raise BadUsage(unknown("reproduction", name, REPRODUCTIONS))
     if other_options or trace and name != "fmoe":
         raise BadUsage(
-            "--reproduce brings its own trace, model and machine: give it no others (fmoe takes --trace FILE)"
+            "--reproduce brings its own trace, model and machine: give it no others (fmoe takes "
+            "--trace FILE)"
         )
     return fmoe.reproduce(trace) if trace else REPRODUCTIONS[name]()
 

@@ -107,7 +107,10 @@ def _keep_maps(
     others = (
         f"; run {kept.others} had learned meanwhile: its maps are among them" if kept.others else ""
     )
-    line = f"learned from {kept.num_iterations:,} iterations: run {kept.run_id} of {store} holds {kept.num_maps:,} maps"
+    line = (
+        f"learned from {kept.num_iterations:,} iterations: run {kept.run_id} of {store} holds "
+        f"{kept.num_maps:,} maps"
+    )
     print(line + others, file=sys.stderr)
 
 

@@ -95,7 +95,8 @@ def _serve_replicas(name: str, request: ServeRequest) -> None:
     with replicas(spec), ending() as wait:
         chosen = f"preset {preset(settings.preset).name}" + (f" ({why})" if why else "")
         _say(
-            f"{request.replicas} replicas of {model} behind Ray Serve, {chosen}: {at}/v1 for clients, {at}/ to chat"
+            f"{request.replicas} replicas of {model} behind Ray Serve, {chosen}: {at}/v1 for "
+            f"clients, {at}/ to chat"
         )
         wait()
 
@@ -118,7 +119,10 @@ def _what(serving: "Serving") -> str:
     kept = ""
     if most:
         kept = f", at most {human_bytes(most)} of prompts kept for their beginnings"
-    return f"{serving.model} on {receipt['device']}, preset {receipt['preset']}{reason}, {in_fast_tier}{kept}"
+    return (
+        f"{serving.model} on {receipt['device']}, preset {receipt['preset']}{reason}, "
+        f"{in_fast_tier}{kept}"
+    )
 
 
 class Server(uvicorn.Server):
@@ -217,7 +221,8 @@ def _listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise OutOfResources(
-                f"port {port} of {host} is in use by another server: end that one, or give another --port"
+                f"port {port} of {host} is in use by another server: end that one, or give "
+                "another --port"
             ) from None
         raise BadUsage(f"--host {host} --port {port}: {error.strerror or error}") from None
 

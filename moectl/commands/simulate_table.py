@@ -22,8 +22,8 @@ _BYTES = {"demand": "demand_bytes", "prefetched": "prefetch_bytes", "wasted": "w
 _TIMES = ("ttft_ms", "tpot_ms", "tokens_per_s", "exposed_ms", "near_ms")
 _TAILS = ("ttft_p95_ms", "tpot_p95_ms")
 _ADDED = (
-    "* not asked for: on-demand keeps the most recently used; belady loads on demand and knows the future; oracle "
-    "besides prefetches what is really wanted, as far as the link carries"
+    "* not asked for: on-demand keeps the most recently used; belady loads on demand and knows "
+    "the future; oracle besides prefetches what is really wanted, as far as the link carries"
 )
 
 
@@ -124,9 +124,9 @@ def comparison(simulated: Simulated) -> Sheet:
     }
     shape = simulated.model.shape
     note = (
-        f"{simulated.grounds.says}; one replay each, the same each time. {shape.num_layers} layers of "
-        f"{shape.num_experts} experts ({human_bytes(shape.expert_nbytes)} each{base_suffix(simulated.base)}), "
-        f"{shape.top_k} per token. {_ADDED}"
+        f"{simulated.grounds.says}; one replay each, the same each time. {shape.num_layers} "
+        f"layers of {shape.num_experts} experts ({human_bytes(shape.expert_nbytes)} "
+        f"each{base_suffix(simulated.base)}), {shape.top_k} per token. {_ADDED}"
     )
     cells = [tuple(cell(outcome) for cell in columns.values()) for outcome in rows]
     crowd = f" to {simulated.clients.shown}" if simulated.clients else ""

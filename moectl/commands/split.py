@@ -170,8 +170,8 @@ def layers(solved: StoredSplit) -> Sheet:
     asked = solved.parameters
     on = simulated(solved.target.machine.name, Shape(**asked["shape"]).nbytes)
     note = (
-        f"run {solved.run_id}: {solved.answer[0].sum():.6g} experts ({asked['budget']}), {solved.how}\n"
-        f"exposed a token: {_totals(solved, on)}\n{_latencies_note(solved, on)}"
+        f"run {solved.run_id}: {solved.answer[0].sum():.6g} experts ({asked['budget']}), "
+        f"{solved.how}\nexposed a token: {_totals(solved, on)}\n{_latencies_note(solved, on)}"
     )
     shown = (curves.hit, curves.prediction, curves.prediction_hit)
     return split_views.splits(

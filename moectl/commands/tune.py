@@ -50,7 +50,10 @@ from runtime.search.search import Search
 from runtime.session.equip import model_on_base
 
 COMMAND = "tune"
-_ALONE = "{}, simulated: predicted times are between two tokens of a client; live ones are of one request at a time"
+_ALONE = (
+    "{}, simulated: predicted times are between two tokens of a client; live ones are of one "
+    "request at a time"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,8 @@ def _check(name: str, request: TuneRequest) -> None:
     text."""
     if name in MODELS and not Path(name).exists():
         raise BadUsage(
-            f"{name} is a shape without weights, and nothing of it can be verified: give a checkpoint"
+            f"{name} is a shape without weights, and nothing of it can be verified: give a "
+            "checkpoint"
         )
     for data in filter(None, (request.data, request.held_out, request.check_data)):
         documents(data)
@@ -213,14 +217,23 @@ def _receipt(
     return {
         "model": name,
         "trace": prepared.traced.name,
-        "passes": f"{plan.rungs[-1]} of {search.num_passes}, in rounds of {', '.join(map(str, plan.rungs))}",
-        "candidates": f"{found.num_tried} of {found.num_space} combinations, {found.num_replays} replays ({planned})",
+        "passes": (
+            f"{plan.rungs[-1]} of {search.num_passes}, in rounds of "
+            f"{', '.join(map(str, plan.rungs))}"
+        ),
+        "candidates": (
+            f"{found.num_tried} of {found.num_space} combinations, {found.num_replays} "
+            f"replays ({planned})"
+        ),
         "left out": f"{sum(found.refused.values())}"
         + "".join(f"; {n}: {why}" for why, n in found.refused.items()),
         "base": _against(prepared.verifier, prepared.checkpoint, request.base),
         "costs": f"{request.machine_name}, {pace.source}",
         "scale": asdict(search.scale),
-        "losses": f"of {prepared.verifier.num_scored:,} scored tokens of {request.held_out} (+- standard error)",
+        "losses": (
+            f"of {prepared.verifier.num_scored:,} scored tokens of {request.held_out} (+- "
+            "standard error)"
+        ),
         "emulated": dict(pace.settings),
         "seed": request.seed,
         **({"clients": _ALONE.format(request.served.shown)} if request.served else {}),

@@ -110,7 +110,8 @@ def _whole_lines(path: Path, run: str) -> tuple[int, int, int]:
             answer = _parsed(line)
             if answer.get("run") != run or answer.get("row") != num_lines + 1:
                 raise Incompatible(
-                    f"{path} was not begun by this command: prompts, model or settings differ; name another with --out"
+                    f"{path} was not begun by this command: prompts, model or settings differ; "
+                    "name another with --out"
                 )
             num_lines = num_lines + 1
             num_bad = num_bad + ("error" in answer)

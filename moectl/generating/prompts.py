@@ -55,7 +55,8 @@ class PromptFile:
         path = existing(name)
         if path is not None and not path.is_file() and not path.is_dir():
             raise BadInput(
-                f"{name} is a pipe, which cannot be read again to go on: write its prompts to a file"
+                f"{name} is a pipe, which cannot be read again to go on: write its prompts to a "
+                "file"
             )
         if path is None or not path.is_file():
             raise BadInput(
@@ -94,8 +95,9 @@ class PromptFile:
 
     def _changed(self, number: int) -> BadInput:
         return BadInput(
-            f"{self.path} was changed while it was answered: row {number:,} is not what it was; the answers so far are "
-            "kept: put the former file back to go on, or name another --out for the new one"
+            f"{self.path} was changed while it was answered: row {number:,} is not what it was; "
+            "the answers so far are kept: put the former file back to go on, or name another "
+            "--out for the new one"
         )
 
 

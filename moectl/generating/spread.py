@@ -138,6 +138,7 @@ def _lost(ahead: Mapping[int, Sequence[PromptRow]], lost: Mapping[int, Exception
     first = min(lost)
     reason = str(lost[first]).strip().splitlines()[-1]
     return Partly(
-        f"rows {first:,} to {ahead[first][-1].number:,} were tried {ATTEMPTS} times and could not be answered: {reason}"
-        "; all answers before them are kept, and the same command goes on there"
+        f"rows {first:,} to {ahead[first][-1].number:,} were tried {ATTEMPTS} times and could not "
+        f"be answered: {reason}; all answers before them are kept, and the same command goes on "
+        "there"
     )

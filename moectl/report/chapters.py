@@ -16,7 +16,9 @@ from moectl.report.tableparts import every_row, imported, tuned
 _TITLES = {LIVE: "Measured live", SIMULATED: "Simulated"}
 _MISSING = {
     LIVE: "Nothing was measured live yet: <code>moectl bench --presets all</code> does it.",
-    SIMULATED: "Nothing was simulated yet: <code>moectl bench --presets all --simulate</code> does it.",
+    SIMULATED: (
+        "Nothing was simulated yet: <code>moectl bench --presets all --simulate</code> does it."
+    ),
 }
 
 

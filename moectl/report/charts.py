@@ -54,7 +54,10 @@ def dots(title: str, rows: Sequence[Sequence[Point]], name: str, *, says: str) -
             f'<text class="name" x="{left - 6:g}" y="{at + 4:g}">{escape(row[0].name)}</text>'
         )
         drawn += [_circle(point, x.place(point.x), at) for point in row]
-    label = f'<text class="axis" x="{(left + WIDTH - 14) / 2:.1f}" y="{foot + 30}">{escape(name)}</text>'
+    label = (
+        f'<text class="axis" x="{(left + WIDTH - 14) / 2:.1f}" '
+        f'y="{foot + 30}">{escape(name)}</text>'
+    )
     return Drawing(title, "".join(drawn) + label, WIDTH, foot + 36, says)
 
 
@@ -92,7 +95,10 @@ def named_heatmap(
         f'<text class="tick" x="{left + (number + 0.5) * size:.1f}" y="{foot + 14}">{number}</text>'
         for number in range(0, across, every)
     )
-    label = f'<text class="axis" x="{left + across * size / 2:.1f}" y="{foot + 30}">{escape(column)}</text>'
+    label = (
+        f'<text class="axis" x="{left + across * size / 2:.1f}" '
+        f'y="{foot + 30}">{escape(column)}</text>'
+    )
     return Drawing(title, "".join(cells) + ticks + label, WIDTH, foot + 36, says)
 
 
@@ -122,11 +128,15 @@ def _cell(
 ) -> str:
     shade = shade_of(value, top)
     written = (
-        f'<text class="t{shade}" x="{x + wide / 2:.1f}" y="{y + 14:g}">{escape(shown(value))}</text>'
+        (
+            f'<text class="t{shade}" x="{x + wide / 2:.1f}" '
+            f'y="{y + 14:g}">{escape(shown(value))}</text>'
+        )
         if is_written
         else ""
     )
     return (
-        f'<g data-values="{exact(value)}"><title>{escape(shown(value))}</title><rect class="s{shade}" x="{x:.1f}" '
-        f'y="{y:g}" width="{wide - 1:.1f}" height="{high - 1:g}"/>{written}</g>'
+        f'<g data-values="{exact(value)}"><title>{escape(shown(value))}</title><rect '
+        f'class="s{shade}" x="{x:.1f}" y="{y:g}" width="{wide - 1:.1f}" '
+        f'height="{high - 1:g}"/>{written}</g>'
     )

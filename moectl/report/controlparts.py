@@ -57,8 +57,8 @@ def _verdict(rows: Sequence[Record]) -> str:
     wins = "costs least" if is_told_apart else "costs least, within two standard errors of the next"
     return (
         f"{escape(place(best))}: {code(best['preset'])} {wins}. An expert replaced costs "
-        f"{data(rival['price'], short)} nats with {code(rival['preset'])} and {data(buddies['price'], short)} with "
-        "buddies, a difference of "
+        f"{data(rival['price'], short)} nats with {code(rival['preset'])} and "
+        f"{data(buddies['price'], short)} with buddies, a difference of "
         f"{data(rival['difference'], short)}"
         + (f" +- {data(rival['error'], short)}." if rival["error"] else ".")
     )

@@ -44,33 +44,40 @@ def environment(source: ReportSource) -> Section:
 def _model(model: Record) -> str:
     return (
         f"{escape(model['family'])}: {data(model['num_layers'], whole)} layers of "
-        f"{data(model['num_experts'], whole)} experts, {data(model['top_k'], whole)} a token; an expert has "
-        f"{data(model['expert_bytes'], nbytes)}, all of them {data(model['experts_bytes'], nbytes)}"
+        f"{data(model['num_experts'], whole)} experts, {data(model['top_k'], whole)} a token; an "
+        f"expert has {data(model['expert_bytes'], nbytes)}, all of them "
+        f"{data(model['experts_bytes'], nbytes)}"
     )
 
 
 def _machine(conditions: Record, job: StoredBench) -> str:
     if job.is_live:
         return f" on {conditions['gpu'] or conditions['processor']}"
-    return f", simulated on {'this machine' if conditions['machine'] == HERE else conditions['machine']}"
+    return (
+        ", simulated on "
+        f"{'this machine' if conditions['machine'] == HERE else conditions['machine']}"
+    )
 
 
 def _measured(source: ReportSource, job: StoredBench, row: Record) -> dict[str, str]:
     gpu = f", {escape(row['gpu'])}" if row["gpu"] else ", no GPU"
     cores = f"{_counted(row['cores'], 'core')}, " if row["cores"] else ""
     return {
-        "Machine": f"{escape(str(row['processor']))}{gpu}: {cores}{_counted(row['threads'], 'thread')} in use",
-        "Measured live": f"{data(row['tokens'], whole)} tokens{_asked(row)} of {escape(str(row['data']))} in texts of "
-        f"{data(row['length'], whole)}; {_counted(row['rounds'], 'round')} in random order, medians. "
-        f"{_grounds(source, job)}",
+        "Machine": (
+            f"{escape(str(row['processor']))}{gpu}: "
+            f"{cores}{_counted(row['threads'], 'thread')} in use"
+        ),
+        "Measured live": f"{data(row['tokens'], whole)} tokens{_asked(row)} of {escape(str(row['data']))} in "
+        f"texts of {data(row['length'], whole)}; {_counted(row['rounds'], 'round')} in random "
+        f"order, medians. {_grounds(source, job)}",
         "Quality": f"against the full model on the same tokens{_scored(row)}",
     }
 
 
 def _simulated(source: ReportSource, job: StoredBench, row: Record) -> dict[str, str]:
     return {
-        "Simulated": f"{data(row['tokens'], whole)} tokens of {escape(str(row['data']))}, each setting from an empty "
-        f"cache. {_grounds(source, job)}"
+        "Simulated": f"{data(row['tokens'], whole)} tokens of {escape(str(row['data']))}, each setting "
+        f"from an empty cache. {_grounds(source, job)}"
     }
 
 

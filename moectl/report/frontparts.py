@@ -111,6 +111,7 @@ def _point(row: Record, largest: int, is_absolute: bool) -> Point:
 
 def _key() -> str:
     return (
-        '<p class="quiet"><i class="key exact"></i>same output as full <i class="key lossy"></i>altered output '
-        '<i class="key bound"></i>for comparison: full, and the oracle, which knows the future</p>'
+        '<p class="quiet"><i class="key exact"></i>same output as full <i class="key '
+        'lossy"></i>altered output <i class="key bound"></i>for comparison: full, and the oracle, '
+        "which knows the future</p>"
     )

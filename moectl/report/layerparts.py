@@ -54,7 +54,10 @@ def layers(source: ReportSource, job: StoredBench) -> Section:
                     )
                 )
             )
-    note = "A collision is a miss on an expert evicted earlier in the same pass; presets without one are left out."
+    note = (
+        "A collision is a miss on an expert evicted earlier in the same pass; presets without one "
+        "are left out."
+    )
     shades = legend("100", of="hit rate") + legend(data(worst, _hundredths), of="collisions")
     body = f'<p>{note}</p><div class="charts">{"".join(parts)}</div>{shades}'
     return Section("layers", "Layer by layer", body, (asked,))
@@ -65,7 +68,10 @@ def prefetching(source: ReportSource, job: StoredBench) -> Section:
     asked = queries.filled(queries.PREFETCH, job=job.digest)
     rows = source.rows(asked)
     if not rows:
-        missing = "No preset of this bench prefetched: <code>moectl bench --presets specmd,moe-infinity</code> shows some."
+        missing = (
+            "No preset of this bench prefetched: <code>moectl bench --presets "
+            "specmd,moe-infinity</code> shows some."
+        )
         return Section("prefetch", "Prefetching", missing=missing)
     drawn = "".join(
         figure(

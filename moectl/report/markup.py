@@ -111,7 +111,10 @@ def section(part: Section) -> str:
 
 def _body(heading: str, rows: Sequence[Record], columns: Sequence[Column]) -> str:
     over = (
-        f'<tr class="over"><th scope="rowgroup" colspan="{len(columns)}">{escape(heading)}</th></tr>'
+        (
+            '<tr class="over"><th scope="rowgroup" '
+            f'colspan="{len(columns)}">{escape(heading)}</th></tr>'
+        )
         if heading
         else ""
     )

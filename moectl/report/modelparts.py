@@ -96,8 +96,8 @@ def _standins(source: ReportSource) -> Section:
     asked = queries.filled(queries.STANDINS, run=run, layers=_some_layers(source))
     best = queries.filled(queries.BEST_STANDINS, run=run)
     note = (
-        "<p>What a layer's output loses when j serves in i's place, over what it loses when i is left out: "
-        "below 1 a stand-in is better than none. Shades end at 2.</p>"
+        "<p>What a layer's output loses when j serves in i's place, over what it loses when i is "
+        "left out: below 1 a stand-in is better than none. Shades end at 2.</p>"
     )
     drawn = _squares(source.rows(asked), "share", "loss over that of leaving i out", limit=2.0)
     lines = table(source.rows(best), _STANDINS, label="Best stand-ins by layer")
@@ -141,7 +141,10 @@ def _splits(source: ReportSource) -> Section:
     rows = source.rows(asked)
     chart = figure(
         bars(
-            "Experts of each layer in the fast tier: whole ones' worth, and what is cut off those that are cached",
+            (
+                "Experts of each layer in the fast tier: whole ones' worth, and what is cut off "
+                "those that are cached"
+            ),
             [
                 Bar(
                     f"layer {row['layer']}",
@@ -155,7 +158,10 @@ def _splits(source: ReportSource) -> Section:
             says="Budget and cached experts of each layer",
         )
     )
-    key = '<p class="quiet"><i class="key p0"></i>resident <i class="key p1"></i>cut off, prefetched</p>'
+    key = (
+        '<p class="quiet"><i class="key p0"></i>resident <i class="key p1"></i>cut off, '
+        "prefetched</p>"
+    )
     return Section(
         "splits", title, f"{chart}{key}{table(rows, _SPLITS, label='Splits by layer')}", (asked,)
     )

@@ -96,10 +96,16 @@ def _receipt(source: ReportSource) -> Section:
             missing="Nothing was run yet: <code>moectl profile</code> begins.",
         )
     details = "".join(
-        f"<dt>{escape(row['command'])}, run {data(row['newest'], whole)}</dt><dd>{code(row['parameters'])}</dd>"
-        f"<dt>versions</dt><dd>{code(row['versions'])}</dd>"
+        f"<dt>{escape(row['command'])}, run "
+        f"{data(row['newest'], whole)}</dt><dd>{code(row['parameters'])}</dd><dt>versions</dt><dd>{code(row['versions'])}</dd>"
         for row in rows
     )
-    inside = f"{table(rows, _RUNS, label='Runs')}<details><summary>Options in force, and versions</summary>"
-    made = f'<p class="quiet">Page by moectl {escape(versions().get("moectl", "(not installed)"))}.</p>'
+    inside = (
+        f"{table(rows, _RUNS, label='Runs')}<details><summary>Options in force, and "
+        "versions</summary>"
+    )
+    made = (
+        '<p class="quiet">Page by moectl '
+        f"{escape(versions().get('moectl', '(not installed)'))}.</p>"
+    )
     return Section("receipt", _RUNS_TITLE, f"{inside}<dl>{details}</dl></details>{made}", (asked,))

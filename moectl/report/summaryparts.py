@@ -43,8 +43,9 @@ def _card(row: Record, heading: str, grounds: Grounds) -> str:
         lines.append(f"<li>For comparison {code('on-demand')}: {_beside(row['plain_times'])}</li>")
     if row["scored"] is not None:
         lines.append(
-            f"<li>None that alters the output is recommended: losses are of {data(row['scored'], whole)} tokens, and "
-            f"take {LEAST_SCORED:,} to tell (a larger {code('--tokens')})</li>"
+            "<li>None that alters the output is recommended: losses are of "
+            f"{data(row['scored'], whole)} tokens, and take {LEAST_SCORED:,} to tell (a larger "
+            f"{code('--tokens')})</li>"
         )
     says = f'<p class="quiet">{escape(grounds.says)}</p>'
     return (
@@ -75,4 +76,7 @@ def _loss(loss: float, error: float) -> str:
 
 def _beside(times: object) -> str:
     words = compared(float(times))
-    return f"{data(times, lambda _: words)} {'as' if words.startswith('as ') else 'than'} {code('full')}"
+    return (
+        f"{data(times, lambda _: words)} {'as' if words.startswith('as ') else 'than'} "
+        f"{code('full')}"
+    )

@@ -100,8 +100,14 @@ def residency(trace: Trace, shape: Shape) -> Drawing:
         f'<text class="tick end" x="25" y="{22 + (layer + 0.5) * high + 4:.1f}">{layer}</text>'
         for layer in range(0, trace.num_layers, max(1, round(14 / high)))
     )
-    axis = f'<text class="axis" x="{30 + shape.num_experts * cell / 2:.1f}" y="{foot + 16:.1f}">experts</text>'
-    axis += f'<text class="axis" transform="translate(9 {(22 + foot) / 2:.1f}) rotate(-90)">layers</text>'
+    axis = (
+        f'<text class="axis" x="{30 + shape.num_experts * cell / 2:.1f}" '
+        f'y="{foot + 16:.1f}">experts</text>'
+    )
+    axis += (
+        f'<text class="axis" transform="translate(9 {(22 + foot) / 2:.1f}) '
+        'rotate(-90)">layers</text>'
+    )
     inside = _animation(len(tables)) + "".join(shown) + ticks + axis + _key(foot + 26)
     return Drawing(title, inside, WIDTH, foot + 42, title)
 
@@ -163,10 +169,10 @@ def _animation(num_moments: int) -> str:
     """One after another is seen; the last alone where nothing moves."""
     share = 100 / num_moments
     return (
-        f"<style>.moment{{visibility:hidden;animation:token {num_moments * _MOMENT_S:.1f}s step-end infinite}}"
-        ".last{visibility:visible}"
-        f"@keyframes token{{0%{{visibility:visible}}{share:.3f}%{{visibility:hidden}}100%{{visibility:hidden}}}}"
-        "@media (prefers-reduced-motion:reduce){.moment{animation:none}}</style>"
+        f"<style>.moment{{visibility:hidden;animation:token {num_moments * _MOMENT_S:.1f}s "
+        "step-end infinite}.last{visibility:visible}@keyframes "
+        f"token{{0%{{visibility:visible}}{share:.3f}%{{visibility:hidden}}100%{{visibility:hidden}}}}@media "
+        "(prefers-reduced-motion:reduce){.moment{animation:none}}</style>"
     )
 
 

@@ -122,7 +122,10 @@ def reproduce() -> Reproduction:
     study.fit()
     return Reproduction(
         name="buddymoe",
-        paper="BuddyMoE (Wang et al., 2025, arXiv:2511.10054), Tables 2 to 4 and Figure 8: DeepSeek-V2-Lite on an A100",
+        paper=(
+            "BuddyMoE (Wang et al., 2025, arXiv:2511.10054), Tables 2 to 4 and Figure 8: "
+            "DeepSeek-V2-Lite on an A100"
+        ),
         sheets={
             "throughput": _throughput_sheet(study),
             "readings": _reading_sheet(study),
@@ -232,7 +235,10 @@ def _claims(study: FittedLine) -> tuple[Claim, ...]:
         Claim(
             "the original reads more over PCIe (section 5.3, Figure 8)",
             f"about {MORE_READS:.0%}",
-            f"{min(reads):.0%} to {max(reads):.0%}, by share and rho, of which the paper says neither",
+            (
+                f"{min(reads):.0%} to {max(reads):.0%}, by share and rho, of which the paper says "
+                "neither"
+            ),
             None,
             NOT_DETERMINED,
         )
@@ -286,20 +292,29 @@ def _assumed(study: FittedLine, window: int) -> tuple[str, ...]:
         if row.method == RANDOM and row.tokens_per_s
     }
     return (
-        f"a synthetic trace, {DIALS}; its second half is counted, after a cache that began empty has filled",
-        f"fitted to the three rows of the original: {study.constant:.1f} ms a token that loads nothing, and "
-        f"{study.by_load:.2f} ms for each load on demand; all other rows are predicted by their loads",
-        f"next_gate prefetches in all rows, as the paper's system does in all of its own, within {window / 1e6:.0f} MB "
-        "a layer, what a link of 25 GB/s moves in a layer of the fastest original",
-        "what is kept on the GPU was used most (lfu, by layer); the gate is at the 15th percentile of entropy, buddies "
-        "by co-activation: the paper gives no percentile, beta or margin for its tables",
+        (
+            f"a synthetic trace, {DIALS}; its second half is counted, after a cache that began "
+            "empty has filled"
+        ),
+        f"fitted to the three rows of the original: {study.constant:.1f} ms a token that loads "
+        f"nothing, and {study.by_load:.2f} ms for each load on demand; all other rows are "
+        "predicted by their loads",
+        "next_gate prefetches in all rows, as the paper's system does in all of its own, within "
+        f"{window / 1e6:.0f} MB a layer, what a link of 25 GB/s moves in a layer of the fastest "
+        "original",
+        "what is kept on the GPU was used most (lfu, by layer); the gate is at the 15th "
+        "percentile of entropy, buddies by co-activation: the paper gives no percentile, beta or "
+        "margin for its tables",
         f"a gain agrees within {_NEAR:.0%} of the paper's",
         *study.workload.assumed,
         "rho over all layers spares at most 3 loads a token: the paper's "
         + ", ".join(f"{ms:.2f} ms at {share:g}" for share, ms in saved.items())
-        + f" would be {min(saved.values()) / 3:.2f} to {max(saved.values()) / 3:.2f} ms a load; an expert takes "
-        f"{expert_ms:.2f} ms at 16 bits and 25 GB/s",
+        + f" would be {min(saved.values()) / 3:.2f} to {max(saved.values()) / 3:.2f} ms a load; "
+        f"an expert takes {expert_ms:.2f} ms at 16 bits and 25 GB/s",
         "the paper's random rows take "
         + " and ".join(f"{ms:.1f} ms at {share:g}" for share, ms in random_ms.items())
-        + ": a stand-in for every miss loads nothing on demand, so that its time should not depend on the share",
+        + (
+            ": a stand-in for every miss loads nothing on demand, so that its time should not "
+            "depend on the share"
+        ),
     )

@@ -165,20 +165,30 @@ def _accuracy() -> Sheet:
 def _assumed(measured: dict[str, Measured]) -> tuple[str, ...]:
     rates = ", ".join(f"{one.rate:.3f} for {name}" for name, one in measured.items())
     return (
-        f"virtual time on a synthetic trace, {DIALS}: uses in prefill and decoding have a cosine of .89, as "
-        "the paper reports. Skew, locality, lengths and requests at a time are not printed",
-        f"{NUM_LAYERS} layers of each model, with their share of the head, times are those of all; layers of a "
-        "synthetic trace are alike",
-        f"{MACHINE}: Table 2, and of the H100 with 132 SMs and HBM3 the data sheet's 3.35 TB/s; 25 GB/s over PCIe 4.0 "
-        "x16; a unit of 4 x 4 does 16 multiply-adds a cycle in 16 bits, and as many times more as bits are fewer (2.3)",
-        "replicas in groups of 128, their scales and zero-points read as well: 3.15 and 2.14 bits a weight",
-        "prompts: experts that are absent come over the link in every system; where the paper's prompts run is not "
+        f"virtual time on a synthetic trace, {DIALS}: uses in prefill and decoding have a cosine "
+        "of .89, as the paper reports. Skew, locality, lengths and requests at a time are not "
         "printed",
-        f"MoNDE: with the same experts on the GPU; keeping nothing, which with one request at a time fetches nothing "
-        f"either; and swapping on demand from what the prompt left, at a rate fitted to the paper's throughput at 3 "
-        f"bits ({rates} experts a layer and token). The paper does not say which of them it compares with",
-        f"{HOBBIT}: the preset on experts of 16 bits, in as much GPU memory as ours, predictions right seven times of "
-        "ten; which precisions, cache and predictions the paper gave it is not printed",
+        f"{NUM_LAYERS} layers of each model, with their share of the head, times are those of "
+        "all; layers of a synthetic trace are alike",
+        f"{MACHINE}: Table 2, and of the H100 with 132 SMs and HBM3 the data sheet's 3.35 TB/s; "
+        "25 GB/s over PCIe 4.0 x16; a unit of 4 x 4 does 16 multiply-adds a cycle in 16 bits, "
+        "and as many times more as bits are fewer (2.3)",
+        (
+            "replicas in groups of 128, their scales and zero-points read as well: 3.15 and 2.14 "
+            "bits a weight"
+        ),
+        "prompts: experts that are absent come over the link in every system; where the paper's "
+        "prompts run is not printed",
+        "MoNDE: with the same experts on the GPU; keeping nothing, which with one request at a "
+        "time fetches nothing either; and swapping on demand from what the prompt left, at a "
+        f"rate fitted to the paper's throughput at 3 bits ({rates} experts a layer and token). "
+        "The paper does not say which of them it compares with",
+        f"{HOBBIT}: the preset on experts of 16 bits, in as much GPU memory as ours, predictions "
+        "right seven times of ten; which precisions, cache and predictions the paper gave it is "
+        "not printed",
         f"a figure agrees that is within {NEAR:.0%} of the printed one",
-        "not charged: activations over the link (16 KB a layer and token), the attention cache, launches",
+        (
+            "not charged: activations over the link (16 KB a layer and token), the attention "
+            "cache, launches"
+        ),
     )

@@ -81,7 +81,10 @@ def _of_memory(device: Machine) -> Iterator[Claim]:
     yield Claim(
         f"uses in prefill and decoding, mean cosine ({paper.COSINE.where})",
         str(paper.COSINE),
-        f"needs {paper.SMALL} on TruthfulQA: moectl profile FOLDER --trace; a dial of the trace here",
+        (
+            f"needs {paper.SMALL} on TruthfulQA: moectl profile FOLDER --trace; a dial of the "
+            "trace here"
+        ),
         None,
         NOT_TESTABLE,
     )
@@ -107,8 +110,9 @@ def _of_throughput(measured: Mapping[str, Measured]) -> Iterator[Claim]:
         yield Claim(
             f"{name}: decoding, 3 bits (5.2, Figure 6)",
             str(paper.DECODING[name, 3]),
-            f"Table 2 and the placement give {low:.1f} over {STATIC}, {high:.1f} over {NOTHING}; more takes one that "
-            f"swaps {one.rate:.3f} experts a layer and token, a rate that is not printed",
+            f"Table 2 and the placement give {low:.1f} over {STATIC}, {high:.1f} over {NOTHING}; "
+            f"more takes one that swaps {one.rate:.3f} experts a layer and token, a rate that is "
+            "not printed",
             None,
             NOT_DETERMINED,
         )
@@ -136,7 +140,10 @@ def _of_requests(measured: Mapping[str, Measured]) -> Iterator[Claim]:
         for bits in paper.BITS:
             printed = paper.END_TO_END[name, bits]
             rival = one.rivals[SWAPS]
-            said = f"{_by_length(one, bits, rival, printed.low)}, at the fitted rate. Lengths and rate are not printed"
+            said = (
+                f"{_by_length(one, bits, rival, printed.low)}, at the fitted rate. Lengths and "
+                "rate are not printed"
+            )
             claim = f"{name}: end to end, {bits} bits (5.2, Figure 5)"
             yield Claim(claim, str(printed), said, None, NOT_DETERMINED)
         printed = paper.OVER_HOBBIT[name].low
@@ -152,7 +159,10 @@ def _by_length(one: Measured, bits: int, rival: Timed, printed: float) -> str:
     first, last = (one.end_to_end(bits, rival, count) for count in (LENGTHS[0], LENGTHS[-1]))
     least = tokens_for(one, bits, printed, rival)
     reached = "never" if least is None else f"from {least} decoded tokens"
-    return f"{first:.1f} at {LENGTHS[0]} decoded tokens, {last:.1f} at {LENGTHS[-1]}; {printed:g} {reached}"
+    return (
+        f"{first:.1f} at {LENGTHS[0]} decoded tokens, {last:.1f} at {LENGTHS[-1]}; {printed:g} "
+        f"{reached}"
+    )
 
 
 def tokens_for(one: Measured, bits: int, speedup: float, rival: Timed) -> int | None:
@@ -180,7 +190,10 @@ def _of_causes(measured: Mapping[str, Measured]) -> Iterator[Claim]:
         swaps = one.rivals[SWAPS].token_s
         migration = (swaps - static) / ours
         bits = (static - ours) / ours
-        said = f"at the fitted rate no swaps save {migration:.1f} times our token's time, 3 bits then {bits:.1f}"
+        said = (
+            f"at the fitted rate no swaps save {migration:.1f} times our token's time, 3 bits "
+            f"then {bits:.1f}"
+        )
         claim = f"{name}: gains more by less migration than by few bits (5.2)"
         yield Claim(claim, "yes", said, migration > bits)
 
@@ -211,8 +224,9 @@ def _of_weights() -> Iterator[Claim]:
         yield Claim(
             f"{paper.SMALL}: accuracy at {bits} bits, mean of eight tasks (Table 3)",
             str(averages[f"{bits} bits"]),
-            "needs its weights: moectl quantize FOLDER --recipe plain, then the tasks of lm-evaluation-harness "
-            f"through profilers.compare.lm_eval_model on context-aware with {bits} bits",
+            "needs its weights: moectl quantize FOLDER --recipe plain, then the tasks of "
+            "lm-evaluation-harness through profilers.compare.lm_eval_model on context-aware with "
+            f"{bits} bits",
             None,
             NOT_TESTABLE,
         )

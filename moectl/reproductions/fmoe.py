@@ -159,7 +159,10 @@ def _gain_claims(gains: Gains, figure: str, *quantities: str) -> list[Claim]:
         if found is not None:
             claims.append(_claim(text, said, found))
         elif gain.quantity == quantities[0]:
-            needs = "predictors fitted to the model (`moectl build-predictor`), as the preset promoe has them"
+            needs = (
+                "predictors fitted to the model (`moectl build-predictor`), as the preset promoe "
+                "has them"
+            )
             claims.append(
                 Claim(f"{figure}: better than {gain.against}", said, needs, None, NOT_TESTABLE)
             )
@@ -256,7 +259,10 @@ def _other_claims(entropies: dict[str, float]) -> list[Claim]:
         Claim(
             f"Figure 16: {paper.MOST_MAPS:,} maps in less than {paper.MOST_MAPS_MB} MB",
             "yes",
-            f"{without} MB to store the maps, as the text says; {whole} MB with the embeddings that the search needs",
+            (
+                f"{without} MB to store the maps, as the text says; {whole} MB with the "
+                "embeddings that the search needs"
+            ),
             max(sizes[0]) < paper.MOST_MAPS_MB,
         ),
         Claim(
@@ -273,19 +279,28 @@ def _assumed(folds: Folds) -> tuple[str, ...]:
     fewest = min(folds.num_maps)
     most = max(folds.num_maps)
     return (
-        f"{folds.source}: each quarter of its {folds.num_requests} requests is replayed, prompts included, from an "
-        f"empty cache, with {fewest:,} to {most:,} maps of the others; iterations join the maps when they are over",
-        "intervals: 95 % of 1,000 resamplings of the requests; a claim agrees or disagrees only where zero is outside",
-        f"hit rates: {BUDGET} of the experts in one cache, and a link that moves as many experts a layer as a token "
-        "selects; the systems as their presets have them, in that cache",
-        f"times: virtual, of one {paper.MACHINE}, of which the paper has six; the trace's routing over the costs of an "
-        f"expert, a layer and the link of {', '.join(paper.MODELS)}; nothing is charged for the search; Figure 9 at "
-        f"{BUDGET}, as its cache is not stated, Figure 11 at that share of each model's experts",
-        "Mixtral-Offloading and MoE-Infinity prefetch beside compute here; in the paper they wait, which it names as "
-        "the reason of their latency",
-        "the headline, 36 % more hits and 47 % less latency, is the mean of Figure 9: of 11, 34 and 63 %, without "
-        "DeepSpeed-Inference, and of all eight latencies; over the best other system it is 11 %",
-        f"the paper's d is the policy's distance; Figures 12a and 12b have d = {paper.DISTANCE}, the preset 1",
-        f"Figure 12b is judged by the eviction of section 4.5, {PUBLISHED}; all other rows, the presets' too, evict by "
-        "map without over=all, which weighs only the layers ahead",
+        f"{folds.source}: each quarter of its {folds.num_requests} requests is replayed, prompts "
+        f"included, from an empty cache, with {fewest:,} to {most:,} maps of the others; "
+        "iterations join the maps when they are over",
+        (
+            "intervals: 95 % of 1,000 resamplings of the requests; a claim agrees or disagrees "
+            "only where zero is outside"
+        ),
+        f"hit rates: {BUDGET} of the experts in one cache, and a link that moves as many experts "
+        "a layer as a token selects; the systems as their presets have them, in that cache",
+        f"times: virtual, of one {paper.MACHINE}, of which the paper has six; the trace's routing "
+        f"over the costs of an expert, a layer and the link of {', '.join(paper.MODELS)}; nothing "
+        f"is charged for the search; Figure 9 at {BUDGET}, as its cache is not stated, Figure 11 "
+        "at that share of each model's experts",
+        "Mixtral-Offloading and MoE-Infinity prefetch beside compute here; in the paper they "
+        "wait, which it names as the reason of their latency",
+        "the headline, 36 % more hits and 47 % less latency, is the mean of Figure 9: of 11, 34 "
+        "and 63 %, without DeepSpeed-Inference, and of all eight latencies; over the best other "
+        "system it is 11 %",
+        (
+            "the paper's d is the policy's distance; Figures 12a and 12b have d = "
+            f"{paper.DISTANCE}, the preset 1"
+        ),
+        f"Figure 12b is judged by the eviction of section 4.5, {PUBLISHED}; all other rows, the "
+        "presets' too, evict by map without over=all, which weighs only the layers ahead",
     )

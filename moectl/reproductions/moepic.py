@@ -38,10 +38,17 @@ def reproduce() -> Reproduction:
         claims=_claims(reached),
         assumed=(
             f"a synthetic trace, {DIALS}, fitted to the paper's LRU and LFU and to nothing else",
-            f"{_NUM_LAYERS} layers of {MODEL}'s 60 experts, 4 a token; layers of a synthetic trace are alike",
-            "decoding from an empty cache, one expert a slot, no prefetching; lcp with rho 0.25 and omega 128",
-            "RND is a set drawn once that stays: the paper's rates are its share of the experts within .0075; ours are "
-            f"means of {_NUM_SETS} sets. `random` evicts at random, which the table does not have",
+            (
+                f"{_NUM_LAYERS} layers of {MODEL}'s 60 experts, 4 a token; layers of a synthetic "
+                "trace are alike"
+            ),
+            (
+                "decoding from an empty cache, one expert a slot, no prefetching; lcp with rho "
+                "0.25 and omega 128"
+            ),
+            "RND is a set drawn once that stays: the paper's rates are its share of the experts "
+            f"within .0075; ours are means of {_NUM_SETS} sets. `random` evicts at random, which "
+            "the table does not have",
             f"agrees: within {_NEAR} of the published rate or difference",
         ),
     )
@@ -104,7 +111,10 @@ def _claims(reached: dict[str, dict[int, float]]) -> tuple[Claim, ...]:
         Claim(
             "section 3.3: lcp at 30 above lru, above lfu",
             f"{said['lru']:.4f}, {said['lfu']:.4f}",
-            f"Table 1: {above['lru']:.4f}, {above['lfu']:.4f}; the text has them the wrong way round",
+            (
+                f"Table 1: {above['lru']:.4f}, {above['lfu']:.4f}; the text has them the wrong "
+                "way round"
+            ),
             None,
             DOES_NOT_FOLLOW,
         )

@@ -93,28 +93,30 @@ def claims() -> tuple[Claim, ...]:
         _impossible(
             "Figure 2(b): times the latency of the whole model at a hit rate of 40 %",
             f"{paper.SLOWER_AT_40}",
-            f"({paper.COMPUTE_MS:g} + .6 x {paper.LOAD_MS:g}) / {paper.COMPUTE_MS:g} = {slower_at_40():.2f} at most, "
-            "with the one load time of section 2.2; "
-            f"{paper.SLOWER_AT_40} takes {_load_ms_for(paper.SLOWER_AT_40):.2f} ms a load, not {load_ms():.2f}",
+            f"({paper.COMPUTE_MS:g} + .6 x {paper.LOAD_MS:g}) / {paper.COMPUTE_MS:g} = "
+            f"{slower_at_40():.2f} at most, with the one load time of section 2.2; "
+            f"{paper.SLOWER_AT_40} takes {_load_ms_for(paper.SLOWER_AT_40):.2f} ms a load, not "
+            f"{load_ms():.2f}",
         ),
         _impossible(
             "Figure 4(b): lower than Cache Only and Prefetch Only, 12 experts a layer",
             f"{low} to {high} %",
-            f"Table 1 leaves {1 - resident_share(a_layer):.3f} x {paper.LOAD_MS:g} = {bound:.1f} ms on the link at "
-            f"best; Cache Only, nothing hidden, takes {paper.COMPUTE_MS + bound:.1f}: {most_below_cache_only():.1f} % "
-            "at most, with the load time of section 2.2",
+            f"Table 1 leaves {1 - resident_share(a_layer):.3f} x {paper.LOAD_MS:g} = {bound:.1f} "
+            "ms on the link at best; Cache Only, nothing hidden, takes "
+            f"{paper.COMPUTE_MS + bound:.1f}: {most_below_cache_only():.1f} % at most, with the "
+            "load time of section 2.2",
         ),
         _impossible(
             "Figure 7(a): MoEpic's first token, 480 experts",
             f"{paper.FIGURE_7A['MoEpic']} s",
-            f"{_SHAPE.num_keys - paper.FIGURE_7A_EXPERTS} loads of {each_ms:.2f} ms (the rivals' own) are "
-            f"{prefill_s:.2f} s",
+            f"{_SHAPE.num_keys - paper.FIGURE_7A_EXPERTS} loads of {each_ms:.2f} ms (the rivals' "
+            f"own) are {prefill_s:.2f} s",
         ),
         _impossible(
             "Figure 8(a): MoEpic takes 60 ms a token in 12.38 GB",
             "60 ms",
-            f"{held:.1f} experts a layer leave {1 - resident_share(held):.3f} x {paper.LOAD_MS:g} = "
-            f"{link_bound_ms(held):.1f} ms on the link, with the load time of section 2.2",
+            f"{held:.1f} experts a layer leave {1 - resident_share(held):.3f} x {paper.LOAD_MS:g} "
+            f"= {link_bound_ms(held):.1f} ms on the link, with the load time of section 2.2",
         ),
     )
 

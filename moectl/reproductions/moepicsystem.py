@@ -255,8 +255,8 @@ def _ttft_claims(ttft: Figures) -> list[Claim]:
         Claim(
             f"Figure 7(a): TTFT of {name} over MoEpic's",
             f"{said / own_s:.2f}",
-            f"over {own_s:g} s, less than the loads take (below); {said / least_s:.2f} over {least_s:.2f} s, "
-            f"ours {ttft[name] / ttft['MoEpic']:.2f}",
+            f"over {own_s:g} s, less than the loads take (below); {said / least_s:.2f} over "
+            f"{least_s:.2f} s, ours {ttft[name] / ttft['MoEpic']:.2f}",
             None,
             DOES_NOT_FOLLOW,
         )
@@ -326,8 +326,9 @@ def _untestable() -> list[Claim]:
             (
                 "Figure 9(b): TPOT at zeta 0.05 over zeta 0.01, higher by",
                 f"{paper.FIGURE_9B_HIGHER} %",
-                f"layers as uneven as Mixtral's, those of a synthetic trace are alike: {real}split --solver greedy "
-                "--zeta 0.05`; 4.8 experts, of 3 a layer, can move nowhere",
+                "layers as uneven as Mixtral's, those of a synthetic trace are alike: "
+                f"{real}split --solver greedy --zeta 0.05`; 4.8 experts, of 3 a layer, can move "
+                "nowhere",
             ),
             ("Figures 7(b), 7(c) and 8(b)", "pictures", "their numbers are not in the text"),
         )
@@ -337,19 +338,25 @@ def _untestable() -> list[Claim]:
 def _assumed(qwen: Conditions, mixtral: Conditions) -> tuple[str, ...]:
     return (
         f"virtual time and synthetic traces: {QWEN} {DIALS[QWEN]}; {MIXTRAL} {DIALS[MIXTRAL]}",
-        f"{NUM_LAYERS[QWEN]} of 24 layers and {NUM_LAYERS[MIXTRAL]} of 32, times scaled up; with fewer layers the "
-        "buffer of K experts beside the budget is a larger part of what a system holds",
-        f"{QWEN}: the paper's 165 ms for 96 loads and 57 ms of compute a token, so that the link brings "
-        f"{qwen.window:.2f} experts while a layer is computed, not rounded",
-        f"{MIXTRAL}: at most {MIXTRAL_LOAD_MS} ms a load, by its own 248 ms for 64; compute is not published, "
-        f"{mixtral.compute_ms:g} ms a token stand for it: {mixtral.window:.2f} experts",
-        f"experts take {EXPERTS_SHARE:.0%} of a layer's compute; the {MACHINE}'s data sheet is not used",
-        "Pre-gated MoE caches nothing and its gate is always right; AdapMoE leaves no expert out; MoE-Infinity is lfu "
-        "by layer; every rival computes resident experts while others load, which the paper says of MoEpic alone",
-        f"MoEpic at 160 of 256 experts: {mixtral.split(paper.FIGURE_7D_EXPERTS)}, the fastest by replay on the same "
-        "trace",
-        "prefetches are at most K experts and evict cached ones, where the paper's stop when routing is known and have "
-        "the buffer; lcp counts tokens, as published",
-        f"agrees: within {POINTS:g} points of a percentage, {RATIO:g} of a ratio and half of what that is from 1, "
-        f"{RATIO:.0%} of a target",
+        f"{NUM_LAYERS[QWEN]} of 24 layers and {NUM_LAYERS[MIXTRAL]} of 32, times scaled up; with "
+        "fewer layers the buffer of K experts beside the budget is a larger part of what a "
+        "system holds",
+        f"{QWEN}: the paper's 165 ms for 96 loads and 57 ms of compute a token, so that the link "
+        f"brings {qwen.window:.2f} experts while a layer is computed, not rounded",
+        f"{MIXTRAL}: at most {MIXTRAL_LOAD_MS} ms a load, by its own 248 ms for 64; compute is "
+        f"not published, {mixtral.compute_ms:g} ms a token stand for it: {mixtral.window:.2f} "
+        "experts",
+        (
+            f"experts take {EXPERTS_SHARE:.0%} of a layer's compute; the {MACHINE}'s data sheet "
+            "is not used"
+        ),
+        "Pre-gated MoE caches nothing and its gate is always right; AdapMoE leaves no expert out; "
+        "MoE-Infinity is lfu by layer; every rival computes resident experts while others load, "
+        "which the paper says of MoEpic alone",
+        f"MoEpic at 160 of 256 experts: {mixtral.split(paper.FIGURE_7D_EXPERTS)}, the fastest by "
+        "replay on the same trace",
+        "prefetches are at most K experts and evict cached ones, where the paper's stop when "
+        "routing is known and have the buffer; lcp counts tokens, as published",
+        f"agrees: within {POINTS:g} points of a percentage, {RATIO:g} of a ratio and half of what "
+        f"that is from 1, {RATIO:.0%} of a target",
     )

@@ -51,7 +51,10 @@ class Reproduction:
         ]
         had = sum(figure != UNKNOWN for figure in figures)
         claims = sum(claim.holds is not None for claim in self.claims)
-        return f"{had} of the {len(figures)} figures that its tables ask for, and {claims} statements; nothing is guessed"
+        return (
+            f"{had} of the {len(figures)} figures that its tables ask for, and {claims} "
+            "statements; nothing is guessed"
+        )
 
     def reasons(self) -> list[str]:
         """Why statements disagree: a line for each reason, with the claims that it is of."""

@@ -44,18 +44,27 @@ _LINK_GBPS = 5.0
 _FEW = 4
 
 _ASSUMED = (
-    f"virtual time on synthetic traces, {DIALS}: the statistics of the bundled model's routers, not of those four",
-    "score prefetching of the next layer, one cache over all layers; collisions served one by one, as in the paper's "
-    "framework, the time to the first token as a run here serves",
-    "experts of 4 and of 16 bits in budgets of bytes at 16 bits: 5 % of OLMoE are 204 and 51 experts. The text does "
-    "not say which the collisions are of; Table 2 is at 4 bits",
-    f"a link of {_LINK_GBPS:g} GB/s; experts of 4 bits that it moves in a layer's time, by the paper's Table 1: "
+    (
+        f"virtual time on synthetic traces, {DIALS}: the statistics of the bundled model's "
+        "routers, not of those four"
+    ),
+    "score prefetching of the next layer, one cache over all layers; collisions served one by "
+    "one, as in the paper's framework, the time to the first token as a run here serves",
+    "experts of 4 and of 16 bits in budgets of bytes at 16 bits: 5 % of OLMoE are 204 and 51 "
+    "experts. The text does not say which the collisions are of; Table 2 is at 4 bits",
+    (
+        f"a link of {_LINK_GBPS:g} GB/s; experts of 4 bits that it moves in a layer's time, by "
+        "the paper's Table 1: "
+    )
     + ", ".join(f"{name} {count:g}" for name, count in LAYER_EXPERTS.items()),
-    "a collision is a miss on what was evicted earlier in the same pass, of all requests, prompts included; the text "
-    "does not say what its rates are shares of",
-    "a rate agrees whose range over the four models lies within half and twice the paper's, a ratio within half and "
-    "twice, a size within 2 %",
-    "hobbit is left out of the first token's times: its lower precision of experts of 4 bits is not printed",
+    "a collision is a miss on what was evicted earlier in the same pass, of all requests, prompts "
+    "included; the text does not say what its rates are shares of",
+    "a rate agrees whose range over the four models lies within half and twice the paper's, a "
+    "ratio within half and twice, a size within 2 %",
+    (
+        "hobbit is left out of the first token's times: its lower precision of experts of 4 bits "
+        "is not printed"
+    ),
 )
 
 Outcomes = dict[tuple[str, int, int, str], Outcome]  # keys: shape, bits, budget, eviction

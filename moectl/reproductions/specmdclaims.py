@@ -60,7 +60,10 @@ def from_its_tables() -> Iterator[Claim]:
     yield Claim(
         "collision rates of all others over Least-Stale's, 1, 5 and 25 % (Figure 8)",
         f"{times} times",
-        f"LRU's at 5 %, from {lru / most:.1f} to {paper.RATES['lru'][1] / least:.1f} by the rates of section 5.2",
+        (
+            f"LRU's at 5 %, from {lru / most:.1f} to {paper.RATES['lru'][1] / least:.1f} by the "
+            "rates of section 5.2"
+        ),
         None,
         DOES_NOT_FOLLOW,
     )
@@ -83,7 +86,10 @@ def _of_sizes() -> Iterator[Claim]:
         ]
         pairs.append((sizes.activated_gb, used_gb))
     near = sum(abs(ours - printed) <= _NEAR * printed for printed, ours in pairs)
-    text = "an expert, all experts and what a pass needs, in bytes (Table 3), from the shapes of the models"
+    text = (
+        "an expert, all experts and what a pass needs, in bytes (Table 3), from the shapes of the "
+        "models"
+    )
     yield Claim(text, f"{len(pairs)} sizes", f"{near} within {_NEAR:.0%}", near == len(pairs))
     ours = [round(_experts_gb(name) * percent / 100, 1) for name, percent in paper.CAPACITIES_GB]
     text = "caches in GB, from the shapes of the models (1, 5.1)"

@@ -11,8 +11,8 @@ from moectl.serving.wire import AsciiJson
 
 # The page may run its own script and call this server only; no other page may show it in a frame.
 _POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src "
+    "'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 _HEADERS = {"Content-Security-Policy": _POLICY, "X-Frame-Options": "DENY"}
 

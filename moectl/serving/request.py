@@ -32,7 +32,8 @@ class ServeRequest:
         check_base(self.base)
         if not self.hosts and not self.api_key:
             raise BadUsage(
-                f"--host {self.host} lets anybody in: give --api-key, or leave it out to serve this machine alone"
+                f"--host {self.host} lets anybody in: give --api-key, or leave it out to serve "
+                "this machine alone"
             )
 
     @property

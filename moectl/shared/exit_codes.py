@@ -89,7 +89,10 @@ def _report(error: Exception) -> int:
         )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _print_line(
-            f"no space left to write {error.filename or 'stdout or a file'}; free some and try again",
+            (
+                f"no space left to write {error.filename or 'stdout or a file'}; free some and "
+                "try again"
+            ),
             RESOURCES,
         )
     if is_interruption(error):

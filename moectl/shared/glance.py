@@ -93,8 +93,8 @@ def _downloaded(name: str) -> Path:
         path = None
     if not isinstance(path, str):
         raise BadInput(
-            f"{name!r} is neither a folder here nor a model of the hub that was downloaded: check the path or the id; "
-            "--measure downloads it"
+            f"{name!r} is neither a folder here nor a model of the hub that was downloaded: check "
+            "the path or the id; --measure downloads it"
         )
     return Path(path).parent
 

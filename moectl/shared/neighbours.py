@@ -33,11 +33,17 @@ def foreign() -> str | None:
         spec = find_spec(name)
         origin = spec.origin if spec else None
         if origin is None or Path(origin).parents[1] != home:
-            return f"the package {name} that Python finds ({origin or 'none'}) is that of {_owner(name)}, not moectl's"
+            return (
+                f"the package {name} that Python finds ({origin or 'none'}) is that of "
+                f"{_owner(name)}, not moectl's"
+            )
     try:
         from artifacts.errors import Problem  # noqa: F401
     except ImportError:
-        return f"files of the package artifacts in {home} are those of {_owner('artifacts')}, not moectl's"
+        return (
+            f"files of the package artifacts in {home} are those of {_owner('artifacts')}, not "
+            "moectl's"
+        )
     return None
 
 

@@ -29,7 +29,8 @@ def place_trace(
     """
     if dense is not None and name == HERE:
         raise BadUsage(
-            f"--dense {dense}: a hardware profile is of dense weights as published; name another --machine"
+            f"--dense {dense}: a hardware profile is of dense weights as published; name another "
+            "--machine"
         )
     based = _with_dense(trace_on_base(opened, base), dense)
     shape = opened.model.shape

@@ -46,7 +46,8 @@ def foresight_for(opened: MoeModel, distance: int, *, store: Path) -> RoutingFor
     """
     if distance > opened.shape.num_layers:
         raise BadUsage(
-            f"the distance must be 1 to {opened.shape.num_layers}, the model's MoE layers, not {distance}"
+            f"the distance must be 1 to {opened.shape.num_layers}, the model's MoE layers, not "
+            f"{distance}"
         )
     with Store.open(store) as opened_store:
         predictors = load_predictors(opened_store, opened.fingerprint[:16], opened.shape)

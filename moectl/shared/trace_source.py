@@ -66,8 +66,8 @@ def open_source(source: TraceSource) -> OpenedTrace:
         return _from_file(source)
     if source.run is None and not source.store.exists():
         raise BadUsage(
-            f"give --trace FILE, --run ID or --synthetic SPEC; there is no store {source.store} to take a trace from: "
-            "`moectl profile --trace` makes one"
+            f"give --trace FILE, --run ID or --synthetic SPEC; there is no store {source.store} "
+            "to take a trace from: `moectl profile --trace` makes one"
         )
     return _from_store(source)
 
@@ -155,7 +155,8 @@ def _named(source: TraceSource) -> ModelShape | None:
     model = model_shape(str(demo_model()) if source.model == "bundled" else source.model)
     if source.num_experts not in (None, model.shape.num_experts):
         raise BadUsage(
-            f"{source.model} has {model.shape.num_experts} experts a layer, not {source.num_experts}"
+            f"{source.model} has {model.shape.num_experts} experts a layer, not "
+            f"{source.num_experts}"
         )
     return model
 

@@ -71,10 +71,12 @@ def took(answer: "Answer") -> str:
     """Describe the cost of an answer, with the bytes that moved and what it lost."""
     counts = answer.effort.counters
     return (
-        f"{len(answer.token_ids)} tokens; first after {answer.ttft_ms:.1f} ms, then {answer.tpot_ms:.2f} ms each; "
-        f"{human_bytes(counts['demand_bytes'])} on demand, {human_bytes(counts['prefetch_bytes'])} prefetched "
-        f"({human_bytes(counts['wasted_bytes'])} of it wasted), {answer.effort.exposed_ms:.1f} ms of stall; "
-        f"{counts['replaced_ranks']} ranks replaced, {counts['dropped_ranks']} dropped{_few_bits(counts)}"
+        f"{len(answer.token_ids)} tokens; first after {answer.ttft_ms:.1f} ms, then "
+        f"{answer.tpot_ms:.2f} ms each; {human_bytes(counts['demand_bytes'])} on demand, "
+        f"{human_bytes(counts['prefetch_bytes'])} prefetched "
+        f"({human_bytes(counts['wasted_bytes'])} of it wasted), {answer.effort.exposed_ms:.1f} ms "
+        f"of stall; {counts['replaced_ranks']} ranks replaced, {counts['dropped_ranks']} "
+        f"dropped{_few_bits(counts)}"
     )
 
 

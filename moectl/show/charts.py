@@ -103,11 +103,13 @@ def bars(
         for number, part in enumerate(bar.parts):
             wide = room * part / top
             drawn.append(
-                f'<rect class="p{number}" x="{at:.1f}" y="{upper + 3}" width="{wide:.1f}" height="14"/>'
+                f'<rect class="p{number}" x="{at:.1f}" y="{upper + 3}" width="{wide:.1f}" '
+                'height="14"/>'
             )
             at += wide
         drawn.append(
-            f'<text class="value" x="{left + room + 6:.1f}" y="{upper + 14}">{escape(bar.text)}</text></g>'
+            f'<text class="value" x="{left + room + 6:.1f}" '
+            f'y="{upper + 14}">{escape(bar.text)}</text></g>'
         )
     foot = len(rows) * high + 4
     drawing = Drawing(title, "".join(drawn), width, foot, says)
@@ -156,7 +158,10 @@ def heatmap(
         for n in (range(down) if down <= 16 and high >= 12 else _few(down))
     )
     middle = foot / 2
-    label = f'<text class="axis" x="{30 + across * wide / 2:.1f}" y="{foot + 28:.1f}">{escape(column)}</text>'
+    label = (
+        f'<text class="axis" x="{30 + across * wide / 2:.1f}" '
+        f'y="{foot + 28:.1f}">{escape(column)}</text>'
+    )
     label += (
         f'<text class="axis" transform="translate(9 {middle:.1f}) rotate(-90)">{escape(row)}</text>'
     )

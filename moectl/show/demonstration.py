@@ -112,15 +112,18 @@ def sentence(demonstration: Demonstration) -> str:
     fastest = min(rows.values(), key=lambda row: row.times_full)
     plain = rows[PLAIN]
     said = (
-        f"With {demonstration.budget} of the experts in fast memory, loading each missing expert when it is wanted "
-        f"({PLAIN}) was {_beside(plain, 'with all of them there')}"
+        f"With {demonstration.budget} of the experts in fast memory, loading each missing expert "
+        f"when it is wanted ({PLAIN}) was {_beside(plain, 'with all of them there')}"
     )
     if exact is not plain:
         said += (
             f"; the fastest way with the same output, {exact.preset}, was {_beside(exact, FULL)}"
         )
     if fastest is not exact:
-        said += f"; the fastest of all, {fastest.preset}, was {_beside(fastest, FULL)} and {_cost(fastest)}"
+        said += (
+            f"; the fastest of all, {fastest.preset}, was {_beside(fastest, FULL)} and "
+            f"{_cost(fastest)}"
+        )
     return said + "."
 
 

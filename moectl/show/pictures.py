@@ -16,7 +16,10 @@ from moectl.show.svg import Drawing
 WIDTH = 640
 _MARGIN = 14
 _HEAD = 40
-_FILE_STYLE = "svg .title { text-anchor: start; font-size: 13px; font-weight: 600; } .paper { fill: var(--paper); }\n"
+_FILE_STYLE = (
+    "svg .title { text-anchor: start; font-size: 13px; font-weight: 600; } .paper { fill: "
+    "var(--paper); }\n"
+)
 
 
 def check_picture(path: Path) -> None:
@@ -32,11 +35,11 @@ def write_picture(drawing: Drawing, path: Path) -> None:
     width = drawing.width + 2 * _MARGIN
     height = drawing.height + _HEAD + _MARGIN
     text = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-        f'height="{height:g}" role="img" aria-label="{escape(drawing.says)}">\n<style>\n{_style()}</style>\n'
-        f'<rect class="paper" width="{width:g}" height="{height:g}" rx="8"/>\n'
-        f'<text class="title" x="{_MARGIN}" y="25">{escape(drawing.title)}</text>\n'
-        f'<g transform="translate({_MARGIN} {_HEAD})">{drawing.inside}</g>\n</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+        f'width="{width:g}" height="{height:g}" role="img" aria-label="{escape(drawing.says)}">\n'
+        f'<style>\n{_style()}</style>\n<rect class="paper" width="{width:g}" height="{height:g}" '
+        f'rx="8"/>\n<text class="title" x="{_MARGIN}" y="25">{escape(drawing.title)}</text>\n<g '
+        f'transform="translate({_MARGIN} {_HEAD})">{drawing.inside}</g>\n</svg>\n'
     )
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -66,8 +69,8 @@ def _style() -> str:
         for one in re.findall(r":root \{(.*?)\}", palettes, re.S)
     )
     return (
-        f"{_coloured(rules + _FILE_STYLE, light)}"
-        f"@media (prefers-color-scheme: dark) {{\n{_coloured(rules + _FILE_STYLE, light | dark)}}}\n"
+        f"{_coloured(rules + _FILE_STYLE, light)}@media (prefers-color-scheme: dark) {{\n"
+        f"{_coloured(rules + _FILE_STYLE, light | dark)}}}\n"
     )
 
 

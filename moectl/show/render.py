@@ -170,7 +170,10 @@ def show_heatmap(heatmap: Heatmap) -> None:
     for line in (_coloured if is_coloured else _shaded)(values, _label_width(heatmap)):
         out.print(line, no_wrap=True)
     grain = f", {per_character} to a character (their mean)" if per_character > 1 else ""
-    legend = f"rows: {heatmap.row_name}; columns: {heatmap.column_name} 0 to {heatmap.values.shape[1] - 1}{grain}; "
+    legend = (
+        f"rows: {heatmap.row_name}; columns: {heatmap.column_name} 0 to "
+        f"{heatmap.values.shape[1] - 1}{grain}; "
+    )
     out.print(
         f"{legend}darkest 0, brightest {cell_text(float(values.max(initial=0)))}", markup=False
     )

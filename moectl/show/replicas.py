@@ -29,7 +29,10 @@ def quant_loss(rows: pa.Table, size: tuple[int, int], layer: int | None) -> Shee
             for index, borrowing in enumerate((is_own == 0).sum(axis=1).tolist())
         ]
         columns = ("layer", *names, *(f"worst, {name}" for name in names), "borrowing")
-        note = "mean square of the error over that of the output; borrowing: experts judged on their layer's tokens"
+        note = (
+            "mean square of the error over that of the output; borrowing: experts judged on their "
+            "layer's tokens"
+        )
         return Sheet("Relative error of experts' outputs", columns, cells, note)
     cells = [
         (

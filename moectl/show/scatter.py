@@ -119,7 +119,10 @@ def _named(mark: Mark, across: float, upper: float, box: Box) -> str:
 def _symbol(mark: Mark, across: float, upper: float) -> str:
     values = f"{exact(mark.x)} {exact(mark.y)}"
     shape = _shape(mark.kind, across, upper)
-    return f'<g class="{_KINDS[mark.kind]}" data-values="{values}"><title>{escape(mark.name)}</title>{shape}</g>'
+    return (
+        f'<g class="{_KINDS[mark.kind]}" '
+        f'data-values="{values}"><title>{escape(mark.name)}</title>{shape}</g>'
+    )
 
 
 def _shape(kind: str, across: float, upper: float) -> str:

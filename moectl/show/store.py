@@ -78,7 +78,10 @@ def activations(
                 _evenness(count),
             )
         )
-    note = f"most used: the {_HOTTEST} experts selected most; evenness: entropy of use, 1 when all are used the same"
+    note = (
+        f"most used: the {_HOTTEST} experts selected most; evenness: entropy of use, 1 when all "
+        "are used the same"
+    )
     return Sheet("Use of experts by layer", columns, rows, note)
 
 
@@ -141,7 +144,10 @@ def similarity(measured: Similarity, layer: int | None) -> Sheet:
         out=np.ones_like(measured.left_out),
         where=measured.left_out > 0,
     )
-    note = "best loss: of the stand-in that changes the layer's output least, over that of leaving the expert out"
+    note = (
+        "best loss: of the stand-in that changes the layer's output least, over that of leaving "
+        "the expert out"
+    )
     if layer is not None:
         rows = [
             (

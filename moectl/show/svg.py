@@ -90,19 +90,26 @@ def axes(x: AxisScale, y: AxisScale, frame: Frame) -> str:
     foot = frame.height - frame.bottom
     end = frame.width - frame.right
     lines = [
-        f'<line class="grid" x1="{x.place(v):.1f}" x2="{x.place(v):.1f}" y1="{frame.top}" y2="{foot}"/>'
-        f'<text class="tick" x="{x.place(v):.1f}" y="{foot + 15}">{text}</text>'
+        f'<line class="grid" x1="{x.place(v):.1f}" x2="{x.place(v):.1f}" y1="{frame.top}" '
+        f'y2="{foot}"/><text class="tick" x="{x.place(v):.1f}" y="{foot + 15}">{text}</text>'
         for v, text in x.ticks
     ] + [
-        f'<line class="grid" x1="{frame.left}" x2="{end}" y1="{y.place(v):.1f}" y2="{y.place(v):.1f}"/>'
-        f'<text class="tick end" x="{frame.left - 6}" y="{y.place(v) + 4:.1f}">{text}</text>'
+        f'<line class="grid" x1="{frame.left}" x2="{end}" y1="{y.place(v):.1f}" '
+        f'y2="{y.place(v):.1f}"/><text class="tick end" x="{frame.left - 6}" '
+        f'y="{y.place(v) + 4:.1f}">{text}</text>'
         for v, text in y.ticks
     ]
     middle = (frame.top + foot) / 2
     return (
         "".join(lines)
-        + f'<text class="axis" x="{(frame.left + end) / 2:.1f}" y="{frame.height - 8}">{escape(x.name)}</text>'
-        + f'<text class="axis" transform="translate(11 {middle:.1f}) rotate(-90)">{escape(y.name)}</text>'
+        + (
+            f'<text class="axis" x="{(frame.left + end) / 2:.1f}" '
+            f'y="{frame.height - 8}">{escape(x.name)}</text>'
+        )
+        + (
+            f'<text class="axis" transform="translate(11 {middle:.1f}) '
+            f'rotate(-90)">{escape(y.name)}</text>'
+        )
     )
 
 

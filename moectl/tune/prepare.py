@@ -146,7 +146,8 @@ def pace_of(
     )
     if not pace.is_profiled:
         minutes.lack(
-            "the speed of few bits and the own time of policies where measuring had not come to them"
+            "the speed of few bits and the own time of policies where measuring had not come to "
+            "them"
         )
     return pace
 

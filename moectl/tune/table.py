@@ -104,8 +104,9 @@ def _told_of_answers(tuned: Tuned) -> Iterator[str]:
     for pick in tuned.picks:
         if not pick.tried.is_lossless and pick.quality and _is_near(pick.quality, asked.max_loss):
             yield (
-                f"{pick.name}: its loss is within two standard errors of the {100 * asked.max_loss:g} % that it may "
-                "lose, so that other text may say otherwise: more --tokens tell"
+                f"{pick.name}: its loss is within two standard errors of the "
+                f"{100 * asked.max_loss:g} % that it may lose, so that other text may say "
+                "otherwise: more --tokens tell"
             )
     if left_out := tuned.receipt.get(LEFT_OUT):
         yield f"{LEFT_OUT} ({asked.minutes:g} minutes): {'; '.join(left_out)}"
@@ -139,7 +140,10 @@ def _beside(tuned: Tuned) -> Sheet:
             )
         )
     quartiles = " (quartiles)" if ms else ""
-    note = f"{grounds.says}; medians{quartiles} over rounds in random order; losses of the few tokens that are timed"
+    note = (
+        f"{grounds.says}; medians{quartiles} over rounds in random order; losses of the few "
+        "tokens that are timed"
+    )
     return Sheet("Live, beside each other", columns, rows, note)
 
 
@@ -163,8 +167,8 @@ def _front(tuned: Tuned) -> Sheet:
     rows += [_point(tuned, f"published: {name}", published[name]) for name in best[:3]]
     shown = f", the fastest {_MOST} of them shown" if len(front) > _MOST else ""
     note = (
-        f"combinations that nothing beats in time, loss and memory together: {len(front)}{shown}; an oracle that knows "
-        f"the future: {compared(tuned.oracle_ms / tuned.full_ms)}"
+        f"combinations that nothing beats in time, loss and memory together: {len(front)}{shown}; "
+        f"an oracle that knows the future: {compared(tuned.oracle_ms / tuned.full_ms)}"
     )
     return Sheet("Pareto front, simulated at measured costs", columns, rows, note)
 

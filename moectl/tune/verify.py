@@ -153,7 +153,8 @@ def _beside(
     done = min(one.num_rounds for one in live.values())
     if done < rounds or len(live) <= len(named):
         minutes.lack(
-            f"live rounds: {done} of {rounds} were measured, of {len(live)} of {len(named) + 1} settings"
+            f"live rounds: {done} of {rounds} were measured, of {len(live)} of {len(named) + 1} "
+            "settings"
         )
     return live
 
@@ -173,8 +174,14 @@ def _unmoved(verifier: Verifier, combination: Combination) -> CandidateQuality |
 
 def _why(found: SearchResult, num_tried: int, request: TuneRequest) -> str:
     if not any(one.loss is not None for one in found.lossy):
-        return "no candidate that loses something has a measured loss: run `moectl profile` and `moectl quantize`"
-    return f"none of the {num_tried} most promising kept within {100 * request.max_loss:g} % of perplexity live"
+        return (
+            "no candidate that loses something has a measured loss: run `moectl profile` and "
+            "`moectl quantize`"
+        )
+    return (
+        f"none of the {num_tried} most promising kept within {100 * request.max_loss:g} % of "
+        "perplexity live"
+    )
 
 
 def _rivals(found: SearchResult, max_loss: float) -> list[str]:

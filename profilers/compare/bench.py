@@ -61,8 +61,8 @@ class BenchText:
             return ""
         num = len(self.sequences)
         return (
-            f"{self.num_tokens:,} tokens of the {self.asked:,} that were asked for: {num} text{'s' * (num != 1)} of "
-            f"{len(self.sequences[0])}"
+            f"{self.num_tokens:,} tokens of the {self.asked:,} that were asked for: {num} "
+            f"text{'s' * (num != 1)} of {len(self.sequences[0])}"
         )
 
 
@@ -130,7 +130,8 @@ def text_of(documents: Iterator[Document], tokenizer, *, length: int, num_tokens
     """
     if length < 2 or num_tokens < length:
         raise BadUsage(
-            f"--tokens {num_tokens} are no sequence of --length {length}: one has two tokens or more"
+            f"--tokens {num_tokens} are no sequence of --length {length}: one has two tokens or "
+            "more"
         )
     wanted = num_tokens // length
     cuts: list[list[np.ndarray]] = [[]]  # by their number in the document

@@ -89,7 +89,8 @@ def check(peer: Peer, device: str) -> None:
     """Raise BadInput for a peer that cannot run here."""
     if peer.offload == "cpu" and resolve_device(device).type == "cpu":
         raise BadInput(
-            f"{peer.name} needs a GPU: without one the CPU's memory is what computes, and is no slow tier"
+            f"{peer.name} needs a GPU: without one the CPU's memory is what computes, and is no "
+            "slow tier"
         )
     if peer.offload and find_spec("accelerate") is None:
         raise BadInput(f"{peer.name} needs Accelerate: pip install 'moectl[peers]'")
@@ -119,7 +120,8 @@ class PeerBench:
         begin_s = perf_counter()
         if is_gguf(self._folder):
             raise BadInput(
-                f"{setting.preset} does not read {self._folder.name}: moectl compares on safetensors"
+                f"{setting.preset} does not read {self._folder.name}: moectl compares on "
+                "safetensors"
             )
         peer = PEERS[setting.preset]
         device = str(self._opened.model.device)

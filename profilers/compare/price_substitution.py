@@ -120,7 +120,8 @@ def random_residents(shape: Shape, share: float, seed: int) -> np.ndarray:
     count = round(share * shape.num_experts)
     if not 0 < count <= shape.num_experts:
         raise BadUsage(
-            f"a resident share of {share:g} leaves {count} of {shape.num_experts} experts of a layer"
+            f"a resident share of {share:g} leaves {count} of {shape.num_experts} experts of a "
+            "layer"
         )
     random = np.random.default_rng(seed)
     return random.random((shape.num_layers, shape.num_experts)).argsort(axis=1) < count

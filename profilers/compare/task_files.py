@@ -27,7 +27,8 @@ def check_task_file(path: Path, *, seen: frozenset[Path] = frozenset()) -> None:
         config = yaml.safe_load(text)
     except (OSError, RecursionError, ValueError, yaml.YAMLError) as error:
         raise BadInput(
-            f"the task file {path} cannot be loaded ({first_line(error)}): give a YAML file of a task"
+            f"the task file {path} cannot be loaded ({first_line(error)}): give a YAML file of a "
+            "task"
         ) from error
     for mapping in _mappings(config):
         _check_metric(mapping, path)
@@ -64,7 +65,8 @@ def _size(node: yaml.Node, sizes: dict[int, int], path: Path) -> int:
         return sizes[id(node)]
     if not node.tag.startswith(_STANDARD) or "python" in node.tag:
         raise BadInput(
-            f"the task file {path} names code ({node.tag}), which moectl does not run: use templates"
+            f"the task file {path} names code ({node.tag}), which moectl does not run: use "
+            "templates"
         )
     sizes[id(node)] = _MOST_NODES  # a node that contains itself would have no end
     parts = node.value if isinstance(node, yaml.CollectionNode) else []
@@ -85,7 +87,8 @@ def _check_metric(mapping: Mapping, path: Path) -> None:
     )
     if metric is not None and not is_own:
         raise BadInput(
-            f"the task file {path} has metric {str(metric)[:40]!r}, which is none of the harness's own"
+            f"the task file {path} has metric {str(metric)[:40]!r}, which is none of the "
+            "harness's own"
         )
 
 

@@ -162,7 +162,8 @@ def _built(manager: Any, spec: str | dict[str, Any], name: str) -> list[Any]:
         return list(manager.load([spec])["tasks"].values())
     except Exception as error:  # errors of YAML, templates, data files and the hub
         raise BadInput(
-            f"the task {name} cannot be loaded ({type(error).__name__}: {first_line(error)}): give {FORMS}"
+            f"the task {name} cannot be loaded ({type(error).__name__}: {first_line(error)}): "
+            f"give {FORMS}"
         ) from error
 
 

@@ -165,7 +165,8 @@ def _check(opened: MoeModel) -> None:
     for what, is_so in unusual.items():
         if is_so:
             raise BadInput(
-                f"this {config.model_type} has {what}, which llama.cpp would not follow: not written as GGUF"
+                f"this {config.model_type} has {what}, which llama.cpp would not follow: not "
+                "written as GGUF"
             )
     if find_spec("gguf") is None:
         raise BadInput("GGUF files are written by the package gguf: pip install 'moectl[peers]'")

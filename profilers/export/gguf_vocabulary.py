@@ -14,8 +14,8 @@ _USER_DEFINED = 4
 _UNUSED = 5
 _BYTES = "ByteLevel"
 _QWEN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 # How llama.cpp names a way of splitting, by the steps of `pre_tokenizer` in tokenizer.json.
 _SPLITTINGS = {(_BYTES,): "gpt-2", ("Digits", _BYTES): "smollm", (_QWEN, _BYTES): "qwen2"}
@@ -56,7 +56,8 @@ def _splitting(described: Mapping, path: Path) -> str:
     )
     if named not in _SPLITTINGS:
         raise BadInput(
-            f"{path} splits text in a way ({', '.join(map(str, named))[:80]}) that moectl cannot name in GGUF"
+            f"{path} splits text in a way ({', '.join(map(str, named))[:80]}) that moectl cannot "
+            "name in GGUF"
         )
     return _SPLITTINGS[named]
 

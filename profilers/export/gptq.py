@@ -58,7 +58,8 @@ def export_gptq(
     """
     if not opened.store.layout.is_plain:
         raise BadInput(
-            "the checkpoint has its experts in few bits already: export from the checkpoint it was made of"
+            "the checkpoint has its experts in few bits already: export from the checkpoint it "
+            "was made of"
         )
     shape = opened.shape
     layout = opened.store.layout

@@ -107,7 +107,8 @@ def keep_inputs(batches: Sequence[LayerBatch], folder: Path, layer: int) -> Laye
                 add_moments(total, part.float())
     if not is_finite(total):
         raise BadInput(
-            f"layer {layer}: hidden states on this text are NaN or infinite: calibrate on other text"
+            f"layer {layer}: hidden states on this text are NaN or infinite: calibrate on other "
+            "text"
         )
     with replacing(inputs.moments) as temporary:
         total.div_(inputs.num_tokens).cpu().numpy().tofile(temporary)

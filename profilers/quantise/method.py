@@ -76,11 +76,13 @@ def check_method(method: Method, shapes: Shapes) -> None:
     if not method.bits or not set(method.bits) <= set(widths):
         named = listed(widths, last=" or ")
         raise BadUsage(
-            f"replicas of the recipe {method.recipe} have {named} bits, not {listed(method.bits) or 'none'}"
+            f"replicas of the recipe {method.recipe} have {named} bits, not "
+            f"{listed(method.bits) or 'none'}"
         )
     if not 0 < method.damp < 1:
         raise BadUsage(
-            f"damp is a share of the mean of the Hessian's diagonal, between 0 and 1, not {method.damp}"
+            "damp is a share of the mean of the Hessian's diagonal, between 0 and 1, not "
+            f"{method.damp}"
         )
     if method.recipe == TRELLIS:
         return
@@ -90,8 +92,9 @@ def check_method(method: Method, shapes: Shapes) -> None:
         common = np.gcd.reduce([num_inputs for _, num_inputs in shapes.values()])
         usable = [size for size in range(8, int(common) + 1) if common % size == 0]
         raise BadUsage(
-            f"groups of {method.group_size} do not divide the inputs of the experts' projections, {sizes}: give "
-            f"{', '.join(map(str, usable))}, or 32, 64 or 128, which give way to less where they do not divide"
+            f"groups of {method.group_size} do not divide the inputs of the experts' projections, "
+            f"{sizes}: give {', '.join(map(str, usable))}, or 32, 64 or 128, which give way to "
+            "less where they do not divide"
         )
 
 
@@ -117,8 +120,8 @@ def smaller(method: Method, opened: MoeModel) -> Method:
     left = tuple(bits for bits in method.bits if bits not in larger)
     if not left:
         raise BadUsage(
-            f"replicas of {', '.join(map(str, method.bits))} bits are no smaller than the experts of the checkpoint "
-            f"({opened.expert_format}): give fewer --bits"
+            f"replicas of {', '.join(map(str, method.bits))} bits are no smaller than the experts "
+            f"of the checkpoint ({opened.expert_format}): give fewer --bits"
         )
     return replace(method, bits=left)
 

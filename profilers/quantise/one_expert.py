@@ -86,8 +86,8 @@ def work(unit: ExpertTask) -> ExpertDone:
     when the disk is full or the inputs are on another machine."""
     if not unit.inputs.path.exists():
         raise OutOfResources(
-            f"{socket.gethostname()} sees no {unit.inputs.path}: workers on other machines need the store in a folder "
-            "that all of them share, under the same name"
+            f"{socket.gethostname()} sees no {unit.inputs.path}: workers on other machines need "
+            "the store in a folder that all of them share, under the same name"
         )
     if unit.outputs:
         write_outputs(unit)

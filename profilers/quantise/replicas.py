@@ -171,7 +171,8 @@ class _Job:
         if needed > free:
             raise OutOfResources(
                 f"the replicas take {needed / 2**20:,.1f} MiB and the disk of {self._folder} has "
-                f"{free / 2**20:,.1f} MiB left: free some, name a store on another disk, or give fewer --bits"
+                f"{free / 2**20:,.1f} MiB left: free some, name a store on another disk, or give "
+                "fewer --bits"
             )
 
     def run(self, sequences: Sequence[np.ndarray], executor: Executor) -> None:
@@ -242,8 +243,9 @@ class _Job:
         listed = ", ".join(f"layer {layer} expert {expert}" for layer, expert in of_layer)
         reason = str(next(iter(self._lost.values()))).strip().splitlines()[-1]
         return (
-            f"{len(self._lost)} of {self._opened.shape.num_keys} experts were tried {ATTEMPTS} times and could not be "
-            f"done: {listed}; all others are kept, and the same command tries these again. Of the first: {reason}"
+            f"{len(self._lost)} of {self._opened.shape.num_keys} experts were tried {ATTEMPTS} "
+            f"times and could not be done: {listed}; all others are kept, and the same command "
+            f"tries these again. Of the first: {reason}"
         )
 
     def _unit(

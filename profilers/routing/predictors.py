@@ -78,7 +78,8 @@ def build_predictors(
     shape = session.opened.shape
     if plan.distance > shape.num_layers:
         raise BadUsage(
-            f"the distance must be 1 to {shape.num_layers}, the model's MoE layers, not {plan.distance}"
+            f"the distance must be 1 to {shape.num_layers}, the model's MoE layers, not "
+            f"{plan.distance}"
         )
     fitting, tuning, testing = _parts(batching.batches(data.sequences))
     text = _Text(session, plan.distance, lambda done: progress(done, data.num_tokens))

@@ -66,7 +66,8 @@ def profile_routing(
     batches = batching.batches(data.sequences)
     if not batches:
         raise BadInput(
-            f"shard {batching.index + 1}/{batching.count} has no data: ask for fewer shards or more tokens"
+            f"shard {batching.index + 1}/{batching.count} has no data: ask for fewer shards or "
+            "more tokens"
         )
     settings = asdict(batching) | _trace_parameters(keep_trace)
     half_done = HalfDone(store_path, {"model": model.fingerprint, "data": run.digest, **settings})
@@ -188,8 +189,9 @@ class _Counts:
         listed = ", ".join(f"{number + 1}" for part in sorted(lost) for number in part)
         reason = str(next(iter(lost.values()))).strip().splitlines()[-1]
         return (
-            f"{len(lost)} of {len(self._batches)} batches were tried {ATTEMPTS} times and could not be counted: "
-            f"{listed}; all others are kept, and the same command tries these again. Of the first: {reason}"
+            f"{len(lost)} of {len(self._batches)} batches were tried {ATTEMPTS} times and could "
+            f"not be counted: {listed}; all others are kept, and the same command tries these "
+            f"again. Of the first: {reason}"
         )
 
 

@@ -67,7 +67,8 @@ def _whole(shards: list["_Shard"]) -> list["_Shard"]:
     missing = [f"{index + 1}/{newest.count}" for index in range(newest.count) if index not in group]
     if missing:
         raise BadInput(
-            f"shards {', '.join(missing)} of this profile are in none of the stores: profile them first"
+            f"shards {', '.join(missing)} of this profile are in none of the stores: profile them "
+            "first"
         )
     return [group[index] for index in range(newest.count)]
 

@@ -19,7 +19,10 @@ from profilers.text.files import Document
 
 __all__ = ["Document", "data_digest", "documents", "token_sequences"]
 
-FORMS = "a text, jsonl or parquet file, a folder of them, hf:name[:config[:split]], builtin or builtin:held-out"
+FORMS = (
+    "a text, jsonl or parquet file, a folder of them, hf:name[:config[:split]], builtin or "
+    "builtin:held-out"
+)
 PIECE = (
     1 << 20
 )  # characters tokenised at a time: the first tokens of a file of gigabytes do not need all of it
@@ -44,7 +47,8 @@ def source(spec: str, *, seed: int) -> Iterator[Document]:
     if spec in ("builtin", "builtin:held-out"):
         return pythontext.docstrings(held_out=spec == "builtin:held-out", seed=seed)
     raise BadInput(
-        f"no data at {spec!r}: {'patterns are not expanded, ' if set(spec) & set('*?[') else ''}give {FORMS}"
+        f"no data at {spec!r}: "
+        f"{'patterns are not expanded, ' if set(spec) & set('*?[') else ''}give {FORMS}"
     )
 
 
@@ -69,7 +73,8 @@ def token_sequences(
     """
     if min(length, num_tokens) < 2:
         raise BadUsage(
-            f"a sequence needs at least 2 tokens, not a length of {length} and {num_tokens} tokens in all"
+            f"a sequence needs at least 2 tokens, not a length of {length} and {num_tokens} "
+            "tokens in all"
         )
     num_left = num_tokens
     for sequence in all_sequences(documents, tokenizer, length):

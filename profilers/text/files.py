@@ -81,7 +81,8 @@ def plain_errors(path: Path) -> Iterator[None]:
         yield
     except UnicodeDecodeError as error:
         raise BadInput(
-            f"{path} is not UTF-8 text (byte {error.start}): convert it, or give a text, jsonl or parquet file"
+            f"{path} is not UTF-8 text (byte {error.start}): convert it, or give a text, jsonl or "
+            "parquet file"
         ) from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadInput(
@@ -99,7 +100,8 @@ def check_utf8(path: Path, file: IO[bytes]) -> None:
     begins = file.peek(_PEEKED)[:_PEEKED]
     if b"\0" in begins or begins.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise BadInput(
-            f"{path} is not UTF-8 text but UTF-16 or binary: save it as UTF-8 (as `iconv -t UTF-8` does)"
+            f"{path} is not UTF-8 text but UTF-16 or binary: save it as UTF-8 (as `iconv -t "
+            "UTF-8` does)"
         )
 
 
@@ -109,7 +111,8 @@ def json_array(path: Path, file: IO[bytes]) -> list[object] | None:
     whole = file.read(MOST_UNPACKED + 1)
     if len(whole) > MOST_UNPACKED:
         raise BadInput(
-            f"{path} holds more than {MOST_UNPACKED / 2**30:.0f} GiB: give one JSON object a line (.jsonl)"
+            f"{path} holds more than {MOST_UNPACKED / 2**30:.0f} GiB: give one JSON object a line "
+            "(.jsonl)"
         )
     try:
         rows = parse_json(whole)
@@ -223,7 +226,8 @@ def fields_text(row: object, where: str) -> str:
     strings = [value for value in row.values() if isinstance(value, str)]
     if "text" in row or not strings:
         raise BadInput(
-            f"{where}: no text in the fields {', '.join(map(repr, row)) or '(none)'}: name a field of strings 'text'"
+            f"{where}: no text in the fields {', '.join(map(repr, row)) or '(none)'}: name a "
+            "field of strings 'text'"
         )
     return "\n".join(strings)
 

@@ -73,13 +73,13 @@ class RayWorker:
             RayTaskError
         ) as error:  # `outcome` catches all exceptions of the work, so the task never began
             raise Incompatible(
-                f"a Ray worker cannot begin ({first_line(error.cause)}): every node needs the same moectl, with all "
-                "that it depends on"
+                f"a Ray worker cannot begin ({first_line(error.cause)}): every node needs the "
+                "same moectl, with all that it depends on"
             ) from error
         except RayError as error:
             raise OutOfResources(
-                f"a Ray worker was lost ({type(error).__name__}), most likely for lack of memory, or with its node: "
-                "give fewer --jobs; the same command goes on where it stopped"
+                f"a Ray worker was lost ({type(error).__name__}), most likely for lack of memory, "
+                "or with its node: give fewer --jobs; the same command goes on where it stopped"
             ) from error
         finally:
             self.result = None  # otherwise the cluster would keep the result until the next task
@@ -124,8 +124,8 @@ def _joined(address: str) -> Iterator[None]:
         ray.init(address=address, **_QUIET)
     except (OSError, RuntimeError) as error:
         raise OutOfResources(
-            f"no Ray cluster at {address} ({first_line(error)}): `ray start --head` begins one, and --executor ray "
-            "needs none"
+            f"no Ray cluster at {address} ({first_line(error)}): `ray start --head` begins one, "
+            "and --executor ray needs none"
         ) from error
     try:
         yield
@@ -148,7 +148,8 @@ def _started(num_cpus: int) -> Iterator[None]:
         except (OSError, RuntimeError, ValueError) as error:
             ray.shutdown()
             raise OutOfResources(
-                f"Ray cannot begin a cluster here ({first_line(error)}): --executor local does without"
+                f"Ray cannot begin a cluster here ({first_line(error)}): --executor local does "
+                "without"
             ) from error
         try:
             yield

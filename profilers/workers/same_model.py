@@ -27,7 +27,7 @@ class SameModel:
         opened = open_model(self.name, device=resolve_device(device), dense=dense)
         if opened.fingerprint != self.fingerprint:
             raise Incompatible(
-                f"on {socket.gethostname()} {self.name} is another model: every node needs the same checkpoint under "
-                "the same name"
+                f"on {socket.gethostname()} {self.name} is another model: every node needs the "
+                "same checkpoint under the same name"
             )
         return opened

@@ -193,8 +193,8 @@ class Process:
         except (EOFError, ConnectionError) as error:
             self.process.join()
             raise OutOfResources(
-                f"a worker process ended (code {self.process.exitcode}), most likely for lack of memory: give fewer "
-                "--jobs; the same command goes on where it stopped"
+                f"a worker process ended (code {self.process.exitcode}), most likely for lack of "
+                "memory: give fewer --jobs; the same command goes on where it stopped"
             ) from error
 
     def end(self) -> None:

@@ -83,7 +83,8 @@ def _made_for(
         named = "" if machine == HERE else f" --machine {machine}"
         wanted = f"{machine} over {link}" if link else machine
         raise Incompatible(
-            f"the store's splits were made for another machine ({others}, not {wanted}): run `moectl split{named}`"
+            f"the store's splits were made for another machine ({others}, not {wanted}): run "
+            f"`moectl split{named}`"
         )
     return replace(artefacts, splits=fitting)
 
@@ -164,18 +165,21 @@ def _check_combination(
     """Raise BadUsage when one policy needs what another axis does not provide."""
     if policies.routing.follows_predictions and not policies.prefetch.reads_predictions:
         raise BadUsage(
-            f"--routing {describe(policies.routing)} follows predictions: give --prefetch next_gate too"
+            f"--routing {describe(policies.routing)} follows predictions: give --prefetch "
+            "next_gate too"
         )
     if policies.miss.reads_shadows and shadows is None:
         raise BadUsage(
-            f"--miss {describe(policies.miss)} computes on replicas that stay: give --residency shadow too"
+            f"--miss {describe(policies.miss)} computes on replicas that stay: give --residency "
+            "shadow too"
         )
     assert policies.residency.cuts == (split is not None), (
         f"{describe(policies.residency)} with split {split}"
     )
     if split is not None and "replicas" in policies.requires:
         raise BadUsage(
-            f"--residency {describe(policies.residency)} cuts experts at full precision: leave out replicas"
+            f"--residency {describe(policies.residency)} cuts experts at full precision: leave "
+            "out replicas"
         )
 
 
@@ -184,6 +188,6 @@ def _check_loads_have_slots(policies: Policies, pools: tuple[Pool, ...]) -> None
     loads experts."""
     if not policies.miss.reads_shadows and not all(pool.num_slots for pool in pools):
         raise BadUsage(
-            f"--residency {describe(policies.residency)} leaves no slot to what --miss {describe(policies.miss)} loads"
-            ": give --miss shadow too, or a larger budget"
+            f"--residency {describe(policies.residency)} leaves no slot to what --miss "
+            f"{describe(policies.miss)} loads: give --miss shadow too, or a larger budget"
         )

@@ -64,7 +64,8 @@ class Partitions:
     def __post_init__(self) -> None:
         if not 1 <= self.count <= self.num_experts:
             raise BadUsage(
-                f"--devices {self.count}: a layer has {self.num_experts} experts, so give 1 to {self.num_experts}"
+                f"--devices {self.count}: a layer has {self.num_experts} experts, so give 1 to "
+                f"{self.num_experts}"
             )
 
     def of(self, key: int) -> int:
@@ -122,6 +123,6 @@ def check_each_has_a_slot(pools: Iterable[Pool]) -> None:
     some = {pool.first for pool in found if pool.num_slots}
     if starved := [pool for pool in found if not pool.num_slots and pool.first in some]:
         raise BadUsage(
-            f"the budget leaves device {starved[0].device} without a slot for some of its experts: give a larger "
-            "--budget, or fewer --devices"
+            f"the budget leaves device {starved[0].device} without a slot for some of its "
+            "experts: give a larger --budget, or fewer --devices"
         )

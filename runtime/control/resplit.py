@@ -47,8 +47,8 @@ def tokens_between(
         raise BadUsage(f"--reconfigure-every takes a number of tokens, 0 for never, not {asked}")
     if asked and not can_be:
         raise BadUsage(
-            "--reconfigure-every solves a split anew: give a preset or --residency that follows a solved one (run "
-            "`moectl split`), and a --prefetch that reads predictions"
+            "--reconfigure-every solves a split anew: give a preset or --residency that follows a "
+            "solved one (run `moectl split`), and a --prefetch that reads predictions"
         )
     return asked
 

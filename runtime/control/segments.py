@@ -112,7 +112,8 @@ def segment_pools(
     ]
     if is_global and len(set(tops)) > 1:
         raise BadUsage(
-            "the split gives each layer tops of its own size, which no other can hold: use --scope layer"
+            "the split gives each layer tops of its own size, which no other can hold: use "
+            "--scope layer"
         )
     rows = (
         [(0, num_keys, num_tops.sum(axis=0), tops[0])]

@@ -130,7 +130,8 @@ def controller_kind(serving: str, policies: Policies) -> type[Controller]:
     if serving == Service.ONE_BY_ONE:
         if policies.miss.chooses:
             raise BadUsage(
-                f"--serving one_by_one fetches what is absent: leave out --miss {describe(policies.miss)}"
+                "--serving one_by_one fetches what is absent: leave out --miss "
+                f"{describe(policies.miss)}"
             )
         if policies.residency.cuts or policies.residency.places:
             named = describe(policies.residency)

@@ -42,8 +42,8 @@ def num_slots(budget: str, shape: Shape, *, per_layer: bool, num_devices: int = 
             + f" on each of {num_devices} devices" * (num_devices > 1)
         )
         raise BadUsage(
-            f"budget {budget!r} holds {fitting} experts and {needed} is the least: give at least {least}x "
-            f"({least * shape.expert_nbytes:,} bytes)"
+            f"budget {budget!r} holds {fitting} experts and {needed} is the least: give at least "
+            f"{least}x ({least * shape.expert_nbytes:,} bytes)"
         )
     return fitting
 
@@ -110,6 +110,7 @@ def _parse(text: str, message: str) -> tuple[float, str]:
 def _unit(unit: str, text: str) -> int:
     if unit not in _UNITS:
         raise BadUsage(
-            f"unit {unit!r} in {text!r} is not known: use one of {', '.join(u for u in _UNITS if u)}"
+            f"unit {unit!r} in {text!r} is not known: use one of "
+            f"{', '.join(u for u in _UNITS if u)}"
         )
     return _UNITS[unit]

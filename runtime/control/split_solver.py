@@ -41,14 +41,15 @@ def curves_of(trace: Trace, shape: Shape, eviction: Eviction) -> Curves:
     what that takes."""
     if trace.predicted is None:
         raise BadInput(
-            "the trace does not hold what routers predict: record one with `moectl profile --trace`, or with "
-            "`moectl run --prefetch next_gate --trace FILE`"
+            "the trace does not hold what routers predict: record one with `moectl profile "
+            "--trace`, or with `moectl run --prefetch next_gate --trace FILE`"
         )
     curves = measure(trace, shape, phases=counted_phases(trace), **(eviction.as_lcp or {}))
     unused = np.flatnonzero(curves.requests == 0).tolist()
     if unused:
         raise BadInput(
-            f"layers {', '.join(map(str, unused))} never occur in the trace: it cannot tell what they need"
+            f"layers {', '.join(map(str, unused))} never occur in the trace: it cannot tell what "
+            "they need"
         )
     return curves
 

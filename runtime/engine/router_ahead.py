@@ -85,7 +85,10 @@ def reason_not_asked(opened: MoeModel) -> str | None:
     for layer in opened.layers:
         _, unknown = _further(layer.gate, _block(opened, layer.name))
         if unknown:
-            return f"routers of {opened.family} cannot be asked ahead: only their own layer knows their {unknown[0]}"
+            return (
+                f"routers of {opened.family} cannot be asked ahead: only their own layer knows "
+                f"their {unknown[0]}"
+            )
     return None
 
 

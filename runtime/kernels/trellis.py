@@ -32,7 +32,10 @@ def kernel_name(device: torch.device) -> str:
     compiled = _kernels(device)
     if compiled is None:
         return "torch, dequantised (no triton)"
-    return f"{'numba' if device.type == 'cpu' else 'triton'}, unpacked from {compiled.MANY_TOKENS} tokens on"
+    return (
+        f"{'numba' if device.type == 'cpu' else 'triton'}, unpacked from {compiled.MANY_TOKENS} "
+        "tokens on"
+    )
 
 
 def _kernels(device: torch.device) -> ModuleType | None:

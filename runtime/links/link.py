@@ -235,8 +235,8 @@ class ThreadLink(Link):
             if self._num_landed == num_landed:
                 layer, expert = divmod(transfer.key % self._shape.num_keys, self._shape.num_experts)
                 raise OutOfResources(
-                    f"nothing came over the {self.kind} link for {self._patience_s:g} s, not layer {layer}, expert "
-                    f"{expert} either: see whether the disk still answers"
+                    f"nothing came over the {self.kind} link for {self._patience_s:g} s, not "
+                    f"layer {layer}, expert {expert} either: see whether the disk still answers"
                 )
             num_landed = self._num_landed
 

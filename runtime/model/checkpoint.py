@@ -146,7 +146,8 @@ class Shard:
         found = os.pread(self._descriptor, nbytes, offset)
         if len(found) < nbytes:
             raise BadInput(
-                f"{self.path} ends before byte {offset + nbytes}: it changed while in use, copy it again"
+                f"{self.path} ends before byte {offset + nbytes}: it changed while in use, copy "
+                "it again"
             )
         return found
 
@@ -160,7 +161,8 @@ class Shard:
         over it is another file, which this shard does not read."""
         if _stamp(self._descriptor) != self._stamp:
             raise BadInput(
-                f"{self.path} changed while it is in use: what was read is of two models, start again once it is whole"
+                f"{self.path} changed while it is in use: what was read is of two models, start "
+                "again once it is whole"
             )
 
     def check_in_place(self) -> None:
@@ -289,8 +291,8 @@ def _by_name(folder: Path, shards: Sequence[Shard]) -> dict[str, StoredTensor]:
         if named is None:
             holders = " and ".join(tensor.shard.path.name for tensor in found)
             raise BadInput(
-                f"{holders} in {folder} hold {name[:80]}, and {INDEX} does not say which of them is right: "
-                "download the model again"
+                f"{holders} in {folder} hold {name[:80]}, and {INDEX} does not say which of them "
+                "is right: download the model again"
             )
         tensors[name] = named
     return tensors

@@ -76,7 +76,8 @@ def check_value(name: object, value: object, folder: Path) -> None:
         return
     if not is_number or not (0 < value < inf if name in _BASES else 0 <= value < 1):
         raise BadInput(
-            f"the config.json in {folder} says {name} {json.dumps(value)[:40]}, which is none: download it again"
+            f"the config.json in {folder} says {name} {json.dumps(value)[:40]}, which is none: "
+            "download it again"
         )
 
 
@@ -87,7 +88,10 @@ def unfollowed_fields(stored: Mapping, model: PreTrainedModel) -> tuple[str, ...
     base = rope.get("rope_theta") if isinstance(rope, Mapping) else None
     newer = (("rope_theta", "rope_parameters", base), ("torch_dtype", "dtype", stored.get("dtype")))
     lines = [
-        f"config.json says {name} {_shown(stored[name])}: not followed, its {instead} says {_shown(followed)}"
+        (
+            f"config.json says {name} {_shown(stored[name])}: not followed, its {instead} says "
+            f"{_shown(followed)}"
+        )
         for name, instead, followed in newer
         if followed is not None and stored.get(name) not in (None, followed)
     ]
@@ -95,7 +99,8 @@ def unfollowed_fields(stored: Mapping, model: PreTrainedModel) -> tuple[str, ...
     named = stored.get("architectures")
     if named is not None and own not in (named if isinstance(named, list) else ()):
         lines.append(
-            f"config.json says architectures {_shown(named)}: not followed, {model.config.model_type} is {own}"
+            f"config.json says architectures {_shown(named)}: not followed, "
+            f"{model.config.model_type} is {own}"
         )
     return tuple(lines)
 
@@ -115,8 +120,8 @@ def _check_read(given: Mapping, model: PreTrainedModel) -> None:
     for name, value in unusual:
         if not re.search(rf'config(\.|, "){name}\b', source):
             raise BadInput(
-                f"the config.json says {name} {str(value)[:40]}, which transformers' {family} does not follow: "
-                "remove it if the model was trained without it"
+                f"the config.json says {name} {str(value)[:40]}, which transformers' {family} "
+                "does not follow: remove it if the model was trained without it"
             )
 
 

@@ -62,7 +62,8 @@ def check_plain(converter: WeightConverter, name: str) -> None:
     plain = [(MergeModulelist, 0), (Concatenate, 1)][: len(converter.operations)]
     if kinds != plain or len(kinds) != len(converter.operations):
         raise BadInput(
-            f"{name} is stored in a way that moectl cannot read expert by expert ({converter.operations})"
+            f"{name} is stored in a way that moectl cannot read expert by expert "
+            f"({converter.operations})"
         )
 
 

@@ -47,8 +47,8 @@ class DenseQuantiser:
         self._names = [name for name, each in linear.items() if _is_fit(each, bits)]
         if not self._names:
             raise BadInput(
-                f"--dense {bits}: no linear layer of this model has rows of whole blocks of {self._form.num_weights}: "
-                "leave out --dense"
+                f"--dense {bits}: no linear layer of this model has rows of whole blocks of "
+                f"{self._form.num_weights}: leave out --dense"
             )
         self.width = DenseWidth(bits, len(self._names), len(linear) - len(self._names))
         tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}
@@ -102,7 +102,8 @@ class DenseQuantiser:
                 self._replace_tied(name, owners)
         if self._damaged:
             raise BadInput(
-                f"{self._damaged[0]}.weight holds NaN or infinity, or numbers beyond {self._form.name}"
+                f"{self._damaged[0]}.weight holds NaN or infinity, or numbers beyond "
+                f"{self._form.name}"
             )
 
     def _owners(self, weight: nn.Parameter) -> dict[str, nn.Module]:
@@ -118,8 +119,8 @@ class DenseQuantiser:
         head = self._model.get_output_embeddings()
         if set(owners.values()) != {embedding, head} or type(embedding) is not nn.Embedding:
             raise BadInput(
-                f"--dense {self._bits}: {' and '.join(sorted(owners))} share a matrix and are not all of a kind that "
-                "can be quantised: leave out --dense"
+                f"--dense {self._bits}: {' and '.join(sorted(owners))} share a matrix and are not "
+                "all of a kind that can be quantised: leave out --dense"
             )
         shape = embedding.weight.shape
         dtype = embedding.weight.dtype

@@ -48,7 +48,8 @@ class DirectFile:
                 )
                 if count <= 0:
                     raise BadInput(
-                        f"{self.path} ends before byte {offset}: it changed while in use, copy it again"
+                        f"{self.path} ends before byte {offset}: it changed while in use, copy it "
+                        "again"
                     )
                 target[done : done + count] = buffer[skipped : skipped + count]
                 done += count

@@ -93,8 +93,9 @@ def locate_experts(
             search.add_one(*place, tensors[name], converter, source, names.renamed(name))
     if len(others) == len(tensors):
         raise BadInput(
-            f"no tensor of the checkpoint has the name of an expert, as {layers[0].name} ..., but names are as "
-            f"{min(others, default='')[:80]}: they are another model's, or were changed when it was saved"
+            f"no tensor of the checkpoint has the name of an expert, as {layers[0].name} ..., but "
+            f"names are as {min(others, default='')[:80]}: they are another model's, or were "
+            "changed when it was saved"
         )
     return LocatedExperts(*search.complete(), others)
 
@@ -307,7 +308,8 @@ class _Search:
                 pieces.append(piece)
             elif piece != pieces[-1]:
                 raise BadInput(
-                    f"{slice_.tensor.name} is of another type than its other half: take a file of one type"
+                    f"{slice_.tensor.name} is of another type than its other half: take a file of "
+                    "one type"
                 )
         return tuple(pieces)
 
@@ -324,8 +326,8 @@ class _Search:
             for index, source in enumerate(self._sources[layer.index, part.name]):
                 if (part.name, index) not in slices:
                     raise BadInput(
-                        f"layer {layer.index}, expert {expert}: {_projection(source)} is missing from the checkpoint "
-                        f"({layer.name}): download it again"
+                        f"layer {layer.index}, expert {expert}: {_projection(source)} is missing "
+                        f"from the checkpoint ({layer.name}): download it again"
                     )
 
     def _expert(self, layer: MoeLayer, name: str, source: str, renamed: str) -> int:
@@ -333,7 +335,8 @@ class _Search:
         expert = int(number.group(1)) if number else self._shape.num_experts
         if expert >= self._shape.num_experts:
             raise BadInput(
-                f"{name} in the checkpoint is one expert too many: by its config a layer has {self._shape.num_experts}"
+                f"{name} in the checkpoint is one expert too many: by its config a layer has "
+                f"{self._shape.num_experts}"
             )
         return expert
 
@@ -355,8 +358,8 @@ def _whole(tensor: StoredTensor | QuantisedTensor) -> list[_Slice]:
 def _check_shape(tensor: StoredTensor | QuantisedTensor, expected: Iterable[int]) -> None:
     if tensor.shape != tuple(expected):
         raise BadInput(
-            f"{tensor.name} has shape {list(tensor.shape)} where the config asks for {list(expected)}: "
-            "config and weights are not of the same model"
+            f"{tensor.name} has shape {list(tensor.shape)} where the config asks for "
+            f"{list(expected)}: config and weights are not of the same model"
         )
 
 

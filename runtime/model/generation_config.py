@@ -152,7 +152,10 @@ def _endless(config: GenerationConfig, file: str, vocabulary: int) -> tuple[str,
     if not all(type(token_id) is int for token_id in ids):
         raise ValueError("it must be a token id, or a list of them")
     outside = [token_id for token_id in ids if not 0 <= token_id < vocabulary]
-    line = f"{file} ends texts with {outside}, outside the vocabulary of {vocabulary}: no text ends with it"
+    line = (
+        f"{file} ends texts with {outside}, outside the vocabulary of {vocabulary}: no text ends "
+        "with it"
+    )
     return (line,) if outside else ()
 
 

@@ -41,8 +41,8 @@ def read_headers(path: Path) -> list[GgufHeader]:
     stated = headers[0].entries.get("split.tensors.count", len(names))
     if names.total() > len(names) or stated != len(names):
         raise BadInput(
-            f"the parts of {path} have {len(names):,} different tensors in {names.total():,}, and the model has "
-            f"{str(stated)[:20]}: they are of different models, download them again"
+            f"the parts of {path} have {len(names):,} different tensors in {names.total():,}, and "
+            f"the model has {str(stated)[:20]}: they are of different models, download them again"
         )
     return headers
 
@@ -57,8 +57,8 @@ def _check_place(part: Path, number: int, headers: list[GgufHeader]) -> None:
             f"{key} {str(entries.get(key))[:20]}" for key in ("split.no", "split.count")
         )
         raise BadInput(
-            f"{part} says {shown}, counted from 0, and its name that it is part {number + 1} of {len(headers)}: "
-            "give the files the names that they were downloaded with"
+            f"{part} says {shown}, counted from 0, and its name that it is part {number + 1} of "
+            f"{len(headers)}: give the files the names that they were downloaded with"
         )
     for key in entries.keys() & first.keys():
         if (
@@ -81,7 +81,8 @@ def gguf_config(path: Path) -> dict:
     form, own = architecture_of(path, metadata)
     if "token_embd.weight" not in tensors:
         raise BadInput(
-            f"{path} has no token_embd.weight: it is a vocabulary or a part of a model, take the whole"
+            f"{path} has no token_embd.weight: it is a vocabulary or a part of a model, take the "
+            "whole"
         )
     _check(path, form, own)
     if form.takes_turns:
@@ -116,7 +117,8 @@ def _check(path: Path, form: Architecture, own: Mapping[str, object]) -> None:
         return
     if not form.is_partly_turned and own.get("rope.dimension_count") not in (None, head_dim(own)):
         raise BadInput(
-            f"{path} turns a part of each head (rope.dimension_count), which {form.family} does not compute"
+            f"{path} turns a part of each head (rope.dimension_count), which {form.family} does "
+            "not compute"
         )
 
 
@@ -126,8 +128,8 @@ def _check_experts(path: Path, form: Architecture, tensors: Mapping[str, GgufTen
     for name, tensor in tensors.items():
         if "_gate_up_exps." in name or name.endswith("_exps.weight") and tensor.type in PLAIN:
             raise BadInput(
-                f"{path}: {name} is {tensor.type.name}; of {form.family} moectl reads packed experts, as MXFP4, with "
-                "gate and up apart: take such a file"
+                f"{path}: {name} is {tensor.type.name}; of {form.family} moectl reads packed "
+                "experts, as MXFP4, with gate and up apart: take such a file"
             )
 
 
@@ -142,7 +144,8 @@ def _rope_parameters(
     unread = [key for key in own if key.startswith("rope.scaling.") and key not in read]
     if kind != "yarn" or unread:
         raise BadInput(
-            f"{path} scales its positions by {', '.join([str(kind)[:40], *unread])}: moectl reads yarn alone"
+            f"{path} scales its positions by {', '.join([str(kind)[:40], *unread])}: moectl reads "
+            "yarn alone"
         )
     return {
         **form.fixed_scaling,
@@ -156,7 +159,8 @@ def _weighted(path: Path, own: Mapping[str, object]) -> dict[str, float]:
     there is then none. Raises BadInput without them."""
     if not (multiplier := own.get(_LOG_MULTIPLIER)):
         raise BadInput(
-            f"{path} scales its positions by yarn and does not say {_LOG_MULTIPLIER}: take a newer file"
+            f"{path} scales its positions by yarn and does not say {_LOG_MULTIPLIER}: take a "
+            "newer file"
         )
     weight = round(10 * multiplier, 6)  # it is stored in float32
     return {"mscale": weight, "mscale_all_dim": weight}

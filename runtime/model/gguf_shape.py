@@ -70,7 +70,10 @@ def _shape(
         for tensor in tensors
         if ".attn_" in tensor.name and len(tensor.shape) == 2
     )
-    note = f"experts of {mean:,} bytes, their mean: those of some layers have {largest:,}, and so has a slot"
+    note = (
+        f"experts of {mean:,} bytes, their mean: those of some layers have {largest:,}, and so "
+        "has a slot"
+    )
     return ModelShape(
         name=path.name,
         shape=Shape(len(by_layer), num_experts, own["expert_used_count"], mean),

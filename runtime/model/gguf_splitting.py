@@ -18,7 +18,10 @@ _HAN = r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2EBE
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_SHORTENED}|{_BEFORE}\p{{L}}+|\p{{N}}{{1,3}}|{_SYMBOLS}|{_SPACES}"
 _QWEN2 = rf"{_SHORTENED}|{_BEFORE}\p{{L}}+|\p{{N}}|{_SYMBOLS}|{_SPACES}"
-_QWEN35 = rf"{_SHORTENED}|{_BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_QWEN35 = (
+    rf"{_SHORTENED}|{_BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}| "
+    rf"?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
 _CASES = rf"{_BEFORE}{_NO_SMALL}*{_NO_CAPITAL}+%s|{_BEFORE}{_NO_SMALL}+{_NO_CAPITAL}*%s"
 _SYMBOLS_AND_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 _TEKKEN = rf"{_CASES % ('', '')}|\p{{N}}|{_SYMBOLS_AND_SLASHES}|{_SPACES}"
@@ -27,8 +30,8 @@ _KIMI = rf"{_HAN}+|{_BEFORE}(?:(?!{_HAN})\p{{L}})+{_SHORTENED}?|\p{{N}}{{1,3}}|{
 _DEEPSEEK_3 = (
     r"\p{N}{1,3}",
     r"[一-龥぀-ゟ゠-ヿ]+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| "
+    r"?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 _EASTERN = r"(?:(?!\s)[\x{0800}-\x{9FA5}\x{AC00}-\x{D7FF}])+"
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EASTERN, r"\p{N}")

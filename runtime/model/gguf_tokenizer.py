@@ -78,7 +78,8 @@ def _byte_level(
     name = str(entries.get("tokenizer.ggml.pre", "default"))
     if name in OF_CHARACTERS:
         raise BadInput(
-            f"{path} has a tokenizer of the kind {name}, which moectl does not read: take another file"
+            f"{path} has a tokenizer of the kind {name}, which moectl does not read: take another "
+            "file"
         )
     splitting = splitting_of(name)
     if splitting is None:
@@ -173,7 +174,8 @@ def _add_tokens(
     drops_before = "modern-bert" in model.lower()
     if drops_after or drops_before:
         unfollowed.append(
-            "spaces beside special tokens are dropped, by the model's name: some tokens may be others"
+            "spaces beside special tokens are dropped, by the model's name: some tokens may be "
+            "others"
         )
     for type_ in _MATCHED:
         is_special = type_ != USER_DEFINED
@@ -200,7 +202,10 @@ def _overlaps(vocabulary: Vocabulary) -> Iterator[str]:
         for length in range(1, len(text)):
             other = begun.get(text[-length:])
             if other is not None and len(set(text + other)) > 1:
-                yield f"the tokens {text[:30]!r} and {other[:30]!r} overlap: where both are in a text, ids may differ"
+                yield (
+                    f"the tokens {text[:30]!r} and {other[:30]!r} overlap: where both are in a "
+                    "text, ids may differ"
+                )
                 return
 
 
@@ -211,7 +216,8 @@ def _post_processor(
     for role in roles:
         if role not in vocabulary.roles:
             raise BadInput(
-                f"{path} says tokenizer.ggml.add_{role}_token, and no {role}_token_id: take another file"
+                f"{path} says tokenizer.ggml.add_{role}_token, and no {role}_token_id: take "
+                "another file"
             )
     before = "bos " * adds_bos
     after = " eos" * adds_eos

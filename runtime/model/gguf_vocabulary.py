@@ -35,12 +35,21 @@ _OF_FILLING = (
 )  # fill in the middle
 _FORMER = {"prefix": "fim_pre", "suffix": "fim_suf", "middle": "fim_mid"}
 _BY_TEXT = {
-    "eot": "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> <EOT> _<EOT> [EOT] "
-    "<｜end▁of▁sentence｜> <end_of_utterance>",
+    "eot": "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> <EOT> _<EOT> "
+    "[EOT] <｜end▁of▁sentence｜> <end_of_utterance>",
     "eom": "<|eom_id|>",
-    "fim_pre": "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>",
-    "fim_suf": "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>",
-    "fim_mid": "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>",
+    "fim_pre": (
+        "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> "
+        "<|prefix|>"
+    ),
+    "fim_suf": (
+        "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> "
+        "<|suffix|>"
+    ),
+    "fim_mid": (
+        "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> "
+        "<|middle|>"
+    ),
     "fim_pad": "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]",
     "fim_rep": "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>",
     "fim_sep": "<|file_sep|>",
@@ -48,9 +57,9 @@ _BY_TEXT = {
 """The texts of tokens by their role, where the file names none for it."""
 
 _ENDING = (
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> "
-    "<|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> "
-    "<｜end▁of▁sentence｜> [e~["
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> "
+    "<|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> "
+    "<eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~["
 )
 """The texts of tokens that end an answer, in whatever vocabulary they are."""
 
@@ -84,8 +93,8 @@ def read_vocabulary(path: Path) -> Vocabulary | None:
         return None
     if kind not in _DEFAULTS:
         raise BadInput(
-            f"{path} has a tokenizer of the kind {str(kind)[:40]}: moectl reads {' and '.join(_DEFAULTS)}, "
-            "take a file of these"
+            f"{path} has a tokenizer of the kind {str(kind)[:40]}: moectl reads "
+            f"{' and '.join(_DEFAULTS)}, take a file of these"
         )
     tokens = [
         text or f"[EMPTY_{i}]" for i, text in enumerate(read_array(path, f"{_PREFIX}tokens") or ())
@@ -93,7 +102,8 @@ def read_vocabulary(path: Path) -> Vocabulary | None:
     ids = {text: i for i, text in enumerate(tokens)}
     if len(ids) < len(tokens) or not tokens:
         raise BadInput(
-            f"{path} has a vocabulary with {'a token twice' if tokens else 'no token'}: download it again"
+            f"{path} has a vocabulary with {'a token twice' if tokens else 'no token'}: download "
+            "it again"
         )
     types = list(vocabulary_numbers(path, "token_type", len(tokens)) or [NORMAL] * len(tokens))
     roles = _stated(entries, kind, len(tokens))

@@ -79,13 +79,15 @@ def moe_layers(model: PreTrainedModel) -> tuple[MoeLayer, ...]:
     named = [name for name, module in model.named_modules() if _is_experts(module)]
     if not named:
         raise BadInput(
-            f"{model.config.model_type} is not a Mixture-of-Experts model that moectl knows: it has no experts"
+            f"{model.config.model_type} is not a Mixture-of-Experts model that moectl knows: it "
+            "has no experts"
         )
     routers = tuple(_recorded_routers(model))
     layers = tuple(_layer(model, index, name, routers) for index, name in enumerate(named))
     if any(0 in shape for shape in layers[0].shapes.values()):
         raise BadInput(
-            f"{layers[0].name} has experts of no neurons: correct the sizes in the model's config.json"
+            f"{layers[0].name} has experts of no neurons: correct the sizes in the model's "
+            "config.json"
         )
     for layer in layers[1:]:
         _check_alike(layers[0], layer)
@@ -118,7 +120,8 @@ def _layer(
     top_k = owner.top_k if owner else _configured_top_k(experts.config)
     if not isinstance(top_k, int):
         raise BadInput(
-            f"{block_name} takes {top_k} experts per token: correct num_experts_per_tok in its config"
+            f"{block_name} takes {top_k} experts per token: correct num_experts_per_tok in its "
+            "config"
         )
     return MoeLayer(index, name, experts, gate, top_k)
 
@@ -133,7 +136,8 @@ def _gate(block: nn.Module, block_name: str, routers: tuple[type[nn.Module], ...
     named = [siblings[name] for name in GATE_NAMES if name in siblings]
     if not recorded + named:
         raise BadInput(
-            f"{block_name} has no router module beside its experts: moectl cannot offload such a layer"
+            f"{block_name} has no router module beside its experts: moectl cannot offload such a "
+            "layer"
         )
     return (recorded + named)[0]
 

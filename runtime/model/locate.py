@@ -123,15 +123,17 @@ def safetensors_files(folder: Path) -> list[Path]:
         return [folder / name for name in sorted(set(read_index(folder / INDEX).values()))]
     if any(folder.glob("*.bin")):
         raise BadInput(
-            f"{folder} holds pickled weights (*.bin), which can run code when read: convert them to safetensors first"
+            f"{folder} holds pickled weights (*.bin), which can run code when read: convert them "
+            "to safetensors first"
         )
     if any(folder.glob("*.safetensors")):
         raise BadInput(
-            f"{folder} holds neither {SINGLE} nor {INDEX}, which says which of its *.safetensors are the model's: "
-            "download that file too"
+            f"{folder} holds neither {SINGLE} nor {INDEX}, which says which of its *.safetensors "
+            "are the model's: download that file too"
         )
     raise BadInput(
-        f"{folder} holds neither {SINGLE} nor {INDEX}: the weights are missing, download the model again"
+        f"{folder} holds neither {SINGLE} nor {INDEX}: the weights are missing, download the "
+        "model again"
     )
 
 

@@ -165,8 +165,8 @@ def _check_windows(config: PreTrainedConfig, path: Path) -> None:
         window = getattr(text, name, None)
         if isinstance(window, int) and window < _LEAST_WINDOW:
             raise BadInput(
-                f"the config of {path} says {name} {window}, and attention needs a window of {_LEAST_WINDOW} tokens or "
-                "more: give null where the model has none"
+                f"the config of {path} says {name} {window}, and attention needs a window of "
+                f"{_LEAST_WINDOW} tokens or more: give null where the model has none"
             )
 
 
@@ -219,12 +219,13 @@ def _check_numbers(config: object, checkpoint: Checkpoint) -> None:
         is_beyond = isinstance(value, int) and abs(value) >= 1 << 63
         if is_beyond or isinstance(value, float) and (isnan(value) or _MOST < abs(value) < inf):
             raise BadInput(
-                f"the config.json in {checkpoint.folder} says {name} {str(value)[:30]}: download it again"
+                f"the config.json in {checkpoint.folder} says {name} {str(value)[:30]}: download "
+                "it again"
             )
         if name in DEPTHS and isinstance(value, int | float) and value > len(checkpoint.tensors):
             raise BadInput(
-                f"the config.json in {checkpoint.folder} says {name} {value}, and the checkpoint has "
-                f"{len(checkpoint.tensors):,} tensors: they are not of the same model"
+                f"the config.json in {checkpoint.folder} says {name} {value}, and the checkpoint "
+                f"has {len(checkpoint.tensors):,} tensors: they are not of the same model"
             )
         check_value(name, value, checkpoint.folder)
         _check_numbers(value, checkpoint)
@@ -245,7 +246,7 @@ def _tokenizer(source: Source, vocabulary: int) -> PreTrainedTokenizerBase | Non
         ) from error
     if tokenizer is not None and tokenizer.vocab_size > vocabulary:
         raise BadInput(
-            f"the tokenizer in {source.path} has {tokenizer.vocab_size:,} tokens, the model {vocabulary:,}: "
-            "it is another model's, download it again"
+            f"the tokenizer in {source.path} has {tokenizer.vocab_size:,} tokens, the model "
+            f"{vocabulary:,}: it is another model's, download it again"
         )
     return tokenizer

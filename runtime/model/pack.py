@@ -70,7 +70,8 @@ def pack(
         raise BadInput(f"{checkpoint.folder} was replaced since it was opened: start again")
     if not opened.store.layout.is_plain:
         raise Incompatible(
-            "the checkpoint has its experts in few bits, which moectl does not repack: use it as it is"
+            "the checkpoint has its experts in few bits, which moectl does not repack: use it as "
+            "it is"
         )
     located = _located(opened, checkpoint)
     shards = _shards(opened, located)
@@ -130,8 +131,8 @@ def _published(opened: MoeModel) -> list[list[tuple[StoredTensor, Extent]]]:
     single = revert_weight_conversion(skeleton, dict(whole))
     if set(single) & set(whole):
         raise Incompatible(
-            f"transformers stores the experts of {opened.family} a layer at a time, and knows no layout by expert: "
-            "there is nothing to pack"
+            f"transformers stores the experts of {opened.family} a layer at a time, and knows no "
+            "layout by expert: there is nothing to pack"
         )
     tensors = [
         StoredTensor(name, parameter.dtype, tuple(parameter.shape), None, index, parameter.nbytes)
@@ -264,6 +265,6 @@ def _check_room(folder: Path, nbytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if nbytes > written + free:
         raise OutOfResources(
-            f"packing takes {nbytes / 2**30:.2f} GiB and {(written + free) / 2**30:.2f} GiB are free in "
-            f"{folder.parent.resolve()}: free some, or name another folder"
+            f"packing takes {nbytes / 2**30:.2f} GiB and {(written + free) / 2**30:.2f} GiB are "
+            f"free in {folder.parent.resolve()}: free some, or name another folder"
         )

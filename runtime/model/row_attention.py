@@ -154,7 +154,10 @@ def reason_not_joined(model: PreTrainedModel) -> str | None:
     if kinds:
         return f"layers of the kind {', '.join(sorted(kinds))} hold more than keys and values"
     if rope:
-        return f"rotary angles of the kind {', '.join(sorted(rope))} depend on the longest request of a pass"
+        return (
+            f"rotary angles of the kind {', '.join(sorted(rope))} depend on the longest request "
+            "of a pass"
+        )
     if config._attn_implementation not in _OWN:
         return f"it attends by {config._attn_implementation}, not by {' or '.join(_OWN)}"
     return None

@@ -167,8 +167,8 @@ def _check_loaded(model: PreTrainedModel, info: LoadStateDictInfo) -> None:
         )
     for name in sorted(_really_unexpected(model, info.unexpected_keys)):
         raise BadInput(
-            f"{name} in the checkpoint is nothing that transformers' {model.config.model_type} has: without it the "
-            "output could be wrong, so such a checkpoint is not opened"
+            f"{name} in the checkpoint is nothing that transformers' {model.config.model_type} "
+            "has: without it the output could be wrong, so such a checkpoint is not opened"
         )
     for name in sorted(_really_missing(model, info.missing_keys)):
         raise BadInput(f"{name} is missing from the checkpoint: download it again")

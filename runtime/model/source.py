@@ -112,7 +112,8 @@ class SafetensorsFolder:
             raise BadInput(f"transformers cannot use {path}: {first_line(error)}") from error
         if not isinstance(settings, dict):
             raise BadInput(
-                f"transformers cannot use {path}: it holds a {type(settings).__name__}, not a JSON object"
+                f"transformers cannot use {path}: it holds a {type(settings).__name__}, not a "
+                "JSON object"
             )
         return GenerationSettings(path, path == own, settings)
 

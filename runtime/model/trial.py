@@ -69,8 +69,8 @@ def _zeros(
 ) -> torch.Tensor:
     if ids.shape[-1] != layer.top_k:
         raise BadInput(
-            f"num_experts_per_tok is {layer.top_k}, and the router beside {layer.name} always takes {ids.shape[-1]}: "
-            "correct the config.json"
+            f"num_experts_per_tok is {layer.top_k}, and the router beside {layer.name} always "
+            f"takes {ids.shape[-1]}: correct the config.json"
         )
     if layer.index == 0:
         sums.append(_sum_dtype(layer, hidden, weights.dtype))
@@ -93,8 +93,8 @@ def _sum_dtype(layer: MoeLayer, like: torch.Tensor, weights_dtype: torch.dtype) 
         if torch.equal(eager, _added(experts, hidden, ids, weights, dtype)):
             return dtype
     raise BadInput(
-        f"{type(layer.experts).__name__} adds up experts in {like.dtype} in another way than moectl, which would "
-        "change tokens: such a model cannot be offloaded"
+        f"{type(layer.experts).__name__} adds up experts in {like.dtype} in another way than "
+        "moectl, which would change tokens: such a model cannot be offloaded"
     )
 
 

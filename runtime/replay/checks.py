@@ -19,8 +19,8 @@ def check_model(trace: Trace, model: ModelShape) -> None:
         )
     if (trace.num_layers, trace.top_k) != (shape.num_layers, shape.top_k):
         raise BadInput(
-            f"the trace has {trace.num_layers} layers and {trace.top_k} experts per token, {model.name} "
-            f"{shape.num_layers} and {shape.top_k}: it is another model's"
+            f"the trace has {trace.num_layers} layers and {trace.top_k} experts per token, "
+            f"{model.name} {shape.num_layers} and {shape.top_k}: it is another model's"
         )
 
 
@@ -35,19 +35,20 @@ def check_columns(trace: Trace, policies: Policies) -> None:
     ):
         if is_read and (held is None or held.shape[1] < reach):
             raise BadInput(
-                f"prefetch {text} needs {source} {reach} layers ahead, which the trace does not hold: "
-                f"record one with `moectl run --prefetch {text} --trace FILE`, or use --prefetch none"
+                f"prefetch {text} needs {source} {reach} layers ahead, which the trace does not "
+                f"hold: record one with `moectl run --prefetch {text} --trace FILE`, or use "
+                "--prefetch none"
             )
     for axis in POLICIES:
         if getattr(policies, axis).sees_embeddings and trace.iteration is None:
             raise BadInput(
-                f"{axis} {describe(getattr(policies, axis))} needs what each pass was given, which the trace does "
-                "not hold: record one with `moectl run --trace FILE`"
+                f"{axis} {describe(getattr(policies, axis))} needs what each pass was given, "
+                "which the trace does not hold: record one with `moectl run --trace FILE`"
             )
         if getattr(policies, axis).sees_probabilities and trace.probabilities is None:
             raise BadInput(
-                f"{axis} {describe(getattr(policies, axis))} needs the routers' probabilities, which the trace "
-                "does not hold: record one with `moectl run --trace FILE`"
+                f"{axis} {describe(getattr(policies, axis))} needs the routers' probabilities, "
+                "which the trace does not hold: record one with `moectl run --trace FILE`"
             )
 
 

@@ -47,7 +47,10 @@ def parse_hit_rates(text: str) -> HitRates:
         pairs = [piece.split("=") for piece in rates.split(",")]
         by_held = {int(held): float(rate) for held, rate in pairs}
     except ValueError:
-        message = f"hit rates {text!r} are not understood: write POLICY:HELD=RATE,..., as lru:10=.23,20=.4"
+        message = (
+            f"hit rates {text!r} are not understood: write POLICY:HELD=RATE,..., as "
+            "lru:10=.23,20=.4"
+        )
         raise BadUsage(message) from None
     if not all(held > 0 and 0 <= rate <= 1 for held, rate in by_held.items()):
         raise BadUsage(f"hit rates {text!r}: experts held are positive, rates between 0 and 1")

@@ -40,7 +40,8 @@ def buddies(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
     ordered = np.sort(trace.experts, axis=1)
     if (ordered[:, 1:] == ordered[:, :-1]).any():
         raise BadInput(
-            "the trace selects an expert twice for one token: who is selected with whom cannot be counted"
+            "the trace selects an expert twice for one token: who is selected with whom cannot be "
+            "counted"
         )
     tables = []
     shares = []
@@ -73,7 +74,8 @@ def iterations(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
     iterations in order. Raises BadInput when it lacks embeddings, probabilities or layers."""
     if trace.iteration is None or trace.probabilities is None:
         raise BadInput(
-            "the trace holds no embeddings, or no probabilities: record one with `moectl run --trace FILE`"
+            "the trace holds no embeddings, or no probabilities: record one with `moectl run "
+            "--trace FILE`"
         )
     numbers, iteration = np.unique(trace.iteration, return_inverse=True)
     at = iteration * shape.num_layers + trace.layer
@@ -156,7 +158,8 @@ class TraceArtefacts:
             named = frozenset(policies.named_widths - {*USUAL_WIDTHS})
             artefacts = replace(artefacts, replicas=self._typical_replicas(named))
             self.assume(
-                "replicas: sizes as in groups of 128, losses as of a small model, use as in the trace"
+                "replicas: sizes as in groups of 128, losses as of a small model, use as in the "
+                "trace"
             )
         if "predictors" in needs:
             artefacts = replace(artefacts, predictors=RECORDED)
@@ -179,8 +182,8 @@ class TraceArtefacts:
             return replace(artefacts, maps=empty, learns_maps=True)
         if artefacts.maps.hidden != hidden:
             raise Incompatible(
-                f"the expert maps have embeddings of {artefacts.maps.hidden} numbers, the trace of {hidden}: "
-                "it is another model's"
+                f"the expert maps have embeddings of {artefacts.maps.hidden} numbers, the trace "
+                f"of {hidden}: it is another model's"
             )
         if artefacts.maps_run is not None:
             self.assume(f"expert maps: those of run {artefacts.maps_run} of the store")

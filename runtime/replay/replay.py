@@ -27,7 +27,8 @@ def replay(
     `watch` is called with every step and its plan."""
     if trace.num_layers > controller.shape.num_layers:
         raise BadInput(
-            f"the trace has {trace.num_layers} layers, the model {controller.shape.num_layers}: it is another model's"
+            f"the trace has {trace.num_layers} layers, the model {controller.shape.num_layers}: "
+            "it is another model's"
         )
     current = -1
     idle = _begin_idle(trace) if reconfiguration else frozenset()

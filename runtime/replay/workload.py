@@ -202,8 +202,8 @@ class Workload:
             self._artefacts.assume(f"no split is solved: {problem}")
             return stored
         self._artefacts.assume(
-            f"the split of {setting.budget} is solved on the trace that is replayed ({solved.source}): what it gains "
-            "there, other text may not"
+            f"the split of {setting.budget} is solved on the trace that is replayed "
+            f"({solved.source}): what it gains there, other text may not"
         )
         return (solved, *stored)
 
@@ -272,8 +272,9 @@ def _repeated(served: Served | None) -> list[str]:
     if served is None or not served.num_repeated:
         return []
     return [
-        f"{served.num_repeated} of {len(served.arrived)} requests are repeated, as the trace has too few: requests "
-        "that repeat each other want fewer distinct experts together than others would"
+        f"{served.num_repeated} of {len(served.arrived)} requests are repeated, as the trace has "
+        "too few: requests that repeat each other want fewer distinct experts together than "
+        "others would"
     ]
 
 

@@ -324,7 +324,8 @@ def _keeps_output(tried: Tried) -> bool:
 def _ms(outcome: Outcome) -> float:
     if outcome.times["tpot_ms"] is None:
         raise BadInput(
-            "the trace decodes nothing: tuning is for decoding; record one with `moectl run --trace FILE`"
+            "the trace decodes nothing: tuning is for decoding; record one with `moectl run "
+            "--trace FILE`"
         )
     return outcome.times["tpot_ms"]
 

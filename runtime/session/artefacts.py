@@ -150,8 +150,8 @@ def _differs(runs: Sequence[StoredRun], name: str, run: StoredRun) -> str:
         f"{key} {_short(new[key])}, there {_short(old.get(key))}" for key in changed[:_MOST_NAMED]
     )
     return (
-        f"{name}: run {run.run_id} of {run.info.command} is used because it is newer than run {other.run_id} ({said}); "
-        "to use that one make it again"
+        f"{name}: run {run.run_id} of {run.info.command} is used because it is newer than run "
+        f"{other.run_id} ({said}); to use that one make it again"
     )
 
 
@@ -205,7 +205,8 @@ def _entropy(store: Store, profile: StoredRun, shape: Shape) -> np.ndarray:
     rows = store.read("entropy", profile.run_id)
     if sorted(rows["layer"].to_pylist()) != [*range(shape.num_layers)]:
         raise BadInput(
-            f"{store.path} has no entropy of each of {shape.num_layers} layers: run moectl profile again"
+            f"{store.path} has no entropy of each of {shape.num_layers} layers: run moectl "
+            "profile again"
         )
     return entropy_percentiles(rows)
 
@@ -277,7 +278,8 @@ def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
     hashes = dict(zip(key.tolist(), rows["hash"].to_pylist(), strict=True))
     if sorted(files) != [*range(shape.num_keys)]:
         raise Incompatible(
-            f"{store.path} has replicas of {len(files)} experts, the model has {shape.num_keys}: run moectl quantize"
+            f"{store.path} has replicas of {len(files)} experts, the model has {shape.num_keys}: "
+            "run moectl quantize"
         )
     losses = quant_loss_matrices(
         store.read("quant_loss", run.run_id), shape.num_layers, shape.num_experts

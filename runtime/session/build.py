@@ -93,7 +93,8 @@ def build_parts(
 def _check_opened_so(opened: MoeModel, dense: int | None) -> None:
     if dense is not None and (opened.dense is None or opened.dense.bits != dense):
         raise BadUsage(
-            f"dense={dense} is a matter of opening: open_model(name, dense={dense}), or Session.open"
+            f"dense={dense} is a matter of opening: open_model(name, dense={dense}), or "
+            "Session.open"
         )
 
 
@@ -120,7 +121,8 @@ def _choose(
     )
     if fast.split is not None and not opened.store.layout.is_plain:
         raise BadUsage(
-            "split cuts experts by neuron, and this checkpoint has them packed: choose another --residency"
+            "split cuts experts by neuron, and this checkpoint has them packed: choose another "
+            "--residency"
         )
     has_replicas = fast.shadows is not None or any(bits != FULL_BITS for bits in policies.widths)
     fused = choose_output(opened, num_devices=settings.devices, has_replicas=has_replicas)
@@ -227,7 +229,8 @@ def _open_shadows(choices: Choices, slots: Slots, artefacts: Artefacts) -> Shado
         return None
     if slots.are_apart:
         raise BadUsage(
-            "replicas that stay are all on one GPU: leave out --devices, or choose another --residency"
+            "replicas that stay are all on one GPU: leave out --devices, or choose another "
+            "--residency"
         )
     wanted = [
         artefacts.replicas.widths[0] if width == NOTHING else width for width in bits.tolist()

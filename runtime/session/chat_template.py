@@ -50,7 +50,8 @@ class ChatTemplates:
         if "refused" in answer:
             reason = first_line(Exception(answer["refused"]))
             raise BadInput(
-                f"the model's chat template refuses these messages ({reason}): change them, or {_REMEDY}"
+                f"the model's chat template refuses these messages ({reason}): change them, or "
+                f"{_REMEDY}"
             )
         if "error" in answer:
             raise _unusable(first_line(Exception(answer["error"])))

@@ -19,8 +19,8 @@ def cache_on_device(choices: Choices, controller: Controller) -> CacheOnDevice |
     kind = choices.link.kind
     if choices.fused is not GpuOutput:
         raise BadUsage(
-            f"--decide device needs a GPU with Triton and kernels for the experts, and there are none for "
-            f"{choices.opened.family} on {device} (docs/gpu.md): leave it out"
+            "--decide device needs a GPU with Triton and kernels for the experts, and there are "
+            f"none for {choices.opened.family} on {device} (docs/gpu.md): leave it out"
         )
     if kind == "disk" or device == "cuda" and kind != "cuda":
         raise BadUsage(
@@ -29,11 +29,13 @@ def cache_on_device(choices: Choices, controller: Controller) -> CacheOnDevice |
     if min(pool.num_slots for pool in controller.cache.pools) < shape.top_k:
         least = shape.num_layers * shape.top_k
         raise BadUsage(
-            f"--decide device needs room for all experts of a token in every layer: give --budget {least}x"
+            "--decide device needs room for all experts of a token in every layer: give --budget "
+            f"{least}x"
         )
     if choices.policies.prefetch.distance and shape.num_layers == 1:
         raise BadUsage(
-            "--decide device prefetches for the next layer, and there is one only: leave out --prefetch"
+            "--decide device prefetches for the next layer, and there is one only: leave out "
+            "--prefetch"
         )
     return None if controller.holds_all else CacheOnDevice(controller, choices.policies)
 

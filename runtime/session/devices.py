@@ -18,7 +18,8 @@ def resolve_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BadUsage(
-            f"{name} is not among the {torch.cuda.device_count()} visible CUDA devices: use --device cpu"
+            f"{name} is not among the {torch.cuda.device_count()} visible CUDA devices: use "
+            "--device cpu"
         )
     return device
 

@@ -65,8 +65,8 @@ class Sampling:
             and (self.repetition_penalty is None or _LEAST <= self.repetition_penalty <= _MOST)
         ):
             raise BadUsage(
-                "sampling needs temperature >= 0, 0 < top-p <= 1, top-k >= 0 and repetition-penalty > 0, "
-                f"neither beyond {_LEAST:g} and {_MOST:g}"
+                "sampling needs temperature >= 0, 0 < top-p <= 1, top-k >= 0 and "
+                f"repetition-penalty > 0, neither beyond {_LEAST:g} and {_MOST:g}"
             )
 
     def options(self) -> dict[str, object]:
@@ -177,7 +177,8 @@ def check_tokens(model: PreTrainedModel, *, highest: int, length: int, what: str
     vocabulary = model.get_input_embeddings().num_embeddings
     if highest >= vocabulary:
         raise BadInput(
-            f"token {highest} is outside the vocabulary of {vocabulary}: the tokenizer is another model's"
+            f"token {highest} is outside the vocabulary of {vocabulary}: the tokenizer is another "
+            "model's"
         )
     longest = num_positions(model)
     if longest and length > longest:

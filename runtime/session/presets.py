@@ -37,8 +37,8 @@ def find_presets(
         if of_any and not of_model:
             other = models.get(of_any[0].model_id, of_any[0].model_id)
             raise Incompatible(
-                f"preset {name} was tuned for {other}, another model: run `moectl tune` with this one, or name one of "
-                "`moectl inspect presets`"
+                f"preset {name} was tuned for {other}, another model: run `moectl tune` with this "
+                "one, or name one of `moectl inspect presets`"
             )
         if of_model:
             tuned[name] = as_preset(of_model[0])
@@ -117,7 +117,8 @@ def as_preset(kept: "PresetRecord") -> Preset:
     one = kept.preset
     if one.scope not in (*Scope,):
         raise BadInput(
-            f"preset {one.name} of run {kept.run_id} has scope {one.scope!r}: run `moectl tune` again"
+            f"preset {one.name} of run {kept.run_id} has scope {one.scope!r}: run `moectl tune` "
+            "again"
         )
     return Preset(
         one.name,

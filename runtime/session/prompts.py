@@ -50,7 +50,8 @@ class PromptEncoder:
         # better one.
         if longest and len(text) > longest and self._bound and self._bound.is_exceeded(text):
             raise TooLong(
-                f"{len(text)} characters of prompt exceed the model's {longest} positions: give fewer"
+                f"{len(text)} characters of prompt exceed the model's {longest} positions: give "
+                "fewer"
             )
 
     @cached_property

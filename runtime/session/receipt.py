@@ -149,7 +149,8 @@ def _dense_fallbacks(opened: MoeModel, *, is_multiplied: bool) -> list[str]:
     lines = []
     if width.num_left:
         lines.append(
-            f"dense: {width.num_left} linear layers stay as published: too small, or no whole blocks of 32"
+            f"dense: {width.num_left} linear layers stay as published: too small, or no whole "
+            "blocks of 32"
         )
     if opened.model.device.type != "cpu" or not is_multiplied:
         why = (
@@ -158,7 +159,8 @@ def _dense_fallbacks(opened: MoeModel, *, is_multiplied: bool) -> list[str]:
             else "--experts fused multiplies where it lies"
         )
         lines.append(
-            f"dense: {width.bits} bits are dequantised at each use on {opened.model.device.type}: {why}"
+            f"dense: {width.bits} bits are dequantised at each use on {opened.model.device.type}: "
+            f"{why}"
         )
     return lines
 

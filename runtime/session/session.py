@@ -155,8 +155,8 @@ class Session:
                 if mask is None or not isinstance(error.obj, PreTrainedConfig):
                     raise
                 raise BadInput(
-                    f"transformers' {self.opened.family} needs {error.name} for a batch, and the config.json has none: "
-                    "add it, or give one prompt at a time"
+                    f"transformers' {self.opened.family} needs {error.name} for a batch, and the "
+                    "config.json has none: add it, or give one prompt at a time"
                 ) from error
 
     def forward_rows(

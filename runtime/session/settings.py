@@ -69,7 +69,8 @@ class Settings:
             self._check_device_decides(policies)
         if self.learn and "maps" not in policies.requires:
             raise BadUsage(
-                "--learn adds to expert maps, and no policy chosen here uses any: give --preset fmoe"
+                "--learn adds to expert maps, and no policy chosen here uses any: give --preset "
+                "fmoe"
             )
 
     def _check_device_decides(self, policies: Policies) -> None:
@@ -84,12 +85,14 @@ class Settings:
             others -= {"prefetch"}
         if others:
             raise BadUsage(
-                "--decide device decides as preset on-demand does: give --preset on-demand, and no other policies than "
-                "--eviction lfu or late_horizon and --prefetch next_gate, for the next layer"
+                "--decide device decides as preset on-demand does: give --preset on-demand, and "
+                "no other policies than --eviction lfu or late_horizon and --prefetch next_gate, "
+                "for the next layer"
             )
         if eviction == LateHorizon() and prefetch.distance:
             raise BadUsage(
-                "--decide device prefetches beside lru and lfu only: leave out --prefetch or late_horizon"
+                "--decide device prefetches beside lru and lfu only: leave out --prefetch or "
+                "late_horizon"
             )
         if Scope(self.scope or preset(self.preset).scope) is not Scope.LAYER:
             raise BadUsage(

@@ -87,7 +87,8 @@ def direct(store: DiskStore | ReplicaStore) -> DiskStore:
     """
     if not isinstance(store, DiskStore):
         raise BadUsage(
-            "--link direct reads a checkpoint past the page cache, and replicas come through it: use disk"
+            "--link direct reads a checkpoint past the page cache, and replicas come through it: "
+            "use disk"
         )
     return store.direct()
 

@@ -21,8 +21,8 @@ def check_budget(nbytes: int) -> None:
     available = int(_SHARE * host_memory()[1])
     if nbytes > available:
         raise OutOfResources(
-            f"the experts would take {nbytes / 2**30:.2f} GiB of page-locked memory, and {available / 2**30:.2f} GiB "
-            "are available: leave them on disk with --link disk"
+            f"the experts would take {nbytes / 2**30:.2f} GiB of page-locked memory, and "
+            f"{available / 2**30:.2f} GiB are available: leave them on disk with --link disk"
         )
 
 
@@ -55,8 +55,8 @@ class PageLock:
         if error:
             done, whole = (at - self._start for at in (self._locked_to, self._end))
             raise OutOfResources(
-                f"the driver page-locked {done / 2**30:.2f} of {whole / 2**30:.2f} GiB of experts and no more (CUDA "
-                f"error {error}): leave them on disk with --link disk"
+                f"the driver page-locked {done / 2**30:.2f} of {whole / 2**30:.2f} GiB of experts "
+                f"and no more (CUDA error {error}): leave them on disk with --link disk"
             )
         self._parts.append(self._locked_to)
         self._locked_to = stop

@@ -72,7 +72,8 @@ class ReplicaStore:
             raise shortage(error) or unreadable from error
         if target.nbytes:
             raise BadInput(
-                f"{path} is {target.nbytes} bytes short: it changed while in use, run moectl quantize again"
+                f"{path} is {target.nbytes} bytes short: it changed while in use, run moectl "
+                "quantize again"
             )
 
     def check_unchanged(self) -> None:

@@ -113,7 +113,10 @@ def test_every_public_name_is_on_the_page() -> None:
     "imported", ["import runtime.policies", "from runtime import Settings; Settings('fmoe')"]
 )
 def test_policies_and_settings_import_no_torch(imported: str) -> None:
-    code = f"import sys; {imported}; print(sorted({{'torch', 'transformers', 'duckdb'}} & set(sys.modules)))"
+    code = (
+        f"import sys; {imported}; print(sorted({{'torch', 'transformers', 'duckdb'}} & "
+        "set(sys.modules)))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -93,7 +93,10 @@ def test_a_file_is_what_it_was(tmp_path: Path, code: int) -> None:
 def test_the_samples_of_a_bench_before_the_one_that_was_cut_off_stay(tmp_path: Path) -> None:
     kept = KeptSamples(tmp_path / "moe.duckdb", "digest")
     setting = BenchSetting("lru", "25%")
-    line = f'{{"round": 0, "setting": {{"preset": "{setting.preset}", "budget": "25%"}}, "sample": {{}}, "pace": {{}}}}'
+    line = (
+        f'{{"round": 0, "setting": {{"preset": "{setting.preset}", "budget": "25%"}}, "sample": '
+        '{}, "pace": {}}'
+    )
     kept.path.write_text(f"{line[:40]}")
     assert kept.load() == ({}, {}) and kept.path.read_text() == ""
     kept.path.write_text("{\n")

@@ -50,7 +50,10 @@ def older(path: Path) -> Older:
 
 def columns(path: Path) -> set[tuple]:
     with duckdb.connect(str(path), read_only=True) as connection:
-        select = "SELECT table_name, column_name, data_type, is_nullable FROM duckdb_columns() WHERE NOT internal"
+        select = (
+            "SELECT table_name, column_name, data_type, is_nullable FROM duckdb_columns() WHERE "
+            "NOT internal"
+        )
         return set(connection.execute(select).fetchall())
 
 

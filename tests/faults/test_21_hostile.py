@@ -207,7 +207,10 @@ def test_a_manifest_cannot_leave_its_folder(store: Path, name: str) -> None:
         "UPDATE splits SET theta = 'nan'",
         "UPDATE expert_maps SET embedding = [NULL, 1, 2]",
         "UPDATE replicas SET bits = 7",
-        "UPDATE hardware SET attention_s = -1 WHERE tokens IS NOT NULL AND link IS NULL AND near_s IS NULL",
+        (
+            "UPDATE hardware SET attention_s = -1 WHERE tokens IS NOT NULL AND link IS NULL AND "
+            "near_s IS NULL"
+        ),
         "UPDATE traces SET layer = 65535",
         "UPDATE runs SET parameters = '[1]'",
         "UPDATE runs SET parameters = '{}'",
@@ -301,8 +304,8 @@ metric_list: [{metric: acc}]
         ("metric: acc", "metric: acc, hf_evaluate: true", "none of the harness's own"),
         ("task: asked", "task: asked\ninclude: beside.yaml", "names code"),
         ("task: asked", "task: asked\ninclude: task.yaml", "includes itself"),
-        ("task: asked", f"task: asked\nx: &a [{', '.join('b' * 99)}]\ny: &b [{', '.join(['*a'] * 99)}]\n"
-         f"z: [{', '.join(['*b'] * 99)}]", "unfolds to more than"),
+        ("task: asked", f"task: asked\nx: &a [{', '.join('b' * 99)}]\ny: &b [{', '.join(['*a'] * 99)}]\nz: "
+f"[{', '.join(['*b'] * 99)}]", "unfolds to more than"),
         ("task: asked", "task: asked\nx: &a [*a]", "unfolds to more than|cannot be loaded"),
         ("task: asked", "task: asked\nx: " + "[" * 1100, "cannot be loaded"),
     ],

@@ -119,7 +119,10 @@ def test_a_bug_passes_through(error):
 
 
 def test_a_bug_is_1_with_a_traceback():
-    code = "from moectl.shared.exit_codes import exit_code_of; import sys; sys.exit(exit_code_of(lambda: 1 / 0))"
+    code = (
+        "from moectl.shared.exit_codes import exit_code_of; import sys; "
+        "sys.exit(exit_code_of(lambda: 1 / 0))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
 

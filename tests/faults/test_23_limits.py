@@ -125,7 +125,8 @@ def test_a_port_in_use_is_told_before_the_model_is_opened(
         port = str(server.getsockname()[1])
         assert main(["serve", str(tmp_path), "--port", port]) == 4
         assert capsys.readouterr().err == (
-            f"moectl: port {port} of 127.0.0.1 is in use by another server: end that one, or give another --port\n"
+            f"moectl: port {port} of 127.0.0.1 is in use by another server: end that one, or "
+            "give another --port\n"
         )
         socket.create_connection(server.getsockname()).close()  # the first one still answers
 

@@ -17,7 +17,9 @@ BROWSER = next(
 )
 needs_browser = pytest.mark.skipif(
     BROWSER is None,
-    reason="no chromium or chrome is installed: apt-get install chromium, or put either on the PATH",
+    reason=(
+        "no chromium or chrome is installed: apt-get install chromium, or put either on the PATH"
+    ),
 )
 LOOKS = [(width, scheme) for width in (1280, 400) for scheme in ("light", "dark")]
 _QUIET = (

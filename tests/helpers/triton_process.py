@@ -24,7 +24,10 @@ def why_not(triton: str | None, numpy: str) -> str:
     if triton is None:
         return "triton is not installed here: kernels for GPUs stay untested"
     if Version(triton) < Version("3.7") and Version(numpy) >= Version("2.4"):
-        return f"the interpreter of triton {triton} fails with numpy {numpy}: it needs triton 3.7 or numpy below 2.4"
+        return (
+            f"the interpreter of triton {triton} fails with numpy {numpy}: it needs triton 3.7 or "
+            "numpy below 2.4"
+        )
     return ""
 
 

@@ -113,8 +113,8 @@ def _table(answers: dict[tuple[str, str], np.ndarray], model: str | None) -> Tab
     )
     count = len(by_label["full"])
     note = (
-        f"{count} items of four, chance .25; experts fused; +- is a standard error, of a difference that of the paired "
-        "items"
+        f"{count} items of four, chance .25; experts fused; +- is a standard error, of a "
+        "difference that of the paired items"
     )
     return Table(f"{continuations.NAME}, {model or 'the bundled model'}", columns, rows, note)
 

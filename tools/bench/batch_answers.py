@@ -69,7 +69,10 @@ def main() -> int:
         "tokens before the first other",
         "logits",
     )
-    note = f"{options.count} greedy answers of {options.tokens} tokens, the bundled toy model converted to each type"
+    note = (
+        f"{options.count} greedy answers of {options.tokens} tokens, the bundled toy model "
+        "converted to each type"
+    )
     section = Section(
         "batch-answers", [Table("A row of a batch and a run alone", columns, cells, note)]
     )

@@ -241,9 +241,10 @@ def _table(
         "bytes over those of its experts",
     )
     note = (
-        f"medians of {options.rounds} rounds; {options.tokens} greedy tokens after prompts of 20 to 60, the bundled "
-        f"toy model at {BUDGET} over a link in the proportions of {MACHINE}, experts {options.experts}; time is CPU "
-        "time plus waiting for the emulated link; bold misses an aim"
+        f"medians of {options.rounds} rounds; {options.tokens} greedy tokens after prompts of 20 "
+        f"to 60, the bundled toy model at {BUDGET} over a link in the proportions of {MACHINE}, "
+        f"experts {options.experts}; time is CPU time plus waiting for the emulated link; bold "
+        "misses an aim"
     )
     return Table("Requests at a time", columns, rows, note)
 

@@ -129,9 +129,10 @@ def sheet(found: Sequence[Row], *, rounds: int, tokens: int) -> Sheet:
     ]
     title = "Experts on disk: page cache dropped before every token (cold), or all in it (warm)"
     note = (
-        f"medians over {rounds} rounds of {tokens} tokens, batch 1, one thread, each way in a process of its own; "
-        "times: how often a token goes into one of the better of Accelerate's ways, least to most over the rounds; "
-        "MiB/token: read from the device; peak: resident while decoding"
+        f"medians over {rounds} rounds of {tokens} tokens, batch 1, one thread, each way in a "
+        "process of its own; times: how often a token goes into one of the better of "
+        "Accelerate's ways, least to most over the rounds; MiB/token: read from the device; "
+        "peak: resident while decoding"
     )
     return Sheet(title, columns, cells, note)
 

@@ -81,9 +81,10 @@ def _measured(folder: Path, options: argparse.Namespace) -> Table:
     rows = [_row(way, found[way], theirs, peaks[way]) for way in ways]
     gib = sum(each.stat().st_size for each in folder.glob("*.safetensors")) / 2**30
     note = (
-        f"medians of {options.rounds} rounds; {options.rows} requests together, {PROMPT} tokens of prompt and "
-        f"{options.tokens} of answer each, one thread; file of {gib:.1f} GiB; times: the tokens/s over those of the "
-        "faster of the other program's ways in the same round; GiB: read from the device; peak: with the page cache"
+        f"medians of {options.rounds} rounds; {options.rows} requests together, {PROMPT} tokens "
+        f"of prompt and {options.tokens} of answer each, one thread; file of {gib:.1f} GiB; "
+        "times: the tokens/s over those of the faster of the other program's ways in the same "
+        "round; GiB: read from the device; peak: with the page cache"
     )
     columns = ("program", "tokens/s", "times", "GiB", "peak, GiB")
     return Table(

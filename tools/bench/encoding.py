@@ -70,7 +70,10 @@ def times(name: str, *, rounds: int, tokens: int) -> Table:
     shapes = ", ".join(
         f"{rows_} x {columns}" for rows_, columns in opened.layers[0].shapes.values()
     )
-    note = f"experts of {shapes}, a text of {tokens:,} tokens, four widths, losses included, medians of {rounds} rounds"
+    note = (
+        f"experts of {shapes}, a text of {tokens:,} tokens, four widths, losses included, medians "
+        f"of {rounds} rounds"
+    )
     return Table("Time of an expert and width", ("recipe", "ms", "ratio to refined"), rows, note)
 
 
@@ -89,7 +92,10 @@ def hours(name: str, num_experts: int, *, tokens: int) -> Table:
     shapes = ", ".join(
         f"{rows_} x {columns}" for rows_, columns in opened.layers[0].shapes.values()
     )
-    note = f"experts of {shapes}, a text of {tokens:,} tokens, {own:,} of them the expert's own, losses included"
+    note = (
+        f"experts of {shapes}, a text of {tokens:,} tokens, {own:,} of them the expert's own, "
+        "losses included"
+    )
     columns = (
         "recipe",
         "widths",

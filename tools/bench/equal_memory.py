@@ -105,11 +105,12 @@ def _measured(checkpoint: Path, file: Path, options: argparse.Namespace) -> Tabl
         for files in (checkpoint.glob("*.safetensors"), [file])
     ]
     note = (
-        f"medians over {options.rounds} rounds; {PROMPT} tokens of prompt, {options.tokens} decoded, one thread; "
-        f"files of {gib[0]:.1f} GiB (FP8, weights besides experts in bfloat16) and {gib[1]:.1f} GiB (all in Q8_0); "
-        "ratios to llama.cpp of the same round; first token: from before the model is opened, with "
-        "nothing in the page cache; GiB: read from the device for the prompt and the tokens after it, the second time; "
-        "peak: with the page cache"
+        f"medians over {options.rounds} rounds; {PROMPT} tokens of prompt, {options.tokens} "
+        f"decoded, one thread; files of {gib[0]:.1f} GiB (FP8, weights besides experts in "
+        f"bfloat16) and {gib[1]:.1f} GiB (all in Q8_0); ratios to llama.cpp of the same round; "
+        "first token: from before the model is opened, with nothing in the page cache; GiB: read "
+        "from the device for the prompt and the tokens after it, the second time; peak: with the "
+        "page cache"
     )
     columns = ("program", "first token, s", "ratio", "ms/token", "ratio", "GiB", "peak, GiB")
     return Table(

@@ -82,7 +82,8 @@ def _check_room(name: str, changes: Mapping[str, int], folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         sys.exit(
-            f"{name} needs {needed / 1e9:.0f} GB of disk, and {folder} has {free / 1e9:.0f} GB: set TMPDIR"
+            f"{name} needs {needed / 1e9:.0f} GB of disk, and {folder} has {free / 1e9:.0f} GB: "
+            "set TMPDIR"
         )
 
 

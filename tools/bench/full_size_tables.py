@@ -59,8 +59,8 @@ def _opening(opening: Opening, files_nbytes: int) -> Table:
                 f"{besides / _GIB:.2f}",
             )
         ],
-        f"the page cache of the files dropped before, imports not counted; to reach: {MOST_OPENING_S} s for 31 GB, "
-        f"{MOST_BESIDES_GIB} GiB of all else",
+        "the page cache of the files dropped before, imports not counted; to reach: "
+        f"{MOST_OPENING_S} s for 31 GB, {MOST_BESIDES_GIB} GiB of all else",
     )
 
 
@@ -104,9 +104,10 @@ def _cold(cells: Sequence[Cell], opening: Opening) -> Table:
             )
         )
     note = (
-        "medians; the page cache dropped before every token; GB/s while at least one read was under way; reads alone: "
-        "the same by themselves right after, in plain threads, as many in flight, and past the page cache; share of "
-        f"the token: with its computing; to reach: a share of {LEAST_COLD:.0%}, {MOST_BESIDES_GIB} GiB of all else"
+        "medians; the page cache dropped before every token; GB/s while at least one read was "
+        "under way; reads alone: the same by themselves right after, in plain threads, as many "
+        "in flight, and past the page cache; share of the token: with its computing; to reach: a "
+        f"share of {LEAST_COLD:.0%}, {MOST_BESIDES_GIB} GiB of all else"
     )
     return Table("Decoding, cold", columns, rows, note)
 
@@ -136,8 +137,9 @@ def _warm(cells: Sequence[Cell]) -> Table:
         "share",
     )
     note = (
-        "medians over the same tokens; what a token loads was in the page cache before it; a copy: of as many bytes as "
-        f"an expert has, from memory to memory, by one thread; to reach: a share of {LEAST_WARM:.0%}"
+        "medians over the same tokens; what a token loads was in the page cache before it; a "
+        "copy: of as many bytes as an expert has, from memory to memory, by one thread; to "
+        f"reach: a share of {LEAST_WARM:.0%}"
     )
     return Table("Decoding, warm", columns, rows, note)
 
@@ -154,8 +156,8 @@ def _long(prompt: Prompted, *, profile_s: float, profiled: int) -> Table:
         (f"`moectl profile --trace`, {profiled} tokens", f"{profile_s:.1f}", "", ""),
     ]
     note = (
-        f"both at a budget of {prompt.budget}; the page cache dropped before the prompt; the profile's are the seconds "
-        "of the whole command"
+        f"both at a budget of {prompt.budget}; the page cache dropped before the prompt; the "
+        "profile's are the seconds of the whole command"
     )
     return Table(
         "More tokens at once", ("what", "seconds", "of it waiting", "GiB loaded"), rows, note

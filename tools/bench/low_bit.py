@@ -210,7 +210,10 @@ def conversion(shape: tuple[int, int], bits: int) -> str:
     held = nbytes(converted) * 8 / weights
     stored = packed.nbytes * 8 / weights
     took = f"{statistics.median(seconds) * 1e3:.1f} ms to convert {shape[0]} x {shape[1]}"
-    return f"{bits} bits as int4pack: {took}, {held:.2f} bits a weight in memory instead of {stored:.2f}"
+    return (
+        f"{bits} bits as int4pack: {took}, {held:.2f} bits a weight in memory instead of "
+        f"{stored:.2f}"
+    )
 
 
 def sheet(results: list[Result], *, rounds: int) -> Sheet:
@@ -234,7 +237,10 @@ def sheet(results: list[Result], *, rounds: int) -> Sheet:
         )
         for result in results
     ]
-    note = f"ratios to bfloat16, medians of {rounds} interleaved rounds; one thread, x in bfloat16, groups of 128 at most"
+    note = (
+        f"ratios to bfloat16, medians of {rounds} interleaved rounds; one thread, x in bfloat16, "
+        "groups of 128 at most"
+    )
     return Sheet("Products with packed weights", columns, rows, note)
 
 

@@ -252,10 +252,11 @@ def sheet(seconds: Seconds, maps: ExpertMaps, sizes: Sizes, options: argparse.Na
         for which in ("a layer", "the last layer")
     )
     note = (
-        f"from the start / layer by layer: {all_layers:.1f} over all layers, {last:.1f} at the last (of medians)\n"
-        f"{len(maps):,} maps, L={sizes.layers} E={sizes.experts} H={sizes.hidden}, {maps.dtype}: "
-        f"{human_bytes(maps.nbytes)}; requests {sizes.requests}, positions {sizes.positions}, passes {options.passes}\n"
-        f"attention in {options.attention_dtype} on {options.device}, threads {options.threads}"
+        f"from the start / layer by layer: {all_layers:.1f} over all layers, {last:.1f} at the "
+        f"last (of medians)\n{len(maps):,} maps, L={sizes.layers} E={sizes.experts} "
+        f"H={sizes.hidden}, {maps.dtype}: {human_bytes(maps.nbytes)}; requests {sizes.requests}, "
+        f"positions {sizes.positions}, passes {options.passes}\nattention in "
+        f"{options.attention_dtype} on {options.device}, threads {options.threads}"
     )
     return Sheet(
         "Matching expert maps",

@@ -53,7 +53,8 @@ def run_limited(command: Sequence[str], nbytes: int, *, environment: dict[str, s
         )
         if done.returncode:
             raise BadInput(
-                f"{' '.join(command)} failed within {nbytes / 2**30:.1f} GiB (exit {done.returncode})"
+                f"{' '.join(command)} failed within {nbytes / 2**30:.1f} GiB (exit "
+                f"{done.returncode})"
             )
         return Limited(done.stdout, int((folder / files.peak).read_text()))
 

@@ -181,7 +181,10 @@ def _show(rows: list[Row], total: int, options: argparse.Namespace) -> None:
         for row in rows
     ]
     files = "not in the page cache at the start" if options.cold else "in the page cache"
-    note = f"checkpoint: {total:,} bytes on disk, {files}; {options.tokens} tokens after a short prompt; one thread"
+    note = (
+        f"checkpoint: {total:,} bytes on disk, {files}; {options.tokens} tokens after a short "
+        "prompt; one thread"
+    )
     show_sheet(Sheet("Peak resident memory, each in a process of its own", columns, cells, note))
 
 

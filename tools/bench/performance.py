@@ -81,8 +81,8 @@ def conditions(command: str) -> str:
     load = "" if here.load is None else f", load {here.load:.1f}"
     packages = ", ".join(f"{name} {known[name]}" for name in _PACKAGES)
     return (
-        f"`{command}`, seed 0, commit {_commit()}; {here.cores} CPU cores ({here.processor}), {here.threads} torch "
-        f"thread, {here.memory_nbytes / 2**30:.0f} GiB{load}; {packages}"
+        f"`{command}`, seed 0, commit {_commit()}; {here.cores} CPU cores ({here.processor}), "
+        f"{here.threads} torch thread, {here.memory_nbytes / 2**30:.0f} GiB{load}; {packages}"
     )
 
 

@@ -158,7 +158,10 @@ def sheet(results: Sequence[Result], *, rounds: int, dtype: str = "bfloat16") ->
         (own.name, f"{own.bits:.2f}", *(f"{own.ratios[shape]:.2f}" for shape in shapes))
         for own in results
     ]
-    note = f"time of a token by {NUM_EXPERTS} cold experts over that in bfloat16, least of {rounds} rounds; one thread"
+    note = (
+        f"time of a token by {NUM_EXPERTS} cold experts over that in bfloat16, least of {rounds} "
+        "rounds; one thread"
+    )
     return Sheet(
         f"Experts in published formats, and replicas, models in {dtype}", columns, rows, note
     )

@@ -206,8 +206,8 @@ def sheet(found: Sequence[Row], *, rounds: int) -> Sheet:
         for row in found
     ]
     note = (
-        f"medians over {rounds} rounds in which all take turns; the experts of one token; ratio: of cold reading to "
-        "the first row's in the same round; MiB read from the device"
+        f"medians over {rounds} rounds in which all take turns; the experts of one token; ratio: "
+        "of cold reading to the first row's in the same round; MiB read from the device"
     )
     return Sheet("Reading a token's experts", columns, cells, note)
 

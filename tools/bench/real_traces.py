@@ -144,7 +144,8 @@ def present(chosen: argparse.Namespace) -> Iterator[tuple[RealTrace, Path]]:
         path = _path(real, chosen.traces)
         if path is None or not path.is_file():
             print(
-                f"{real.name}: skipped, {'--traces is not given' if path is None else f'there is no {path}'}"
+                f"{real.name}: skipped, "
+                f"{'--traces is not given' if path is None else f'there is no {path}'}"
             )
             continue
         yield real, path
@@ -227,8 +228,9 @@ def measured(real: RealTrace, path: Path, tokens: int) -> Table:
     requests = len(np.unique(trace.request))
     lacking = listed(left_out)
     note = (
-        f"{tokens_held:,} tokens, {requests} requests, {shape.num_layers} layers, {shape.top_k} of {shape.num_experts} "
-        f"experts; intervals by {prepared.unit}; the trace lacks what these need: {lacking}"
+        f"{tokens_held:,} tokens, {requests} requests, {shape.num_layers} layers, {shape.top_k} "
+        f"of {shape.num_experts} experts; intervals by {prepared.unit}; the trace lacks what "
+        f"these need: {lacking}"
     )
     rows = [(f"`{name}`" if name in policies else name, *texts) for name, texts in cells.items()]
     return Table(real.told, ("eviction", *columns), rows, note)
@@ -297,7 +299,9 @@ def cell_texts(found: Mapping[str, Cell], units: np.ndarray, weights: np.ndarray
     closed = (spread[OURS] - spread[best]) / (spread[BOUND] - spread[best])
     share = (points[OURS] - points[best]) / gap
     return told | {
-        "gap closed": f"{share:.0%} ({np.percentile(closed, 2.5):.0%} to {np.percentile(closed, 97.5):.0%})"
+        "gap closed": (
+            f"{share:.0%} ({np.percentile(closed, 2.5):.0%} to {np.percentile(closed, 97.5):.0%})"
+        )
     }
 
 

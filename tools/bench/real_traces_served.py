@@ -113,7 +113,10 @@ class Served:
         altered = (
             totals["replaced_ranks"] + totals["dropped_ranks"]
         ) / self._prepared.trace.experts.size
-        return f"{totals['fetched'] / totals['requests']:.3f}, {totals['near'] / totals['requests']:.3f}, {altered:.3f}"
+        return (
+            f"{totals['fetched'] / totals['requests']:.3f}, "
+            f"{totals['near'] / totals['requests']:.3f}, {altered:.3f}"
+        )
 
     def _run(self, policies: Mapping[str, str], scope: Scope, size: float) -> Counters:
         window = self._window if policies.get("prefetch", "none") != "none" else 0

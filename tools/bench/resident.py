@@ -143,7 +143,10 @@ def same_files(name: str, folder: Path, *, rounds: int, tokens: int) -> list[Tab
         "ratio",
         "quartiles of the ratio",
     )
-    note = "experts fused and `--dense` of as many bits; llama.cpp rounds activations to 8 bits, moectl does not"
+    note = (
+        "experts fused and `--dense` of as many bits; llama.cpp rounds activations to 8 bits, "
+        "moectl does not"
+    )
     return [Table(f"{name}, the same file in few bits", columns, rows, note, ratios)]
 
 

@@ -93,7 +93,10 @@ def main() -> int:
 def _note(options: argparse.Namespace) -> str:
     way = f"--batch {options.batch}" if options.batch > 1 else f"{options.clients} in turns"
     dtype = "float32" if options.float32 else "bfloat16"
-    return f"{options.requests} requests of {options.clients} clients, {way}, {dtype}, seed {options.seed}"
+    return (
+        f"{options.requests} requests of {options.clients} clients, {way}, {dtype}, seed "
+        f"{options.seed}"
+    )
 
 
 def _compared(

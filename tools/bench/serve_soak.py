@@ -169,12 +169,16 @@ def main() -> int:
     assert process.returncode == 0, f"the server ended with {process.returncode}"
     rows = [(kind, going[kind, True], going[kind, False]) for kind in KINDS]
     num_wrong = sum(row[2] for row in rows)
-    note = f"{options.requests} requests of {CLIENTS} clients, --batch {options.batch}, seed {options.seed}"
+    note = (
+        f"{options.requests} requests of {CLIENTS} clients, --batch {options.batch}, seed "
+        f"{options.seed}"
+    )
     show_sheet(Sheet("Soak", ("kind", "right", "wrong or lost"), rows, note))
     show_sheet(Sheet("Memory", ("after requests", "MiB"), memory))
     waits.sort()
     print(
-        f"/health: median {1e3 * waits[len(waits) // 2]:.0f} ms, at most {1e3 * waits[-1]:.0f} ms of {len(waits)}"
+        f"/health: median {1e3 * waits[len(waits) // 2]:.0f} ms, at most {1e3 * waits[-1]:.0f} ms "
+        f"of {len(waits)}"
     )
     print(f"requests: {over['requests']}; running {over['running']}, waiting {over['waiting']}")
     return int(num_wrong + over["running"] + over["waiting"] > 0)

@@ -137,7 +137,10 @@ def sheet(
     rows = [
         (name, *(f"{found[count]:.2f}" for count in counts)) for name, found in measured.items()
     ]
-    note = f"one cold expert, hidden {shape[0]}, intermediate {shape[1]}; processor time, least of {rounds} rounds"
+    note = (
+        f"one cold expert, hidden {shape[0]}, intermediate {shape[1]}; processor time, least of "
+        f"{rounds} rounds"
+    )
     return Sheet("Compiled code by torch, by tokens", ("format", *map(str, counts)), rows, note)
 
 

@@ -49,7 +49,10 @@ MIXTURES = {
     "pruned, or whole": ((NOTHING,), (FULL_BITS,)),
 }
 """What the greedy gives out below the narrowest replica and above the widest."""
-PAST = "layers weighed by the ramp from 2 to 1, or as one pass backward over calibration text measures them"
+PAST = (
+    "layers weighed by the ramp from 2 to 1, or as one pass backward over calibration text "
+    "measures them"
+)
 LENGTH = 256
 BATCH_TOKENS = 4096
 GUIDING_TOKENS = 12288
@@ -233,7 +236,10 @@ def measure(name: str, stores: Sequence[Path], held: str, data: str, tokens: int
                 if not is_plain:
                     rows[-1] += ((bits == NOTHING).sum(), (bits == FULL_BITS).sum())
                 print(name, *rows[-1], flush=True)
-    note = f"{sum(map(len, text)):,} held-out tokens of {Path(held).name}, sequences of at most {LENGTH}"
+    note = (
+        f"{sum(map(len, text)):,} held-out tokens of {Path(held).name}, sequences of at most "
+        f"{LENGTH}"
+    )
     measured = ("bytes", "perplexity ratio", "standard error", "KL")
     if is_plain:
         columns = ("share of 16 bits", "recipe", "layers weighed", *measured)

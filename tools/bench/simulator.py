@@ -56,7 +56,10 @@ def main() -> None:
     live = [(_live(name, options),) if options.live else () for name in options.eviction]
     show_sheet(
         Sheet(
-            f"{len(trace):,} steps, {shape.num_keys} keys, budget {options.budget:.0%}, scope {options.scope}",
+            (
+                f"{len(trace):,} steps, {shape.num_keys} keys, budget {options.budget:.0%}, scope "
+                f"{options.scope}"
+            ),
             (
                 "eviction",
                 "requests/s",
@@ -68,7 +71,10 @@ def main() -> None:
                 (name, f"{rate:,.0f}", f"{rate / lru:.2f}", f"{us:.1f}", *more)
                 for (name, rate, us), more in zip(rows, live, strict=True)
             ],
-            f"{shape.top_k} of {shape.num_experts} experts a step; requests/s: the best of {options.rounds} replays"
+            (
+                f"{shape.top_k} of {shape.num_experts} experts a step; requests/s: the best of "
+                f"{options.rounds} replays"
+            )
             + (
                 "; live: the bundled model, 4 of 32 experts, one token a pass, one thread"
                 if options.live

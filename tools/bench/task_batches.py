@@ -111,7 +111,10 @@ def _table(
     speed = ("items a second, one at a time = 1", "quartiles")
     apart = ("log p a token apart, median", "largest")
     columns = ("batch", *speed, "bytes moved", *apart, "other choices")
-    note = f"{options.items} items of {CHOICES} choices in {opened.expert_format}, {options.rounds} rounds; one thread"
+    note = (
+        f"{options.items} items of {CHOICES} choices in {opened.expert_format}, {options.rounds} "
+        "rounds; one thread"
+    )
     return Table(name, columns, rows, note)
 
 

@@ -86,5 +86,8 @@ def _table(
         "ratio",
         "quartiles of the ratio",
     )
-    note = f"experts fused; medians over {rounds} rounds of {tokens} tokens; each round begins with another"
+    note = (
+        f"experts fused; medians over {rounds} rounds of {tokens} tokens; each round begins with "
+        "another"
+    )
     return Table(f"{name}, bfloat16", columns, rows, note, ratios)

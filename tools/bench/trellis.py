@@ -117,7 +117,10 @@ def main() -> None:
         for row in rows_of(shape, bits, options.tokens, options.rounds)
     ]
     columns = ("out x in", "bits", "tokens", "weights", "bfloat16 us", *NAMES[1:], "to packed")
-    note = f"ratios to bfloat16, the last of trellis to packed; medians of {options.rounds} rounds in turns; one thread"
+    note = (
+        f"ratios to bfloat16, the last of trellis to packed; medians of {options.rounds} rounds "
+        "in turns; one thread"
+    )
     show_sheet(Sheet("Products with trellis codes", columns, rows, note))
 
 

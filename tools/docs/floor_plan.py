@@ -39,8 +39,8 @@ path { fill: none; stroke: #8c959f; stroke-width: 1.2 } .down { stroke: #0969da;
   .down { stroke: #4493f8 } #head path { fill: #656c76 } #big path { fill: #4493f8 }
 }"""
 _HEADS = (
-    '<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-    '<path d="M0,0 L8,4 L0,8 z"/></marker>'
+    '<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+    'orient="auto"><path d="M0,0 L8,4 L0,8 z"/></marker>'
 )
 
 
@@ -62,9 +62,8 @@ def drawn(packages: Mapping[str, Arrows]) -> str:
     heads = "".join(_HEADS.format(name=name) for name in ("head", "big"))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top - 14}" role="img" '
-        f'aria-label="Packages and rooms; an arrow is an import">\n<style>{_STYLE}\n</style>\n<defs>{heads}</defs>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n"
+        f'aria-label="Packages and rooms; an arrow is an import">\n<style>{_STYLE}\n</style>\n'
+        f"<defs>{heads}</defs>\n" + "\n".join(parts) + "\n</svg>\n"
     )
 
 
@@ -95,7 +94,10 @@ def _package(package: str, arrows: Arrows, top: float) -> tuple[list[str], float
     rows = max(len(wing.levels) for wing in wings)
     height = above + rows * _ROW - 14
     lines = [
-        f'<rect class="package" x="{_MARGIN}" y="{top}" width="{_WIDTH - 2 * _MARGIN}" height="{height}" rx="8"/>',
+        (
+            f'<rect class="package" x="{_MARGIN}" y="{top}" width="{_WIDTH - 2 * _MARGIN}" '
+            f'height="{height}" rx="8"/>'
+        ),
         f'<text class="title" x="{_MARGIN + _PAD}" y="{top + 26}">{package}'
         f'<tspan class="said" dx="10" style="font-weight:400">{_TEXT[package]}</tspan></text>',
     ]
@@ -154,7 +156,10 @@ def _half_width(name: str) -> float:
 
 def _room(name: str, x: float, y: float) -> str:
     half = _half_width(name)
-    box = f'<rect class="room" x="{x - half:.0f}" y="{y}" width="{2 * half:.0f}" height="{_BOX}" rx="4"/>'
+    box = (
+        f'<rect class="room" x="{x - half:.0f}" y="{y}" width="{2 * half:.0f}" height="{_BOX}" '
+        'rx="4"/>'
+    )
     return f'{box}<text x="{x:.0f}" y="{y + 20}" text-anchor="middle">{name}</text>'
 
 

@@ -55,7 +55,8 @@ class Sizes:
         ]
         if self.p90 > LONG_FUNCTION:
             found.append(
-                f"{self.package}: nine functions in ten reach {self.p90} lines, more than {LONG_FUNCTION}"
+                f"{self.package}: nine functions in ten reach {self.p90} lines, more than "
+                f"{LONG_FUNCTION}"
             )
         return found
 
@@ -127,7 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines, file = one.files[-1]
         length, function = one.functions[-1]
         print(
-            f"{one.package}: functions p50 {one.median}, p90 {one.p90}, longest {length} ({function}); ",
+            (
+                f"{one.package}: functions p50 {one.median}, p90 {one.p90}, longest {length} "
+                f"({function}); "
+            ),
             end="",
         )
         print(f"{len(one.files)} files, longest {lines} ({file})")

@@ -58,7 +58,10 @@ def drawing(models: dict[str, list[Row]]) -> Drawing:
     x = replace(x, ticks=tuple((bits, f"{bits:g}") for bits in _TICKS if bits < 1.25 * most))
     y = log_scale([row.kl for row in rows], name="KL, nats a token", **frame.upwards)
     panels = [
-        f'<g transform="translate(0 {number * (frame.height + _GAP):g})">{_panel(MODELS[name], own, x, y, frame)}</g>'
+        (
+            '<g transform="translate(0 '
+            f'{number * (frame.height + _GAP):g})">{_panel(MODELS[name], own, x, y, frame)}</g>'
+        )
         for number, (name, own) in enumerate(models.items())
     ]
     title = "What experts lose in few bits"
@@ -111,8 +114,8 @@ def _names(curves: dict[str, list[tuple[float, float]]], x: AxisScale, y: AxisSc
         bits, kl = points[-1]
         lowest = max(lowest + _LINE, y.place(kl) + 4)
         drawn.append(
-            f'<g class="{colour}"><text class="value" style="fill:currentColor" x="{x.place(bits) + 8:.1f}" '
-            f'y="{lowest:.1f}">{escape(name)}</text></g>'
+            f'<g class="{colour}"><text class="value" style="fill:currentColor" '
+            f'x="{x.place(bits) + 8:.1f}" y="{lowest:.1f}">{escape(name)}</text></g>'
         )
     return "".join(drawn)
 

@@ -71,7 +71,10 @@ def part(found: Reproduction, name: str) -> str:
     lines = [
         f"{found.paper}. `moectl simulate --reproduce {name}`",
         "",
-        f"**{sum(agreed)} of {len(agreed)} statements agree.** Of the paper are available here: {found.available}.",
+        (
+            f"**{sum(agreed)} of {len(agreed)} statements agree.** Of the paper are available "
+            f"here: {found.available}."
+        ),
         "",
         *markdown(found.claim_sheet(), heading=""),
     ]

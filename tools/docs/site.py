@@ -143,13 +143,14 @@ def _default(option: TyperOption) -> str:
 
 def _schema() -> str:
     parts = [
-        f"# What the store holds\n\nThe tables of a store, schema version {SCHEMA_VERSION}: any DuckDB reads them, and "
-        "finds what each column is in its comment."
+        f"# What the store holds\n\nThe tables of a store, schema version {SCHEMA_VERSION}: any "
+        "DuckDB reads them, and finds what each column is in its comment."
     ]
     for name, each in TABLES.items():
         rows = [_column(*column) for column in each.columns.items()]
         parts.append(
-            f"## {name}\n\nOne row per {each.row}.\n\n{_table(('column', 'type', '', 'what it is'), rows)}"
+            f"## {name}\n\nOne row per {each.row}.\n\n"
+            f"{_table(('column', 'type', '', 'what it is'), rows)}"
         )
     return "\n\n".join(parts) + "\n"
 

@@ -76,7 +76,10 @@ def main() -> None:
     columns = ("road", "us a layer, 1st quartile", "median", "3rd quartile", "launches")
     show_sheet(Sheet(f"Python of a layer's experts, {options.tokens} tokens", columns, rows, ""))
     columns = ("road", "us a token, 1st quartile", "median", "3rd quartile", "us a layer")
-    title = f"Python of a whole token as CUDA graphs, {options.tokens} tokens of {opened.shape.num_layers} layers"
+    title = (
+        f"Python of a whole token as CUDA graphs, {options.tokens} tokens of "
+        f"{opened.shape.num_layers} layers"
+    )
     show_sheet(Sheet(title, columns, whole, ""))
 
 

@@ -7,7 +7,10 @@ def markdown(report: dict) -> str:
     rates = report["rates"]
     lines = []
     lines.append(
-        f"{about['name']}; link {rates['link'] / 1e9:.1f} GB/s, memory {rates['memory'] / 1e9:.0f} GB/s; "
+        (
+            f"{about['name']}; link {rates['link'] / 1e9:.1f} GB/s, memory "
+            f"{rates['memory'] / 1e9:.0f} GB/s; "
+        )
         + ", ".join(
             f"{package} {version}" for package, version in report["versions"].items() if version
         )
@@ -15,7 +18,10 @@ def markdown(report: dict) -> str:
     for name, model in report["models"].items():
         lines += ["", _headline(name, model), ""]
         lines += [
-            "| | budget | experts by | TTFT ms | TPOT ms | floor ms | share of the floor | predicted ms "
+            (
+                "| | budget | experts by | TTFT ms | TPOT ms | floor ms | share of the floor | "
+                "predicted ms "
+            )
         ]
         lines[-1] += "| hit rate | MB moved | link used | stall ms |"
         lines.append("|---" * 12 + "|")
@@ -28,16 +34,17 @@ def _headline(name: str, model: dict) -> str:
         return f"**{name}**"
     told = (
         f"**{name}**, random weights, {model['layers']} of {model['layers_published']} layers, "
-        f"{model['experts']} experts of {model['expert_nbytes'] / 2**20:.1f} MiB, top-{model['top_k']}; "
-        f"prompt of {model['prompt']}, {model['decoded']} tokens decoded."
+        f"{model['experts']} experts of {model['expert_nbytes'] / 2**20:.1f} MiB, "
+        f"top-{model['top_k']}; prompt of {model['prompt']}, {model['decoded']} tokens decoded."
     )
     if best := model.get("tuned"):
         told += f" Tuned: {', '.join(best.values())}."
     if (said := model.get("routing")) is None:
         return told
     return told + (
-        f" Of a token's experts {said['repeated']:.2f} served the token before, {said['by_chance']:.2f} by chance; "
-        f"the busiest quarter takes {said['busiest_quarter']:.2f} of all choices."
+        f" Of a token's experts {said['repeated']:.2f} served the token before, "
+        f"{said['by_chance']:.2f} by chance; the busiest quarter takes "
+        f"{said['busiest_quarter']:.2f} of all choices."
     )
 
 

@@ -128,7 +128,10 @@ def write_card(folder: Path, run: dict, measured: dict[str, Figures]) -> str:
 
 def table(run: dict, measured: dict[str, Figures]) -> str:
     rows = [
-        "| kind | tokens to train on | held-out perplexity | overlap by layer | mean | by popularity | use entropy |",
+        (
+            "| kind | tokens to train on | held-out perplexity | overlap by layer | mean | by "
+            "popularity | use entropy |"
+        ),
         "|---|---|---|---|---|---|---|",
     ]
     for kind, values in measured.items():
@@ -137,7 +140,8 @@ def table(run: dict, measured: dict[str, Figures]) -> str:
             f"{np.mean(of):.2f}" for of in (values.overlap, values.popularity, values.use_entropy)
         )
         rows.append(
-            f"| {kind} | {run['corpus_tokens'][kind]:,} | {values.perplexity:.1f} | {layers} | {means} |"
+            f"| {kind} | {run['corpus_tokens'][kind]:,} | {values.perplexity:.1f} | {layers} | "
+            f"{means} |"
         )
     return "\n".join(rows)
 

@@ -223,7 +223,8 @@ def restore(plan: Plan, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     if plan.seed != run["seed"] or plan.steps not in (0, run["steps"]):
         told = f"--steps {run['steps']} --seed {run['seed']}"
         sys.exit(
-            f"{plan.work} holds an unfinished run with {told}: give the same, another --work, or remove it"
+            f"{plan.work} holds an unfinished run with {told}: give the same, another --work, or "
+            "remove it"
         )
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])

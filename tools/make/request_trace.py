@@ -48,7 +48,8 @@ def main() -> None:
     trace = told(opened, [*before, *after], prefill=options.prefill, distance=options.distance)
     write_parquet(trace, options.out)
     print(
-        f"{options.out}: {len(before)} requests for maps, {len(after)} to replay, {len(trace):,} rows"
+        f"{options.out}: {len(before)} requests for maps, {len(after)} to replay, {len(trace):,} "
+        "rows"
     )
 
 

@@ -44,9 +44,9 @@ def shopping(r: random.Random) -> Question:
     q = r.randint(2, 15)
     paid = (a * p + b * q) // 10 * 10 + r.choice([10, 20, 50])
     question = (
-        f"{name} goes to {r.choice(PLACES)} and buys {a} {one} for {p} dollars each and {b} {other} for {q} "
-        f"dollars each. "
-        f"{name} pays with {paid} dollars. How much change does {name} get?"
+        f"{name} goes to {r.choice(PLACES)} and buys {a} {one} for {p} dollars each and {b} "
+        f"{other} for {q} dollars each. {name} pays with {paid} dollars. How much change does "
+        f"{name} get?"
     )
     steps = [
         f"The {one} cost {a} * {p} = {a * p} dollars.",
@@ -88,8 +88,8 @@ def wages(r: random.Random) -> Question:
     b = r.randint(2, 8)
     spent = r.randint(1, 15)
     question = (
-        f"{name} earns {rate} dollars an hour {job}. On {first} {name} works {a} hours and on {second} {b} hours, "
-        f"then spends {spent} dollars on lunch. How many dollars are left?"
+        f"{name} earns {rate} dollars an hour {job}. On {first} {name} works {a} hours and on "
+        f"{second} {b} hours, then spends {spent} dollars on lunch. How many dollars are left?"
     )
     steps = [
         f"In all {name} works {a} + {b} = {a + b} hours.",
@@ -194,8 +194,8 @@ def comparing(r: random.Random) -> Question:
     lost = r.randint(1, 9)
     more = base * percent // 100
     question = (
-        f"{one} has {base} {thing}. {two} has {percent} percent more {thing} than {one} but loses {lost} of them. "
-        f"How many {thing} do {one} and {two} have together?"
+        f"{one} has {base} {thing}. {two} has {percent} percent more {thing} than {one} but loses "
+        f"{lost} of them. How many {thing} do {one} and {two} have together?"
     )
     steps = [
         f"{percent} percent of {base} is {more}.",

@@ -40,15 +40,19 @@ _WITHOUT_MODELS = (
 _MOST_BYTES = 8 << 30
 _WAITS = 3  # times as long as it computes at most: a mutant may wait for a thread for ever
 
-_BINARY = "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_Add Pow_Mul BitOr_BitAnd BitAnd_BitOr LShift_RShift RShift_LShift"
+_BINARY = (
+    "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_Add Pow_Mul BitOr_BitAnd BitAnd_BitOr "
+    "LShift_RShift RShift_LShift"
+)
 _COMPARISON = (
-    "Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt Eq_NotEq Eq_LtE Eq_GtE NotEq_Eq NotEq_Lt NotEq_Gt "
-    "Is_IsNot IsNot_Is"
+    "Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt Eq_NotEq Eq_LtE Eq_GtE NotEq_Eq "
+    "NotEq_Lt NotEq_Gt Is_IsNot IsNot_Is"
 )
 _OTHERS = (
-    "ReplaceUnaryOperator_Delete_USub ReplaceUnaryOperator_Delete_Invert ReplaceUnaryOperator_Delete_Not AddNot "
-    "ReplaceTrueWithFalse ReplaceFalseWithTrue ReplaceAndWithOr ReplaceOrWithAnd ReplaceBreakWithContinue "
-    "ReplaceContinueWithBreak NumberReplacer RemoveDecorator ZeroIterationForLoop"
+    "ReplaceUnaryOperator_Delete_USub ReplaceUnaryOperator_Delete_Invert "
+    "ReplaceUnaryOperator_Delete_Not AddNot ReplaceTrueWithFalse ReplaceFalseWithTrue "
+    "ReplaceAndWithOr ReplaceOrWithAnd ReplaceBreakWithContinue ReplaceContinueWithBreak "
+    "NumberReplacer RemoveDecorator ZeroIterationForLoop"
 )
 OPERATORS = (
     *(f"ReplaceBinaryOperator_{pair}" for pair in _BINARY.split()),
@@ -89,7 +93,8 @@ def seconds_of(name: str, tests: Sequence[str]) -> float:
     code, seconds = _in_a_child(None, name, tests, limit_s=3600)
     if code:
         raise RuntimeError(
-            f"the tests of {name} fail, or find nothing, before anything is changed: {' '.join(tests)}"
+            f"the tests of {name} fail, or find nothing, before anything is changed: "
+            f"{' '.join(tests)}"
         )
     return seconds
 

@@ -239,7 +239,8 @@ def page_of(outcomes: Iterable[Outcome], page: str) -> str:
     for each in outcomes:
         left = len(each.survivors)
         lines.append(
-            f"| {each.path} | {each.num_tried} | {each.tried - left} | {left} | {100 * each.share_killed:.1f} |"
+            f"| {each.path} | {each.num_tried} | {each.tried - left} | {left} | "
+            f"{100 * each.share_killed:.1f} |"
         )
     lines += ["", "| survivor in | line | change | why no test notices |", "|---|---:|---|---|"]
     for each in outcomes:

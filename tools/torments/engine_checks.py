@@ -34,7 +34,8 @@ def check(session: Session, after: str) -> None:
         for (name, own), (_, theirs) in parts:
             if not torch.equal(own, theirs):
                 raise Lost(
-                    f"17: after {after}: slot {place.slot} does not hold {name} of key {place.key} ({layout})"
+                    f"17: after {after}: slot {place.slot} does not hold {name} of key "
+                    f"{place.key} ({layout})"
                 )
 
 

@@ -104,7 +104,10 @@ def _by_class(found: list[Found], options: argparse.Namespace) -> performance.Se
         for number, words in _classes().items()
     ]
     columns = ("class", "what goes wrong", "tried", "survived", "lost")
-    note = f"seed {options.seed}, {options.minutes:g} minutes: {tried.total():,} cases, {lost.total()} lost"
+    note = (
+        f"seed {options.seed}, {options.minutes:g} minutes: {tried.total():,} cases, "
+        f"{lost.total()} lost"
+    )
     return performance.Section(
         "classes", [performance.Table("By class of fault", columns, rows, note)]
     )
@@ -132,7 +135,10 @@ def _by_torment(found: list[Found], name: str) -> performance.Section:
         "peak MiB",
         "lost cases",
     )
-    note = "a process each; a case is repeated by `python -m tools.torments.torture --only NAME --case N`"
+    note = (
+        "a process each; a case is repeated by `python -m tools.torments.torture --only NAME "
+        "--case N`"
+    )
     return performance.Section(name, [performance.Table("By torment", columns, rows, note)])
 
 

@@ -154,7 +154,8 @@ class Victims:
         may = [n for n, whole in wanted.items() if before <= now <= whole | before]
         if not may:
             raise Lost(
-                f"{command}: runs are {_told(now)}, not {_told(before)} and some of {_told(wanted[times + 1])}"
+                f"{command}: runs are {_told(now)}, not {_told(before)} and some of "
+                f"{_told(wanted[times + 1])}"
             )
         return may[0]
 

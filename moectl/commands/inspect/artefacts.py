@@ -140,7 +140,8 @@ def _verify(store: Path, rows: pa.Table) -> None:
             problems.append(problem)
     if problems:
         raise BadInput(
-            f"{len(problems)} of {len(hashes)} replica files cannot be used; the first: {problems[0]}"
+            f"{len(problems)} of {len(hashes)} replica files cannot be used; the first: "
+            f"{problems[0]}"
         )
 
 
@@ -155,7 +156,10 @@ def splits(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     answer = matrices.split_columns(artefact.read("splits"))
     measured = matrices.curve_matrices(artefact.read("curves"), *artefact.size)
     asked = artefact.run.info.parameters
-    title = f"Split of {asked['model']}, {asked['budget']}, {asked.get('machine', 'measured')}, {asked['solver']}"
+    title = (
+        f"Split of {asked['model']}, {asked['budget']}, {asked.get('machine', 'measured')}, "
+        f"{asked['solver']}"
+    )
     on = grounds.simulated(asked.get("machine", HERE), artefact.shape.nbytes)
     sheet = split_views.splits(answer, measured, on, title=title)
     num_experts = artefact.shape.num_experts

@@ -64,7 +64,10 @@ def show(result: Verified, *, as_json: bool) -> None:
         findings = [asdict(finding) for finding in checked.findings]
         show_json({"name": "store", "store": str(result.store), **sizes, "findings": findings})
         return
-    looked = f"{checked.num_runs:,} runs, {checked.num_rows:,} rows and {checked.num_files:,} replica files were read"
+    looked = (
+        f"{checked.num_runs:,} runs, {checked.num_rows:,} rows and {checked.num_files:,} replica "
+        "files were read"
+    )
     rows = [(finding.about, finding.says, finding.remedy) for finding in checked.findings]
     note = f"{looked}: {len(rows) or 'no'} finding{'s' * (len(rows) != 1)}"
     if rows:

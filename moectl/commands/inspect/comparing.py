@@ -62,9 +62,12 @@ def _other_sources(store: Store, runs: list[StoredRun], opened: MoeModel) -> Ite
             layer, expert = others[0]
             yield StoreFinding(
                 f"run {run.run_id}",
-                f"{len(others)} of {len(keys)} replica files are of other weights than the checkpoint has, as layer "
-                f"{layer}, expert {expert}",
-                "run moectl quantize again, and profile again too: its counts may be of other weights as well",
+                f"{len(others)} of {len(keys)} replica files are of other weights than the "
+                f"checkpoint has, as layer {layer}, expert {expert}",
+                (
+                    "run moectl quantize again, and profile again too: its counts may be of other "
+                    "weights as well"
+                ),
             )
 
 

@@ -83,7 +83,8 @@ def refuse_views(*, heatmap: bool, layer: int | None, run: int | None) -> None:
     replicas."""
     if heatmap or layer is not None or run is not None:
         raise BadUsage(
-            "inspect precision prices the newest replicas of all layers: leave out --run, --layer, --heatmap"
+            "inspect precision prices the newest replicas of all layers: leave out --run, "
+            "--layer, --heatmap"
         )
 
 
@@ -243,10 +244,11 @@ def _conditions(request: PrecisionRequest, info: RunInfo, opened: MoeModel) -> s
     perplexity = info.parameters["perplexity"]
     short = str(info.parameters["shortfall"])
     return (
-        f"{info.tokens:,} tokens of {request.data} in sequences of up to {LENGTH}{fewer(short)}, teacher-forced, "
-        f"on which the checkpoint's perplexity is {perplexity:.4g} (experts: {opened.expert_format}); every expert "
-        "on its replica, none at full precision; of an average all take the bytes of its prefix split, or less "
-        f"(without one, those of experts of the two widths beside it); +-: standard error of the ratio; random "
-        f"drawn {request.draws} times from seed {request.seed}; torch "
-        f"{installed['torch']}, transformers {installed['transformers']}, {info.seconds:.0f} s"
+        f"{info.tokens:,} tokens of {request.data} in sequences of up to {LENGTH}{fewer(short)}, "
+        f"teacher-forced, on which the checkpoint's perplexity is {perplexity:.4g} (experts: "
+        f"{opened.expert_format}); every expert on its replica, none at full precision; of an "
+        "average all take the bytes of its prefix split, or less (without one, those of experts "
+        "of the two widths beside it); +-: standard error of the ratio; random drawn "
+        f"{request.draws} times from seed {request.seed}; torch {installed['torch']}, "
+        f"transformers {installed['transformers']}, {info.seconds:.0f} s"
     )

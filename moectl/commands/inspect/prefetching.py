@@ -85,8 +85,9 @@ def prefetching(source: TraceSource, request: PrefetchRequest) -> MeasuredPrefet
                 PrefetchRow(name, distance, foresight(opened.trace, shape, text, tier, artefacts))
             )
     conditions = (
-        f"{opened.name}: {len(opened.trace) // opened.trace.num_layers:,} tokens; {tier.num_slots} of {shape.num_keys} "
-        f"experts, {tier.scope}, {tier.eviction}; {tier.window / shape.expert_nbytes:.3g} experts prefetched a step; "
+        f"{opened.name}: {len(opened.trace) // opened.trace.num_layers:,} tokens; "
+        f"{tier.num_slots} of {shape.num_keys} experts, {tier.scope}, {tier.eviction}; "
+        f"{tier.window / shape.expert_nbytes:.3g} experts prefetched a step; "
         f"{', '.join(CONTROLS)}: controls"
     )
     return MeasuredPrefetch(rows, conditions, list(_left_out(opened.trace, artefacts)))
@@ -150,11 +151,20 @@ def _predictors(trace: Trace, artefacts: Artefacts) -> Iterator[str]:
 
 def _left_out(trace: Trace, artefacts: Artefacts) -> Iterator[str]:
     if trace.predicted is None:
-        yield "next_gate and blend, for the trace holds no predictions: `moectl profile --trace` keeps some"
+        yield (
+            "next_gate and blend, for the trace holds no predictions: `moectl profile --trace` "
+            "keeps some"
+        )
     if trace.learned is None:
-        yield "learned, for the trace does not hold what predictors say: `moectl build-predictor`, then profile --trace"
+        yield (
+            "learned, for the trace does not hold what predictors say: `moectl build-predictor`, "
+            "then profile --trace"
+        )
     if not _has_maps(trace, artefacts):
-        yield "map, which needs maps in the store, and probabilities and embeddings in the trace: `moectl build-maps`"
+        yield (
+            "map, which needs maps in the store, and probabilities and embeddings in the trace: "
+            "`moectl build-maps`"
+        )
 
 
 def _has_maps(trace: Trace, artefacts: Artefacts) -> bool:

@@ -227,8 +227,9 @@ def _sheet(
 def _conditions(request: SubstitutionRequest, data: Data) -> str:
     gates = LIMITS[2]
     return (
-        f"{data.num_tokens:,} tokens of {request.data} in sequences of up to {LENGTH}{fewer(data.shortfall)}; "
-        f"residents drawn {request.draws} times from seed {request.seed}, as many in every layer; lists of alpha "
-        f"{DEFAULT_ALPHA}, k_max {K_MAX}; gates: entropy above percentile {gates.percentile:g}, margin "
-        f"{gates.margin:g}, beta {gates.beta:g}; what is not replaced is exact; {', '.join(CONTROLS)}: controls"
+        f"{data.num_tokens:,} tokens of {request.data} in sequences of up to "
+        f"{LENGTH}{fewer(data.shortfall)}; residents drawn {request.draws} times from seed "
+        f"{request.seed}, as many in every layer; lists of alpha {DEFAULT_ALPHA}, k_max {K_MAX}; "
+        f"gates: entropy above percentile {gates.percentile:g}, margin {gates.margin:g}, beta "
+        f"{gates.beta:g}; what is not replaced is exact; {', '.join(CONTROLS)}: controls"
     )

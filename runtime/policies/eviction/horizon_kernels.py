@@ -167,8 +167,9 @@ def _expect(visit, num_layers, weights, known, wait, nearness):
 
 
 @kernel(
-    "void(int64, int64, int64, float64[:, :, ::1], int64[::1], float64[:, ::1], float64[:, ::1], float64[:, ::1],"
-    "float64[:, ::1], float64[:, :, :, ::1], float64[:, ::1], float64[:, :, ::1], float64[:, ::1])"
+    "void(int64, int64, int64, float64[:, :, ::1], int64[::1], float64[:, ::1], float64[:, ::1], "
+    "float64[:, ::1],float64[:, ::1], float64[:, :, :, ::1], float64[:, ::1], float64[:, :, ::1], "
+    "float64[:, ::1])"
 )
 def look_ahead(
     layer,
@@ -276,8 +277,9 @@ def _state_ahead(block, distance, num_layers, num_experts):
 
 
 @kernel(
-    "void(int64[::1], int64, int64, int64, int64, boolean, boolean, int64, float32[:, :, ::1], int64[::1],"
-    "float64[::1], uint8[:, :, ::1], int16[:, ::1], float32[:, ::1], int64, float64[::1])"
+    "void(int64[::1], int64, int64, int64, int64, boolean, boolean, int64, float32[:, :, ::1], "
+    "int64[::1],float64[::1], uint8[:, :, ::1], int16[:, ::1], float32[:, ::1], int64, "
+    "float64[::1])"
 )
 def on_use(
     keys, layer, step, newest, num_tokens, is_single, is_remembered, top_k, predicted, last,
@@ -325,7 +327,8 @@ def on_use(
 
 
 @kernel(
-    "void(float64[::1], float64[:, :, ::1], float64[:, :, ::1], float64[:, ::1], float64[:, ::1], float64[::1])"
+    "void(float64[::1], float64[:, :, ::1], float64[:, :, ::1], float64[:, ::1], float64[:, ::1], "
+    "float64[::1])"
 )
 def learn(weights, known, later, used, moments, products):
     """Add a pass to `moments` [F, F] and `products` [F]: the wait after the features `known` [L, F,

@@ -31,7 +31,8 @@ class Cold(Simple):
     def __post_init__(self) -> None:
         if not 0 <= self.swap < math.inf:
             raise BadUsage(
-                f"cold needs swap, the experts swapped in a layer and token, of at least 0, not {self.swap}"
+                "cold needs swap, the experts swapped in a layer and token, of at least 0, not "
+                f"{self.swap}"
             )
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:

@@ -11,7 +11,10 @@ from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
 from runtime.policies.miss.shared import keep_sum
 
-_ALIKE = "no sensitivity of layers is stored: drop takes all for equally sensitive; `moectl profile` measures it"
+_ALIKE = (
+    "no sensitivity of layers is stored: drop takes all for equally sensitive; `moectl profile` "
+    "measures it"
+)
 
 
 @dataclass

@@ -34,7 +34,8 @@ class ShadowMiss(Simple):
     def __post_init__(self) -> None:
         if self.margin < 1 or self.half_life <= 0:
             raise BadUsage(
-                f"shadow needs margin >= 1 and half_life > 0, not {self.margin} and {self.half_life}"
+                f"shadow needs margin >= 1 and half_life > 0, not {self.margin} and "
+                f"{self.half_life}"
             )
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:

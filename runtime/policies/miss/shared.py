@@ -64,15 +64,20 @@ def check_replicas(name: str, artefacts: Artefacts, *needed: int) -> None:
     for bits in needed:
         if bits not in replicas.nbytes and bits in replicas.at_full and replicas.base == FULL_BITS:
             raise Incompatible(
-                f"{name} needs replicas of {bits} bits, which are no smaller than the experts of the checkpoint: pick "
-                f"of {', '.join(map(str, replicas.widths)) or 'presets without replicas'}"
+                f"{name} needs replicas of {bits} bits, which are no smaller than the experts of "
+                "the checkpoint: pick of "
+                f"{', '.join(map(str, replicas.widths)) or 'presets without replicas'}"
             )
         if bits not in replicas.nbytes:
             built = ", ".join(map(str, sorted(replicas.nbytes)))
             if replicas.base != FULL_BITS:
-                built = f"{', '.join(map(str, replicas.widths)) or 'none'} below a base of {replicas.base}"
+                built = (
+                    f"{', '.join(map(str, replicas.widths)) or 'none'} below a base of "
+                    f"{replicas.base}"
+                )
             raise Incompatible(
-                f"{name} needs replicas of {bits} bits; there are {built}: build them or pick of these"
+                f"{name} needs replicas of {bits} bits; there are {built}: build them or pick of "
+                "these"
             )
 
 

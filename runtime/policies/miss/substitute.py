@@ -28,7 +28,8 @@ class Substitute(Simple):
     def __post_init__(self) -> None:
         if self.tolerance < 0 or self.rank < 0:
             raise BadUsage(
-                f"substitute needs tolerance >= 0 and rank >= 0, not {self.tolerance} and {self.rank}"
+                f"substitute needs tolerance >= 0 and rank >= 0, not {self.tolerance} and "
+                f"{self.rank}"
             )
 
     def choose(self, step: Step, residents: Residents) -> Choice:

@@ -228,8 +228,8 @@ def _propose(chances, least, first_key, start, proposed):
 
 
 @kernel(
-    "int64[::1](int64[:, ::1], int64, boolean, float64[::1], int64, int64, int64, int64, int64, float32[:, :, ::1],"
-    "float32[:, :, ::1], int64[::1], float64[:, ::1], float64, float64)"
+    "int64[::1](int64[:, ::1], int64, boolean, float64[::1], int64, int64, int64, int64, int64, "
+    "float32[:, :, ::1],float32[:, :, ::1], int64[::1], float64[:, ::1], float64, float64)"
 )
 def likely(
     selected, layer, learns, state, num_layers, reach, num_kinds, num_experts, top_k,

@@ -51,8 +51,8 @@ class SplitResidency(SimpleResidency):
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         if artefacts.replicas is not None and artefacts.replicas.base != FULL_BITS:
             raise BadUsage(
-                f"split cuts experts of the checkpoint, and a base of {artefacts.replicas.base} bits has them packed: "
-                "leave out --base, or choose another --residency"
+                f"split cuts experts of the checkpoint, and a base of {artefacts.replicas.base} "
+                "bits has them packed: leave out --base, or choose another --residency"
             )
         self._shape = shape
         self._splits = artefacts.splits or ()
@@ -64,8 +64,8 @@ class SplitResidency(SimpleResidency):
         least = shape.num_layers * shape.expert_nbytes
         if budget_nbytes < least:
             raise BadUsage(
-                f"the budget of {budget_nbytes:,} bytes does not hold one expert a layer: give at least "
-                f"{shape.num_layers}x ({least:,} bytes)"
+                f"the budget of {budget_nbytes:,} bytes does not hold one expert a layer: give at "
+                f"least {shape.num_layers}x ({least:,} bytes)"
             )
         return self._laid_out(budget_nbytes, self._chosen(budget_nbytes))
 
@@ -105,20 +105,20 @@ class SplitResidency(SimpleResidency):
         )
         if solved is None and self.theta is not None:
             self.fallbacks = (
-                f"no split was solved for this budget on this machine: experts are cut at theta={self.theta:g}; "
-                "`moectl split --budget` with that of the run solves one",
+                "no split was solved for this budget on this machine: experts are cut at "
+                f"theta={self.theta:g}; `moectl split --budget` with that of the run solves one",
             )
             return None
         if solved is None:
             budgets = ", ".join(sorted({f"{split.budget_nbytes:,}" for split in self._splits}))
             raise Incompatible(
-                f"the store's splits were made for another budget ({budgets} bytes, not {budget_nbytes:,}): "
-                "run `moectl split --budget` with that of the run"
+                f"the store's splits were made for another budget ({budgets} bytes, not "
+                f"{budget_nbytes:,}): run `moectl split --budget` with that of the run"
             )
         if solved.theta.shape != (self._shape.num_layers,):
             raise Incompatible(
-                f"the store's split is of {len(solved.theta)} layers, the model has {self._shape.num_layers}: "
-                "it is another model's, run `moectl split`"
+                f"the store's split is of {len(solved.theta)} layers, the model has "
+                f"{self._shape.num_layers}: it is another model's, run `moectl split`"
             )
         return solved
 

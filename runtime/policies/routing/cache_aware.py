@@ -34,7 +34,8 @@ class CacheAware(Simple):
     def __post_init__(self) -> None:
         if self.strength < 0 or self.keep < 0:
             raise BadUsage(
-                f"cache_aware needs strength >= 0 and keep >= 0, not {self.strength} and {self.keep}"
+                f"cache_aware needs strength >= 0 and keep >= 0, not {self.strength} and "
+                f"{self.keep}"
             )
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:

@@ -43,7 +43,10 @@ def weigh(selected, counts, epsilon, early, worth):
 
 
 @kernel(
-    "int64(int64, int64[:, ::1], float64[:, ::1], boolean, int64, float64, float64[::1], int64[::1], float64[::1])",
+    (
+        "int64(int64, int64[:, ::1], float64[:, ::1], boolean, int64, float64, float64[::1], "
+        "int64[::1], float64[::1])"
+    ),
     exact=True,
 )
 def most_urgent(layer, counts, matched, is_matched, width, epsilon, discounts, keys, urgency):

@@ -115,7 +115,8 @@ class Collection:
     def __init__(self, capacity: int, shape: Shape) -> None:
         if capacity < 1:
             raise BadUsage(
-                f"a collection of activation matrices needs a capacity of at least 1, not {capacity}"
+                "a collection of activation matrices needs a capacity of at least 1, not "
+                f"{capacity}"
             )
         self._capacity = capacity
         size = (capacity + 1, shape.num_layers, shape.num_experts)

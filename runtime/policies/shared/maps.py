@@ -47,8 +47,9 @@ class Matching:
     def __init__(self, maps: ExpertMaps, shape: Shape, *, learns: bool = False) -> None:
         if (maps.num_layers, maps.num_experts) != (shape.num_layers, shape.num_experts):
             raise Incompatible(
-                f"the expert maps have {maps.num_layers} layers of {maps.num_experts} experts, the model "
-                f"{shape.num_layers} of {shape.num_experts}: run moectl build-maps on this model"
+                f"the expert maps have {maps.num_layers} layers of {maps.num_experts} experts, "
+                f"the model {shape.num_layers} of {shape.num_experts}: run moectl build-maps on "
+                "this model"
             )
         self.learns = learns
         self._maps = maps.copy() if learns else maps

@@ -66,7 +66,10 @@ def test_batches(tmp_path: Path) -> None:
         ),
         (
             [HEADER, "3,52 forty"],
-            "line 2 has no layer with experts: '3,52 forty'; expected: layer_id,expert_ids, as 3,52 40",
+            (
+                "line 2 has no layer with experts: '3,52 forty'; expected: layer_id,expert_ids, "
+                "as 3,52 40"
+            ),
         ),
         ([HEADER, "three,52 40"], "line 2 has no layer"),
         ([HEADER, "3"], "line 2 has no layer"),

@@ -95,8 +95,9 @@ def test_any_safetensors_reader_reads_it(path: Path) -> None:
 def test_the_same_bytes_in_every_process(path: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.safetensors"
     code = (
-        "import sys; from pathlib import Path; from tests.artifacts.quantisation.test_replica_file import *;"
-        "write_replicas(Path(sys.argv[1]), replicas(), dict(reversed(METADATA.items())))"
+        "import sys; from pathlib import Path; from "
+        "tests.artifacts.quantisation.test_replica_file import "
+        "*;write_replicas(Path(sys.argv[1]), replicas(), dict(reversed(METADATA.items())))"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", code, str(other)], env=environment, check=True)

@@ -12,7 +12,10 @@ from artifacts.store.store import Store
 from artifacts.store.structure import stored_columns
 from tests.helpers.stores import MODEL, run_info, verified, write
 
-NEVER = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 0 FROM r) SELECT count(*) AS version FROM r"
+NEVER = (
+    "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 0 FROM r) SELECT count(*) AS version "
+    "FROM r"
+)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +129,10 @@ def test_what_nothing_names_is_left_alone(store: Path) -> None:
         "CREATE MACRO coalesce(a, b) AS 99",
         'CREATE MACRO "+"(a, b) AS 99',
         'CREATE MACRO "="(a, b) AS true',
-        "CREATE MACRO duckdb_tables() AS TABLE SELECT 'runs' AS table_name, 'x()' AS sql, 'main' AS schema_name",
+        (
+            "CREATE MACRO duckdb_tables() AS TABLE SELECT 'runs' AS table_name, 'x()' AS sql, "
+            "'main' AS schema_name"
+        ),
         f"CREATE VIEW forever AS {NEVER}",
         "CREATE TABLE incoming (evil INTEGER)",
         "CREATE SCHEMA other",
@@ -221,7 +227,8 @@ def test_every_column_is_known_and_has_a_comment(store: Path) -> None:
             table: set(each.columns) for table, each in TABLES.items()
         }
         columns = connection.execute(
-            "SELECT table_name, column_name, data_type, comment FROM duckdb_columns() WHERE NOT internal"
+            "SELECT table_name, column_name, data_type, comment FROM duckdb_columns() WHERE NOT "
+            "internal"
         ).fetchall()
         tables = connection.execute("SELECT table_name, comment FROM duckdb_tables()").fetchall()
     assert dict(tables) == {table: f"one row per {each.row}" for table, each in TABLES.items()}

@@ -89,8 +89,9 @@ def test_what_is_stored(ran: tuple[dict, Path]) -> None:
 
 def write_task(text: str) -> None:
     Path("one.yaml").write_text(
-        "task: one\ndataset_path: json\ndataset_kwargs: {data_files: {test: task.jsonl}}\ntest_split: test\n"
-        "output_type: multiple_choice\ndoc_to_text: '{{text}}'\ndoc_to_choice: [' by', ' gate']\ndoc_to_target: 0\n"
+        "task: one\ndataset_path: json\ndataset_kwargs: {data_files: {test: task.jsonl}}\n"
+        "test_split: test\noutput_type: multiple_choice\ndoc_to_text: '{{text}}'\ndoc_to_choice: "
+        "[' by', ' gate']\ndoc_to_target: 0\n"
     )
     Path("task.jsonl").write_text(
         "\n".join(json.dumps({"text": f"{number} {text}"}) for number in range(3))
@@ -122,7 +123,10 @@ def test_tasks_stand_beside_the_other_columns(
         ]
         assert row["tasks"] == rows["full"]["tasks"]
     with Store.open("moe.duckdb", read_only=True) as store:
-        query = "SELECT json_extract(parameters, '$.tasks[0].value')::DOUBLE AS value FROM runs ORDER BY run_id"
+        query = (
+            "SELECT json_extract(parameters, '$.tasks[0].value')::DOUBLE AS value FROM runs ORDER "
+            "BY run_id"
+        )
         assert store.query(query)["value"].to_pylist() == [rows["full"]["tasks"][0]["value"]] * 3
     again = benched(*same)
     assert "3 settings were measured by an earlier run" in again["conditions"]

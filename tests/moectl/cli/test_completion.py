@@ -62,10 +62,10 @@ def test_tab_imports_no_torch(tmp_path: Path) -> None:
         "moectl simulate --machine ",
     ]
     code = (
-        "import os, sys\nfrom moectl.cli import main\n"
-        f"for asked in {[asked(line) for line in lines]!r}:\n"
-        "    os.environ.update(asked)\n    assert main([]) == 0\n"
-        "print('heavy:', [name for name in ('torch', 'transformers', 'duckdb', 'numba') if name in sys.modules])"
+        "import os, sys\nfrom moectl.cli import main\nfor asked in "
+        f"{[asked(line) for line in lines]!r}:\n    os.environ.update(asked)\n    assert main([]) "
+        "== 0\nprint('heavy:', [name for name in ('torch', 'transformers', 'duckdb', 'numba') if "
+        "name in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

@@ -233,7 +233,10 @@ def test_a_budget_above_the_model_is_fine(model: Path, capfd: pytest.CaptureFixt
         (
             ("--prompt", "x", "--preset", "promoe"),
             5,
-            "the prefetch policy needs predictors, which the store does not hold: run `moectl build-predictor`",
+            (
+                "the prefetch policy needs predictors, which the store does not hold: run `moectl "
+                "build-predictor`"
+            ),
         ),
         (
             ("--prompt", "x", "--preset", "hobbit"),

@@ -98,7 +98,8 @@ def test_bad_rows_are_answered_in_their_place(
     out = tmp_path / "answers.jsonl"
     data.write_text(
         '{"id": 1, "prompt": "a"}\n\n{"id": 1, "prompt": "b"}\n{"prompt"\n'
-        f'{json.dumps({"prompt": "long " * 200})}\n{{"messages": [{{"role": "user", "content": "c"}}]}}\n'
+        f'{json.dumps({"prompt": "long " * 200})}\n{{"messages": [{{"role": "user", "content": '
+        '"c"}]}\n'
     )
     assert (
         main(["generate", str(model), "--data", str(data), "--out", str(out), *OPTIONS, "--json"])

@@ -187,9 +187,9 @@ def test_replicas_of_an_older_moectl_are_refused(
         capfd, "run", model, "--prompt", "x", "--max-new-tokens", "1", "--base", "4", code=3
     )
     assert (
-        "is of an older moectl, which did not record the weights it was made of: run moectl quantize again"
-        in said
-    )
+        "is of an older moectl, which did not record the weights it was made of: run moectl "
+        "quantize again"
+    ) in said
 
 
 def checked(capfd: pytest.CaptureFixture[str], model: str) -> list[str]:

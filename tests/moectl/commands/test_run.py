@@ -210,9 +210,15 @@ def test_the_models_own_settings_are_followed_or_named(
     options = ("--prompt", PROMPT, "--max-new-tokens", 12, "--greedy")
     said = run_json(capfd, folder, *options)
     assert said["receipt"]["fallbacks"] == [
-        "generation_config.json asks for prompt_lookup_num_tokens 5: not followed, one pass gives one token",
+        (
+            "generation_config.json asks for prompt_lookup_num_tokens 5: not followed, one pass "
+            "gives one token"
+        ),
         "generation_config.json asks for num_beams 4: not followed, one sequence is decoded",
-        "generation_config.json asks for temperature 0.6: not followed, the options of each request decide",
+        (
+            "generation_config.json asks for temperature 0.6: not followed, the options of each "
+            "request decide"
+        ),
     ]
     ids = {
         penalty: run_json(capfd, model, *options, "--repetition-penalty", penalty)["token_ids"]
@@ -222,7 +228,10 @@ def test_the_models_own_settings_are_followed_or_named(
     assert run_json(capfd, folder, *options, "--repetition-penalty", 1.0)["token_ids"] == ids[1]
     path.write_text(json.dumps({"eos_token_id": "x"}))
     assert main(["run", str(folder), *map(str, options)]) == 3
-    line = f'moectl: transformers cannot use {path}: eos_token_id "x": it must be a token id, or a list of them\n'
+    line = (
+        f'moectl: transformers cannot use {path}: eos_token_id "x": it must be a token id, or a '
+        "list of them\n"
+    )
     said = capfd.readouterr()
     assert (said.out, problems(said.err)) == ("", line)
 

@@ -124,8 +124,9 @@ def store(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> P
         )
     )
     (folder / "one.yaml").write_text(
-        f"task: one\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {text.name}}}}}\ntest_split: test\n"
-        "output_type: multiple_choice\ndoc_to_text: '{{text}}'\ndoc_to_choice: [' by', ' gate']\ndoc_to_target: 0\n"
+        f"task: one\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {text.name}}}}}\n"
+        "test_split: test\noutput_type: multiple_choice\ndoc_to_text: '{{text}}'\n"
+        "doc_to_choice: [' by', ' gate']\ndoc_to_target: 0\n"
     )
     same = ["--data", str(text), "--store", str(path)]
     elsewhere = str(written(folder / "vllm.json", VLLM))
@@ -307,7 +308,8 @@ def test_what_leads(store: Path, tmp_path: Path, capfd: pytest.CaptureFixture[st
     with duckdb.connect(str(store), read_only=True) as connection:
         [(model,)] = connection.execute("SELECT name FROM models").fetchall()
         [(exact_ms,)] = connection.execute(
-            "SELECT min(tpot_ms) FROM bench WHERE mode = 'live' AND preset IN ('on-demand', 'near', 'specmd')"
+            "SELECT min(tpot_ms) FROM bench WHERE mode = 'live' AND preset IN ('on-demand', "
+            "'near', 'specmd')"
         ).fetchall()
     assert main([again[0], model, *again[1:], "--report", str(simulated)]) == 0
     assert f"report: {simulated}" in capfd.readouterr().out
@@ -450,7 +452,8 @@ OVERLAPS = """(() => {
 async def _look(page: Path, scratch: Path) -> None:
     bad = scratch / "bad.html"
     bad.write_text(
-        '<!doctype html><img src="http://moectl.invalid/a.png"><script>console.error("boom")</script>'
+        "<!doctype html><img "
+        'src="http://moectl.invalid/a.png"><script>console.error("boom")</script>'
     )
     async with browsing(scratch) as tab:
         await tab.open(bad.as_uri(), width=1280, height=900)
@@ -462,7 +465,10 @@ async def _look(page: Path, scratch: Path) -> None:
         tab.said.clear(), tab.asked.clear()
         await tab.call("Page.navigate", url=page.as_uri())
         await tab.until("document.readyState === 'complete' && document.querySelector('h1')")
-        cut = "[...document.querySelectorAll('.wide')].filter(table => table.scrollWidth > table.clientWidth).length"
+        cut = (
+            "[...document.querySelectorAll('.wide')].filter(table => table.scrollWidth > "
+            "table.clientWidth).length"
+        )
         for width, scheme in LOOKS:
             await tab.look(width, scheme)
             assert width < 1280 or await tab.value(cut) == 0, "a table is cut off"

@@ -14,7 +14,10 @@ INTERIM = "HTTP/1.1 100 Continue\r\n\r\n"
 
 def request(asked: dict, version: str = "1.1") -> bytes:
     body = json.dumps(asked).encode()
-    head = f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
+    head = (
+        f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nAuthorization: Bearer "
+        "secret\r\n"
+    )
     return (
         f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         + body

@@ -171,7 +171,8 @@ async def _early(url: str, scratch: Path) -> None:
         await tab.type("text", "sheep")
         await tab.press("Enter")
         await tab.until(
-            "document.getElementById('chat-said').textContent.startsWith('tiny is loading: try again')"
+            "document.getElementById('chat-said').textContent.startsWith('tiny is loading: try "
+            "again')"
         )
         assert await tab.value("document.getElementById('text').value") == "sheep"
 

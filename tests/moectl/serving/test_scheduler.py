@@ -315,7 +315,10 @@ def test_a_prompt_has_room_for_its_answer(begin: Begin) -> None:
         (
             positions - 3,
             4,
-            f"{positions - 3} prompt tokens and 4 new ones exceed the model's {positions} positions",
+            (
+                f"{positions - 3} prompt tokens and 4 new ones exceed the model's {positions} "
+                "positions"
+            ),
         ),
         (
             positions,

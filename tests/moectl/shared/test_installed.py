@@ -76,7 +76,10 @@ def test_a_version_that_will_not_do_is_told_before_anything_is_imported(
 
 
 def test_without_torch_a_command_says_where_to_look() -> None:
-    code = "import sys\nsys.modules['torch'] = None\nfrom moectl.cli import main\nsys.exit(main(['run', '--prompt', 'x']))"
+    code = (
+        "import sys\nsys.modules['torch'] = None\nfrom moectl.cli import main\n"
+        "sys.exit(main(['run', '--prompt', 'x']))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     said = done.stderr.splitlines()[-1]  # transformers has said something too
     assert (done.returncode, said) == (

@@ -59,8 +59,9 @@ def test_another_package_before_ours_is_named_with_its_owner(site: Path, tmp_pat
     done = started(site, before)
     assert (done.returncode, done.stdout) == (5, "")
     assert done.stderr == (
-        f"moectl: the package artifacts that Python finds ({before}/artifacts/__init__.py) is that of forensics 1.0, "
-        "not moectl's: install moectl in a virtual environment of its own\n"
+        f"moectl: the package artifacts that Python finds ({before}/artifacts/__init__.py) is "
+        "that of forensics 1.0, not moectl's: install moectl in a virtual environment of its "
+        "own\n"
     )
 
 

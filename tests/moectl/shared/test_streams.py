@@ -47,7 +47,10 @@ def test_closed_streams_are_dev_null(tmp_path: Path) -> None:
     """Files that are opened later do not get their numbers, and print finds something to write
     to."""
     told = tmp_path / "told"
-    code = "print('a'); print('b', file=sys.stderr); sys.stdout.flush(); file = open(sys.argv[1], 'w'); "
+    code = (
+        "print('a'); print('b', file=sys.stderr); sys.stdout.flush(); file = open(sys.argv[1], "
+        "'w'); "
+    )
     code += "file.write(f'{file.fileno() > 2} {sys.stdin}'); os.write(1, b'c'); os.write(2, b'd')"
     assert process(code, str(told), redirected="<&- >&- 2>&-").returncode == 0
     assert told.read_text() == "True None"

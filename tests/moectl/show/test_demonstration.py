@@ -70,14 +70,18 @@ def test_the_table_has_ratios_with_their_spread_and_exact_rows_first() -> None:
     [
         (
             ROWS,
-            "(on-demand) was 3.9 times slower than with all of them there; the fastest way with the same output, near, "
-            "was 1.9 times slower than full; the fastest of all, shadow, was as fast as full and altered the output, "
-            "its loss not distinguishable (-0.2 % +- 0.4) and 100 % of first choices the same.",
+            "(on-demand) was 3.9 times slower than with all of them there; the fastest way with "
+            "the same output, near, was 1.9 times slower than full; the fastest of all, shadow, "
+            "was as fast as full and altered the output, its loss not distinguishable (-0.2 % +- "
+            "0.4) and 100 % of first choices the same.",
         ),
         (ROWS[:2], "(on-demand) was 3.9 times slower than with all of them there."),
         (
             [*ROWS[:2], replace(ROWS[4], times_full=0.8)],
-            "; the fastest of all, buddymoe, was 1.2 times faster than full and cost 3.5 % (+- 1.2) of perplexity.",
+            (
+                "; the fastest of all, buddymoe, was 1.2 times faster than full and cost 3.5 % "
+                "(+- 1.2) of perplexity."
+            ),
         ),
         (
             [row("on-demand", 1.0), row("near", 1.2)],

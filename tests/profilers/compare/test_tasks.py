@@ -25,8 +25,8 @@ COMMON = (
     "dataset_path: json\ndataset_kwargs: {data_files: {test: documents.jsonl}}\ntest_split: test\n"
 )
 TASKS = {
-    "choosing": "output_type: multiple_choice\ndoc_to_text: '{{a}}'\ndoc_to_choice: ['{{b}}', ' an old', ' gate by']\n"
-    "doc_to_target: 0\nmetric_list: [{metric: acc}]\n",
+    "choosing": "output_type: multiple_choice\ndoc_to_text: '{{a}}'\ndoc_to_choice: ['{{b}}', ' an old', "
+    "' gate by']\ndoc_to_target: 0\nmetric_list: [{metric: acc}]\n",
     "reading": "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{a}}{{b}}'\n"
     "metric_list: [{metric: word_perplexity}]\n",
     "writing": "output_type: generate_until\ndoc_to_text: '{{a}}'\ndoc_to_target: '{{b}}'\n"

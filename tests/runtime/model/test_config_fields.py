@@ -203,7 +203,10 @@ def test_what_an_older_or_unread_entry_says_otherwise_is_told(
     assert open_model(str(tmp_path)).unfollowed == (
         f"config.json says rope_theta 5.0: not followed, its rope_parameters says "
         f"{json.dumps(stored['rope_parameters']['rope_theta'])}",
-        f'config.json says torch_dtype "float8_e4m3fn": not followed, its dtype says "{stored["dtype"]}"',
+        (
+            'config.json says torch_dtype "float8_e4m3fn": not followed, its dtype says '
+            f'"{stored["dtype"]}"'
+        ),
         "config.json says architectures [1]: not followed, olmoe is OlmoeForCausalLM",
     )
 

@@ -215,7 +215,10 @@ def test_an_end_that_never_comes_is_named(opened: MoeModel, tmp_path: Path) -> N
         opened.model, written(tmp_path, eos_token_id=[2, 96, -1]), opened.tokenizer
     )
     assert lines == (
-        "generation_config.json ends texts with [96, -1], outside the vocabulary of 96: no text ends with it",
+        (
+            "generation_config.json ends texts with [96, -1], outside the vocabulary of 96: no "
+            "text ends with it"
+        ),
     )
 
 

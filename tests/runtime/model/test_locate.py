@@ -48,7 +48,10 @@ def test_what_the_hub_cannot_have_is_refused_at_once(
 ) -> None:
     """Before anything heavy is imported, and the hub is not asked."""
     monkeypatch.delattr(locate, "_download")
-    told = f"{name!r} is neither a folder here{guess} nor reachable as a hub id: check the path; a hub id is owner/name"
+    told = (
+        f"{name!r} is neither a folder here{guess} nor reachable as a hub id: check the path; a "
+        "hub id is owner/name"
+    )
     with pytest.raises(BadInput) as refused:
         locate.locate(name)
     assert str(refused.value) == told
@@ -79,7 +82,10 @@ def test_a_hub_that_does_not_answer_costs_seconds(
     assert locate.locate("kept/model") == here / "my-model"
     with pytest.raises(BadInput) as refused:
         locate.locate("some/model")
-    told = "'some/model' is neither a folder here nor reachable as a hub id (timed out): check the path, the id or the"
+    told = (
+        "'some/model' is neither a folder here nor reachable as a hub id (timed out): check the "
+        "path, the id or the"
+    )
     assert str(refused.value) == f"{told} network"
     with pytest.raises(BadInput, match=r"here \(did you mean models/olmoe\?\) nor"):
         locate.locate("models/olmo")

@@ -157,8 +157,9 @@ def _imported(path: Path) -> list[str]:
 
 def test_every_system_of_the_design_has_a_preset() -> None:
     systems = (
-        "full, uniform-bits, on-demand, near, shadow, mixtral-offloading, moe-infinity, pre-gated, adapmoe, promoe, "
-        "hobbit, mixture-cache, importance, specmd, buddymoe, context-aware, monde, monde-static, moepic, fmoe"
+        "full, uniform-bits, on-demand, near, shadow, mixtral-offloading, moe-infinity, "
+        "pre-gated, adapmoe, promoe, hobbit, mixture-cache, importance, specmd, buddymoe, "
+        "context-aware, monde, monde-static, moepic, fmoe"
     )
     assert [name for name in presets() if name in systems.split(", ")] == systems.split(", ")
 

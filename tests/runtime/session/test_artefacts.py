@@ -96,8 +96,8 @@ def test_lists_by_coactivation_are_found_beneath_newer_ones(tmp_path: Path) -> N
     }
     assert loaded.origins["coactivated"].note == ""
     assert loaded.origins["buddies"].note == (
-        "buddies: run 2 of build-buddies is used because it is newer than run 1 (metric loss, there coactivation); "
-        "to use that one make it again"
+        "buddies: run 2 of build-buddies is used because it is newer than run 1 (metric loss, "
+        "there coactivation); to use that one make it again"
     )
     assert loaded.buddies[..., 0].tolist() == [[2, 0, 1]] * 2
     assert (

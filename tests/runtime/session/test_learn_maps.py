@@ -95,7 +95,10 @@ def spawn(code: str, *arguments: object) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ)
 
 
-HOLD = "connection = Store.open(sys.argv[1])\nprint('open', flush=True)\ntime.sleep(float(sys.argv[2]))\nos._exit(0)"
+HOLD = (
+    "connection = Store.open(sys.argv[1])\nprint('open', flush=True)\n"
+    "time.sleep(float(sys.argv[2]))\nos._exit(0)"
+)
 
 
 def test_a_store_in_use_is_waited_for_and_then_named(

@@ -129,7 +129,10 @@ def as_graphs(folder: Path, dtype: torch.dtype, device: str, run: dict) -> Findi
     )
     is_near, detail, figures = compare(ours, theirs, dtype, allowed=COMPUTED_ELSEWHERE)
     why_not = f"; {told['why_not']}" if told["why_not"] else ""
-    graphs = f"{told['tokens']} tokens of {told['graphs']} graphs, captured {told['captures']} times{why_not}"
+    graphs = (
+        f"{told['tokens']} tokens of {told['graphs']} graphs, captured {told['captures']} "
+        f"times{why_not}"
+    )
     return is_near and bool(told["tokens"]), f"{graphs}; {detail}", figures | told
 
 
@@ -184,7 +187,10 @@ def compare_rounded(ours: Said, theirs: Said, exact: Said) -> Finding:
     own = difference(ours, exact)
     plain_own = difference(theirs, exact)
     allowed = max(COARSE, NO_WORSE * plain_own)
-    detail = f"{own:.1e} from float32's logits, the plain model {plain_own:.1e}; from each other {relative:.1e}"
+    detail = (
+        f"{own:.1e} from float32's logits, the plain model {plain_own:.1e}; from each other "
+        f"{relative:.1e}"
+    )
     figures = {
         "bit_equal": not relative,
         "relative": relative,

@@ -251,10 +251,16 @@ def _compared(
             case, [case.step(count) for _ in range(4)], calls, device
         )
     told = ", ".join(
-        f"{name} {one['us']:.0f} us ({one['gbps']:.0f} GB/s), torch {one['torch_us']:.0f} us with launches and waits"
+        (
+            f"{name} {one['us']:.0f} us ({one['gbps']:.0f} GB/s), torch {one['torch_us']:.0f} us "
+            "with launches and waits"
+        )
         for name, one in figures.items()
     )
-    detail = f"{max(shares.values()):.2f} of what is allowed, {'equal' if is_same else 'OTHER'} bits again; {told}"
+    detail = (
+        f"{max(shares.values()):.2f} of what is allowed, {'equal' if is_same else 'OTHER'} bits "
+        f"again; {told}"
+    )
     return max(shares.values()) <= 1 and is_same, detail, {"of_allowed": shares, **figures}
 
 

@@ -85,7 +85,10 @@ def agreement(device: str, bits: int) -> tuple[bool, str, dict]:
                 x = torch.randn(count, num_inputs, device=device).to(dtype)
                 exact = (x.double() @ weights.double().mT).float()
                 difference = ((linear(x, packed).float() - exact).norm() / exact.norm()).item()
-                name = f"{num_outputs}x{num_inputs}, {str(dtype).removeprefix('torch.')}, {count} tokens"
+                name = (
+                    f"{num_outputs}x{num_inputs}, {str(dtype).removeprefix('torch.')}, {count} "
+                    "tokens"
+                )
                 worst[name] = difference
     case = max(worst, key=worst.__getitem__)
     kernel = kernel_name(torch.device(device))

@@ -58,7 +58,10 @@ def few_bits(folder: Path, scratch: Path, device: str, run: str) -> Finding:
     pairs = zip(ours.logits, theirs.logits, strict=True)
     relative = max(((one - other).abs().max() / other.abs().max()).item() for one, other in pairs)
     is_same = ours.tokens == theirs.tokens
-    detail = f"largest difference {relative:.1e} of the largest logit; tokens {'equal' if is_same else 'DIFFER'}; {kernel}"
+    detail = (
+        f"largest difference {relative:.1e} of the largest logit; tokens "
+        f"{'equal' if is_same else 'DIFFER'}; {kernel}"
+    )
     return (
         relative <= COMPUTED_ELSEWHERE and is_same,
         detail,

@@ -77,7 +77,8 @@ class DamagedStore:
             found = _content(path)
             if any(found.get(run) != content for run, content in self._content.items()):
                 raise Lost(
-                    f"{told}: a run has other rows than it wrote, or is not there, and nobody says so"
+                    f"{told}: a run has other rows than it wrote, or is not there, and nobody "
+                    "says so"
                 )
             if len(found) != len(self._content) + num_more:
                 raise Lost(f"{told}: {len(found)} runs are there")

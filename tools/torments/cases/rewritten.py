@@ -98,7 +98,8 @@ class Rewritten:
         _quantise(open_model(str(model.folder)), whole := folder.with_name("whole.duckdb"))
         if _files(store) != _files(whole):
             raise Lost(
-                f"10: {name} was changed after {at} experts and changed back, and the replicas are others"
+                f"10: {name} was changed after {at} experts and changed back, and the replicas "
+                "are others"
             )
 
     def _other_store(self, model: Model, folder: Path, rng: random.Random) -> None:
