@@ -5,12 +5,18 @@ from traceback import format_exception
 _LONGEST = 200  # characters of another program's message within one of our lines
 _MEMORY = "not enough memory; use a smaller model, batch or budget"
 _SHORTAGES = {  # in an error of the system or of another program, and our line
-    "Too many open files": "this process may not open more files; raise its limit, as with ulimit -n",
+    "Too many open files": (
+        "this process may not open more files; raise its limit, as with ulimit -n"
+    ),
     "can't start new thread": (
         "no more threads may be started; raise the limit on processes or memory (ulimit -u, -v)"
     ),
-    "Resource temporarily unavailable": "no more processes may be started; raise the limit (ulimit -u)",
-    "No usable temporary directory": "no temporary folder can be written; set TMPDIR to one that can",
+    "Resource temporarily unavailable": (
+        "no more processes may be started; raise the limit (ulimit -u)"
+    ),
+    "No usable temporary directory": (
+        "no temporary folder can be written; set TMPDIR to one that can"
+    ),
     "Cannot allocate memory": _MEMORY,
     "DefaultCPUAllocator: can't allocate memory": _MEMORY,
     "bad allocation": _MEMORY,

@@ -9,10 +9,8 @@ from pathlib import Path
 
 from artifacts.errors import OutOfResources
 
-_NBYTES = (
-    3 * 4096
-    # of DuckDB: the header of the file, and two of the database, of which each checkpoint replaces one
-)
+# Headers of DuckDB: of the file, and two of the database, of which each checkpoint replaces one.
+_NBYTES = 3 * 4096
 
 
 class Intruders:

@@ -4,6 +4,7 @@ them.
 The meanings are comments in each store, and the tables of docs/profile.md and of the site.
 """
 
+import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
@@ -42,9 +43,9 @@ _RUN = "run_id INTEGER NOT NULL -- the run that wrote the row"
 
 
 def _table(row: str, text: str) -> StoredTable:
-    """A table of lines `name definition -- meaning`."""
+    """A table of lines `name definition -- meaning`; a line `-- more` goes on with the meaning."""
     columns = {}
-    for line in text.strip().splitlines():
+    for line in re.sub(r"\n +-- ", " ", text).strip().splitlines():
         column, _, meaning = line.partition(" -- ")
         name, definition = column.split(maxsplit=1)
         columns[name] = StoredColumn(" ".join(definition.split()), meaning.strip())
@@ -84,7 +85,8 @@ CONTROL_TABLES = {
         """
         run_id INTEGER PRIMARY KEY -- counts from 1
         command VARCHAR NOT NULL -- the command, as in moectl profile
-        status VARCHAR NOT NULL CHECK (status IN ('running', 'complete', 'failed')) -- others are not read
+        status VARCHAR NOT NULL CHECK (status IN ('running', 'complete', 'failed')) -- others
+            -- are not read
         model_id VARCHAR -- the model, empty where there was none
         data VARCHAR NOT NULL -- the text or trace, as the user named it
         data_digest VARCHAR NOT NULL -- SHA-256 of what was read from it
@@ -107,7 +109,8 @@ ARTEFACT_TABLES = {
         layer USMALLINT NOT NULL -- MoE layer, from 0
         expert USMALLINT NOT NULL -- expert of the layer, from 0
         count BIGINT NOT NULL -- tokens that selected it
-        weight DOUBLE NOT NULL -- sum of its shares of those tokens' routing weights; a token's shares sum to 1
+        weight DOUBLE NOT NULL -- sum of its shares of those tokens' routing weights; a
+            -- token's shares sum to 1
         """,
     ),
     "coactivations": _artefact(
@@ -117,14 +120,16 @@ ARTEFACT_TABLES = {
         i USMALLINT NOT NULL -- an expert
         j USMALLINT NOT NULL -- another one; each pair stands twice, as i, j and j, i
         count BIGINT NOT NULL -- tokens that selected both
-        weight DOUBLE NOT NULL -- sum over those tokens of the smaller of both shares of the routing weights
+        weight DOUBLE NOT NULL -- sum over those tokens of the smaller of both shares of the
+            -- routing weights
         """,
     ),
     "entropy": _artefact(
         "layer: how evenly routers spread a token over its selected experts",
         """
         layer USMALLINT NOT NULL -- MoE layer, from 0
-        percentiles FLOAT[101] NOT NULL -- token activating entropy, 0 to 1, that 0, 1 .. 100 % of the tokens stay below
+        percentiles FLOAT[101] NOT NULL -- token activating entropy, 0 to 1, that 0, 1 .. 100
+            -- % of the tokens stay below
         histogram BIGINT[] NOT NULL -- tokens in each of 4,096 equal parts of 0 to 1
         """,
     ),
@@ -140,7 +145,8 @@ ARTEFACT_TABLES = {
         cosine DOUBLE NOT NULL -- mean over the sampled tokens of the cosine of both outputs
         loss DOUBLE NOT NULL -- mean squared change of the layer's output with j in i's place
         left_out DOUBLE NOT NULL -- the same with nothing in i's place
-        samples BIGINT NOT NULL -- sampled tokens that were routed to i; 0: all sampled tokens were used instead
+        samples BIGINT NOT NULL -- sampled tokens that were routed to i; 0: all sampled tokens
+            -- were used instead
         """,
     ),
     "buddies": _artefact(
@@ -163,9 +169,12 @@ ARTEFACT_TABLES = {
         mse DOUBLE NOT NULL -- mean squared error of its output, without routing weights
         relative DOUBLE NOT NULL -- mse over the mean square of the output
         samples BIGINT NOT NULL -- tokens that were routed to it
-        basis VARCHAR NOT NULL CHECK (basis IN ('own', 'layer')) -- own: judged on these; layer: on the layer's too
-        gated DOUBLE NOT NULL -- sum over its own tokens of squared routing weight times squared error
-        energy DOUBLE NOT NULL -- sum over its own tokens of squared routing weight times squared output
+        basis VARCHAR NOT NULL CHECK (basis IN ('own', 'layer')) -- own: judged on these;
+            -- layer: on the layer's too
+        gated DOUBLE NOT NULL -- sum over its own tokens of squared routing weight times
+            -- squared error
+        energy DOUBLE NOT NULL -- sum over its own tokens of squared routing weight times
+            -- squared output
         """,
     ),
     "replicas": _artefact(
@@ -184,7 +193,8 @@ ARTEFACT_TABLES = {
         """
         device VARCHAR NOT NULL -- where the model computes, as cpu or cuda
         tokens INTEGER -- tokens of the pass: 1 is a decode step; empty for a link
-        link VARCHAR -- where experts come from: disk, ram, pinned, pageable or a rate; empty for a pass
+        link VARCHAR -- where experts come from: disk, ram, pinned, pageable or a rate; empty
+            -- for a pass
         bits DOUBLE NOT NULL -- bits a weight of the experts
         attention_s DOUBLE -- one layer without its routed experts, s; medians, as all times here
         attention_iqr_s DOUBLE -- distance between its quartiles, s; so for the others
@@ -212,10 +222,12 @@ ARTEFACT_TABLES = {
         "layer, kind and place on its curve: what a cache of each size would have held",
         """
         layer USMALLINT NOT NULL -- MoE layer, from 0
-        kind VARCHAR NOT NULL CHECK (kind IN ('hit', 'prediction', 'prediction_hit')) -- which of the shares value is
+        kind VARCHAR NOT NULL CHECK (kind IN ('hit', 'prediction', 'prediction_hit')) -- which
+            -- of the shares value is
         y USMALLINT -- rank of a predicted expert, from 0; empty for hit
         size USMALLINT -- cached experts; empty for prediction
-        value DOUBLE NOT NULL -- share of requests that hit; of rank y that are selected; of rank y that are cached
+        value DOUBLE NOT NULL -- share of requests that hit; of rank y that are selected; of
+            -- rank y that are cached
         """,
     ),
     "splits": _artefact(
@@ -235,14 +247,16 @@ ARTEFACT_TABLES = {
         request INTEGER NOT NULL -- request it is of
         iteration INTEGER NOT NULL -- its prompt is 0, then one a token
         embedding FLOAT[] NOT NULL -- mean input embedding of its tokens at unit length, [hidden]
-        probabilities FLOAT[] NOT NULL -- mean distribution of each router, [layers x experts] by layer
+        probabilities FLOAT[] NOT NULL -- mean distribution of each router, [layers x experts]
+            -- by layer
         """,
     ),
     "predictors": _artefact(
         "layer and distance: a fitted predictor and how good it is",
         """
         layer USMALLINT NOT NULL -- MoE layer whose router input it reads, from 0
-        distance USMALLINT NOT NULL -- layers it looks ahead, from 1; past the last layer lies the next pass
+        distance USMALLINT NOT NULL -- layers it looks ahead, from 1; past the last layer lies
+            -- the next pass
         target VARCHAR NOT NULL CHECK (target IN ('logits', 'selected')) -- what it was fitted to
         recall DOUBLE NOT NULL -- share of the selected experts among its top_k, on held-out tokens
         next_gate_recall DOUBLE NOT NULL -- the same of the router ahead, applied early
@@ -263,9 +277,11 @@ ARTEFACT_TABLES = {
         experts USMALLINT[] NOT NULL -- the selected experts, strongest first, [top_k]
         weights FLOAT[] NOT NULL -- their routing weights, [top_k]
         probabilities FLOAT[] -- the router's distribution, [experts]
-        predicted FLOAT[] -- what the routers 1, 2 .. layers ahead say of this input, [distances x experts] by distance
+        predicted FLOAT[] -- what the routers 1, 2 .. layers ahead say of this input,
+            -- [distances x experts] by distance
         learned FLOAT[] -- the same from fitted predictors, which may look fewer layers ahead
-        embedding FLOAT[] -- mean input embedding of its request in this pass, in its first row only, [hidden]
+        embedding FLOAT[] -- mean input embedding of its request in this pass, in its first
+            -- row only, [hidden]
         """,
     ),
     "bench": _artefact(
@@ -274,7 +290,8 @@ ARTEFACT_TABLES = {
         preset VARCHAR NOT NULL -- the preset with its parameters, or another program
         budget VARCHAR NOT NULL -- fast memory for experts, in bytes or in % of all
         link VARCHAR NOT NULL -- where experts come from
-        mode VARCHAR NOT NULL -- live, simulated, peer (another way of running) or imported (another program's file)
+        mode VARCHAR NOT NULL -- live, simulated, peer (another way of running) or imported
+            -- (another program's file)
         ttft_ms DOUBLE -- time to the first token, ms
         tpot_ms DOUBLE -- time of each later token, ms
         tokens_per_s DOUBLE -- tokens in a second
@@ -289,7 +306,8 @@ ARTEFACT_TABLES = {
         peak_fast_bytes BIGINT -- most fast memory that experts took
         perplexity_ratio DOUBLE -- perplexity over the full model's
         kl DOUBLE -- mean divergence of the next token's distribution from the full model's, nats
-        top1_agreement DOUBLE -- share of tokens whose most probable successor is the full model's, 0 to 1
+        top1_agreement DOUBLE -- share of tokens whose most probable successor is the full
+            -- model's, 0 to 1
         """,
     ),
     "bench_layers": _artefact(

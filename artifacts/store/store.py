@@ -22,8 +22,8 @@ from artifacts.store.schema import ARTEFACT_TABLES, TABLES, lacking, quoted
 from artifacts.store.structure import check_size, stored_columns
 
 _SELECT_RUNS = """
-    SELECT run_id, contents, command, model_id, started_at, seconds, data, data_digest, tokens, seed, parameters,
-        versions FROM runs WHERE status = 'complete'"""
+    SELECT run_id, contents, command, model_id, started_at, seconds, data, data_digest, tokens,
+        seed, parameters, versions FROM runs WHERE status = 'complete'"""
 
 
 class Store:

@@ -32,17 +32,19 @@ def controls(source: ReportSource, job: StoredBench) -> Section:
             "controls", _TITLE, missing=f"Not measured live in this bench: {_BENCH} does."
         )
     verdicts = "".join(f"<p>{_verdict(group)}</p>" for group in groups)
-    parts = "".join(
-        f"<h4>{escape(place(group[0]))}</h4>{table(group, _COLUMNS, label=f'Stand-ins at {place(group[0])}')}"
-        for group in groups
-    )
+    parts = "".join(_part(place(group[0]), group) for group in groups)
     return Section("controls", _TITLE, f"{_RULE}{verdicts}{parts}", (asked,))
 
 
+def _part(where: str, rows: Sequence[Record]) -> str:
+    return f"<h4>{escape(where)}</h4>{table(rows, _COLUMNS, label=f'Stand-ins at {where}')}"
+
+
 _RULE = (
-    '<p class="quiet">Where an expert is absent, a buddy computes in its place. The controls put something else there: '
-    "a resident expert drawn at random, the resident expert that the router rates highest, or nothing. Each preset "
-    "replaces a slightly different share of experts, so the costs below are for one expert replaced of one token.</p>"
+    '<p class="quiet">Where an expert is absent, a buddy computes in its place. The controls put '
+    "something else there: a resident expert drawn at random, the resident expert that the router "
+    "rates highest, or nothing. Each preset replaces a slightly different share of experts, so the "
+    "costs below are for one expert replaced of one token.</p>"
 )
 
 

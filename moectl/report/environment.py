@@ -67,17 +67,21 @@ def _measured(source: ReportSource, job: StoredBench, row: Record) -> dict[str, 
             f"{escape(str(row['processor']))}{gpu}: "
             f"{cores}{_counted(row['threads'], 'thread')} in use"
         ),
-        "Measured live": f"{data(row['tokens'], whole)} tokens{_asked(row)} of {escape(str(row['data']))} in "
-        f"texts of {data(row['length'], whole)}; {_counted(row['rounds'], 'round')} in random "
-        f"order, medians. {_grounds(source, job)}",
+        "Measured live": (
+            f"{data(row['tokens'], whole)} tokens{_asked(row)} of {escape(str(row['data']))} "
+            f"in texts of {data(row['length'], whole)}; {_counted(row['rounds'], 'round')} "
+            f"in random order, medians. {_grounds(source, job)}"
+        ),
         "Quality": f"against the full model on the same tokens{_scored(row)}",
     }
 
 
 def _simulated(source: ReportSource, job: StoredBench, row: Record) -> dict[str, str]:
     return {
-        "Simulated": f"{data(row['tokens'], whole)} tokens of {escape(str(row['data']))}, each setting "
-        f"from an empty cache. {_grounds(source, job)}"
+        "Simulated": (
+            f"{data(row['tokens'], whole)} tokens of {escape(str(row['data']))}, "
+            f"each setting from an empty cache. {_grounds(source, job)}"
+        )
     }
 
 

@@ -93,7 +93,8 @@ def prefetching(source: ReportSource, job: StoredBench) -> Section:
         for _, same in grouped(rows, "budget", "link")
     )
     key = '<p class="quiet"><i class="key p0"></i>used <i class="key p1"></i>wasted</p>'
-    lines = f"<details><summary>Bytes</summary>{table(rows, _PREFETCH, label='Prefetching by preset')}</details>"
+    figures = table(rows, _PREFETCH, label="Prefetching by preset")
+    lines = f"<details><summary>Bytes</summary>{figures}</details>"
     body = f'<div class="charts">{drawn}</div>{key}{lines}'
     return Section("prefetch", "Prefetching", body, (asked,))
 

@@ -54,7 +54,8 @@ def render(store: Store, *, job: str | None = None, model_id: str | None = None)
         f"<title>{escape(name)}, {date}: moectl report</title>"
         f'<link rel="icon" href="data:,"><style>{style}</style></head>'
         f'<body><main><header><h1>{escape(name)}</h1><p class="quiet">moectl report, {date}</p>'
-        f'<nav aria-label="Sections">{"".join(map(_links, parts))}</nav></header>{body}</main></body></html>\n'
+        f'<nav aria-label="Sections">{"".join(map(_links, parts))}</nav></header>'
+        f"{body}</main></body></html>\n"
     )
 
 
@@ -96,8 +97,8 @@ def _receipt(source: ReportSource) -> Section:
             missing="Nothing was run yet: <code>moectl profile</code> begins.",
         )
     details = "".join(
-        f"<dt>{escape(row['command'])}, run "
-        f"{data(row['newest'], whole)}</dt><dd>{code(row['parameters'])}</dd><dt>versions</dt><dd>{code(row['versions'])}</dd>"
+        f"<dt>{escape(row['command'])}, run {data(row['newest'], whole)}</dt>"
+        f"<dd>{code(row['parameters'])}</dd><dt>versions</dt><dd>{code(row['versions'])}</dd>"
         for row in rows
     )
     inside = (

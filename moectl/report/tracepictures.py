@@ -170,9 +170,10 @@ def _animation(num_moments: int) -> str:
     share = 100 / num_moments
     return (
         f"<style>.moment{{visibility:hidden;animation:token {num_moments * _MOMENT_S:.1f}s "
-        "step-end infinite}.last{visibility:visible}@keyframes "
-        f"token{{0%{{visibility:visible}}{share:.3f}%{{visibility:hidden}}100%{{visibility:hidden}}}}@media "
-        "(prefers-reduced-motion:reduce){.moment{animation:none}}</style>"
+        "step-end infinite}.last{visibility:visible}"
+        f"@keyframes token{{0%{{visibility:visible}}{share:.3f}%{{visibility:hidden}}"
+        "100%{visibility:hidden}}"
+        "@media (prefers-reduced-motion:reduce){.moment{animation:none}}</style>"
     )
 
 

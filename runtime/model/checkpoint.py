@@ -40,7 +40,8 @@ _OUTER = ("module.", "base_model.model.", _MODEL)
 """What wrappers put before every name: those of torch and DeepSpeed, PEFT's, and a module that has
 the whole model."""
 _INNER = re.compile(
-    r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_fpw_module|_forward_module)\."
+    r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_fpw_module"
+    r"|_forward_module)\."
 )
 """What they put anywhere into a name."""
 _NOWAIT = getattr(os, "RWF_NOWAIT", None)  # only on Linux

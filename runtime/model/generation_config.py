@@ -23,7 +23,8 @@ _FOLLOWED = """
     min_length min_new_tokens max_time stop_strings
     min_p top_h typical_p epsilon_cutoff eta_cutoff
     repetition_penalty encoder_repetition_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
-    bad_words_ids sequence_bias suppress_tokens begin_suppress_tokens forced_bos_token_id forced_eos_token_id
+    bad_words_ids sequence_bias suppress_tokens begin_suppress_tokens
+    forced_bos_token_id forced_eos_token_id
     exponential_decay_length_penalty remove_invalid_values renormalize_logits watermarking_config
     pad_token_id bos_token_id eos_token_id decoder_start_token_id compile_config disable_compile
 """
@@ -38,8 +39,8 @@ _SEVERAL = """
 _OTHER_LOOPS = """
     use_mtp penalty_alpha dola_layers guidance_scale token_healing prefill_chunk_size
     is_assistant num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold
-    prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit assistant_lookbehind target_lookbehind
-    assistant_ensemble_weight speculation_type
+    prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit
+    assistant_lookbehind target_lookbehind assistant_ensemble_weight speculation_type
 """
 _CACHE = "use_cache cache_implementation cache_config max_cache_len"
 _OUTPUT = (

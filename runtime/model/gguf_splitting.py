@@ -13,32 +13,39 @@ _SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _BEFORE = r"[^\r\n\p{L}\p{N}]?"  # what a word takes with it
 _NO_SMALL = r"(?:(?=\p{L})[^a-z])"
 _NO_CAPITAL = r"(?:(?=\p{L})[^A-Z])"
-_HAN = r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2EBEF}\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}]"
+_HAN = (
+    r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2EBEF}"
+    r"\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}]"
+)
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_SHORTENED}|{_BEFORE}\p{{L}}+|\p{{N}}{{1,3}}|{_SYMBOLS}|{_SPACES}"
 _QWEN2 = rf"{_SHORTENED}|{_BEFORE}\p{{L}}+|\p{{N}}|{_SYMBOLS}|{_SPACES}"
 _QWEN35 = (
-    rf"{_SHORTENED}|{_BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}| "
-    rf"?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+    rf"{_SHORTENED}|{_BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
 _CASES = rf"{_BEFORE}{_NO_SMALL}*{_NO_CAPITAL}+%s|{_BEFORE}{_NO_SMALL}+{_NO_CAPITAL}*%s"
 _SYMBOLS_AND_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 _TEKKEN = rf"{_CASES % ('', '')}|\p{{N}}|{_SYMBOLS_AND_SLASHES}|{_SPACES}"
-_GPT4O = rf"{_CASES % (f'{_SHORTENED}?', f'{_SHORTENED}?')}|\p{{N}}{{1,3}}|{_SYMBOLS_AND_SLASHES}|{_SPACES}"
+_GPT4O = (
+    rf"{_CASES % (f'{_SHORTENED}?', f'{_SHORTENED}?')}|\p{{N}}{{1,3}}"
+    rf"|{_SYMBOLS_AND_SLASHES}|{_SPACES}"
+)
 _KIMI = rf"{_HAN}+|{_BEFORE}(?:(?!{_HAN})\p{{L}})+{_SHORTENED}?|\p{{N}}{{1,3}}|{_SYMBOLS}|{_SPACES}"
 _DEEPSEEK_3 = (
     r"\p{N}{1,3}",
     r"[一-龥぀-ゟ゠-ヿ]+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| "
-    r"?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 _EASTERN = r"(?:(?!\s)[\x{0800}-\x{9FA5}\x{AC00}-\x{D7FF}])+"
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EASTERN, r"\p{N}")
 _DEEPSEEK = (
     r"[\r\n]",
     r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
-    r"\s?(?:[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}]|(?!\s)[\x{3000}-\x{3002}])+",
+    r"\s?(?:[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}]"
+    r"|(?!\s)[\x{3000}-\x{3002}])+",
     r"\s+$",
     _EASTERN,
     r"\p{N}+",

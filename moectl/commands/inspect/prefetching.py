@@ -19,7 +19,8 @@ from runtime.policies.presets import Scope
 
 CONTROLS = ("random", "popular", "oracle")
 _COLUMNS = (
-    "predictor", "layers ahead", "recall", "precision", "in time", "late", "wasted share", "prefetched", "wasted",
+    "predictor", "layers ahead", "recall", "precision", "in time", "late", "wasted share",
+    "prefetched", "wasted",
     "on demand", "misses", "hit rate",
 )  # fmt: skip
 

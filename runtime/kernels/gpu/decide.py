@@ -142,7 +142,8 @@ def _filling(
     do_not_specialize=["layer", "num_slots"]
 )  # else it would be compiled for some layers apart
 def _resolve(
-    ids_ptr, table_ptr, owner_ptr, stamp_ptr, unused_ptr, left_ptr, clock_ptr, told_ptr, slots_ptr, missing_ptr,
+    ids_ptr, table_ptr, owner_ptr, stamp_ptr, unused_ptr, left_ptr, clock_ptr, told_ptr, slots_ptr,
+    missing_ptr,
     layer, num_layers, num_experts, num_slots, most_slots,
     top_k: tl.constexpr, width: tl.constexpr, kind: tl.constexpr, is_ahead: tl.constexpr,
 ):  # fmt: skip
@@ -217,7 +218,8 @@ def _note_uses(
 
 @triton.jit(do_not_specialize=["layer", "target", "num_slots", "most"])
 def _resolve_ahead(
-    p_ptr, table_ptr, owner_ptr, stamp_ptr, unused_ptr, left_ptr, clock_ptr, told_ptr, slots_ptr, missing_ptr,
+    p_ptr, table_ptr, owner_ptr, stamp_ptr, unused_ptr, left_ptr, clock_ptr, told_ptr, slots_ptr,
+    missing_ptr,
     layer, target, num_layers, num_experts, num_slots, most_slots, most,
     num_named: tl.constexpr, width: tl.constexpr, num_p: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip

@@ -75,13 +75,15 @@ class GatedKernels:
         rows, columns = _block(is_along_rows=strides.row == 1)
         rows //= 1 + strides.are_paired
         inner = Repeated(
-            _inner, (blocks(strides.neurons, rows), num_pairs), (hidden, strides.neurons, top_k, *strides.inner),
+            _inner, (blocks(strides.neurons, rows), num_pairs),
+            (hidden, strides.neurons, top_k, *strides.inner),
             gate=self._gate, are_paired=strides.are_paired, has_bias=strides.biases is not None,
             are_packed=are_packed, block_rows=rows, block_columns=columns,
         )  # fmt: skip
         rows, columns = _block(is_along_rows=strides.output == 1)
         down = Repeated(
-            _down, (blocks(hidden, rows), num_pairs), (hidden, strides.neurons, top_k, *strides.outer),
+            _down, (blocks(hidden, rows), num_pairs),
+            (hidden, strides.neurons, top_k, *strides.outer),
             has_bias=strides.has_down_bias, are_packed=are_packed, adds=strides.is_cut,
             block_rows=rows, block_columns=columns,
             sums=is_wide is not None, is_wide=bool(is_wide), width=width(top_k),
@@ -170,7 +172,8 @@ def _product(
 
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _inner(
-    x_ptr, numbers_ptr, starts_ptr, arena_ptr, inner_ptr, first, second, third, fourth, hidden, neurons, top_k,
+    x_ptr, numbers_ptr, starts_ptr, arena_ptr, inner_ptr, first, second, third, fourth, hidden,
+    neurons, top_k,
     gate_offset, up_offset, row, column, gate_bias, up_bias, bias_step,
     gate: tl.constexpr, are_paired: tl.constexpr, has_bias: tl.constexpr,
     are_packed: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,

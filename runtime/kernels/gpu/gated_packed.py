@@ -61,7 +61,8 @@ def _streams(words_ptr, scales_ptr, number, starts_ptr, words, zeros, scales):
 
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _inner(
-    x_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, words_ptr, scales_ptr, inner_ptr, top_k,
+    x_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, words_ptr, scales_ptr, inner_ptr,
+    top_k,
     words, zeros, scales, num_inputs, num_outputs, num_groups, group_size, last_word, zero_words,
     own: tl.constexpr, bits: tl.constexpr, are_packed: tl.constexpr,
     block_outputs: tl.constexpr, block_inputs: tl.constexpr,
@@ -101,7 +102,8 @@ def _inner(
 def _down(
     inner_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, words_ptr, scales_ptr, y_ptr,
     words, zeros, scales, num_inputs, num_outputs, num_groups, group_size, last_word, zero_words,
-    bits: tl.constexpr, are_packed: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
+    bits: tl.constexpr, are_packed: tl.constexpr, block_outputs: tl.constexpr,
+    block_inputs: tl.constexpr,
 ):  # fmt: skip
     """Compute some outputs of one pair's expert."""
     pair = tl.program_id(1)

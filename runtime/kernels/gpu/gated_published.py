@@ -58,7 +58,8 @@ def multiply(
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _inner(
     x_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, inner_ptr, top_k,
-    matrices: tl.constexpr, are_packed: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
+    matrices: tl.constexpr, are_packed: tl.constexpr, block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
 ):  # fmt: skip
     """Compute the activation of gate and up for some neurons of one pair."""
     pair = tl.program_id(1)
@@ -87,7 +88,8 @@ def _inner(
 def _down(
     inner_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, y_ptr,
     keys_ptr, weights_ptr, out_ptr, done_ptr, top_k,
-    matrix: tl.constexpr, are_packed: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
+    matrix: tl.constexpr, are_packed: tl.constexpr, block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
     sums: tl.constexpr, is_wide: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """Compute some outputs of one pair's expert."""

@@ -35,10 +35,12 @@ def multiply(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     shares = torch.empty(triton.cdiv(num_groups, groups_each), count, num_outputs, device=x.device)
     if count:
         _multiply[(num_blocks, len(shares))](
-            x.contiguous(), packed.qweight, packed.scales if packed.qzeros is None else packed.qzeros, packed.scales,
+            x.contiguous(), packed.qweight,
+            packed.scales if packed.qzeros is None else packed.qzeros, packed.scales,
             shares, count, packed.num_inputs, num_outputs, num_groups, len(packed.qweight) - 1,
             0 if packed.qzeros is None else packed.qzeros.shape[1], groups_each, packed.group_size,
-            bits=packed.bits, num_rows=1 if count == 1 else MOST_TOKENS, block_outputs=_OUTPUTS, block_inputs=_INPUTS,
+            bits=packed.bits, num_rows=1 if count == 1 else MOST_TOKENS, block_outputs=_OUTPUTS,
+            block_inputs=_INPUTS,
             # Exact for 16-bit x as well: neither it nor a code has more digits than TF32.
             precision="ieee" if x.dtype is torch.float32 else "tf32",
             num_stages=2,  # more would not fit into the shared memory of older GPUs
@@ -53,7 +55,8 @@ def dequantise(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
         packed.num_inputs, packed.num_outputs, dtype=dtype, device=packed.qweight.device
     )
     _unpack[(triton.cdiv(packed.num_outputs, _OUTPUTS), triton.cdiv(packed.num_inputs, _INPUTS))](
-        packed.qweight, packed.scales if packed.qzeros is None else packed.qzeros, packed.scales, out,
+        packed.qweight, packed.scales if packed.qzeros is None else packed.qzeros, packed.scales,
+        out,
         packed.num_inputs, packed.num_outputs, len(packed.qweight) - 1,
         0 if packed.qzeros is None else packed.qzeros.shape[1], packed.group_size,
         bits=packed.bits, block_outputs=_OUTPUTS, block_inputs=_INPUTS,
@@ -81,7 +84,8 @@ def read_codes(words, row, last_row, stride, columns, shift, in_range, bits: tl.
 @triton.jit
 def _group_sums(
     x_ptr, words_ptr, count, outputs, group, num_inputs, num_outputs, group_size, last_word,
-    bits: tl.constexpr, num_rows: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
+    bits: tl.constexpr, num_rows: tl.constexpr, block_outputs: tl.constexpr,
+    block_inputs: tl.constexpr,
     precision: tl.constexpr,
 ):  # fmt: skip
     """Sum one group of inputs: x times the bare codes [num_rows, block_outputs], and x itself
@@ -114,7 +118,8 @@ def _group_sums(
 @triton.jit
 def product(
     x_ptr, count, outputs, first_group, last_group, streams, sizes,
-    bits: tl.constexpr, num_rows: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
+    bits: tl.constexpr, num_rows: tl.constexpr, block_outputs: tl.constexpr,
+    block_inputs: tl.constexpr,
     precision: tl.constexpr,
 ):  # fmt: skip
     """Multiply x [count, I] by some outputs of a low-bit matrix, over some groups of its inputs:
@@ -148,7 +153,8 @@ def product(
 def _multiply(
     x_ptr, words_ptr, zeros_ptr, scales_ptr, shares_ptr,
     count, num_inputs, num_outputs, num_groups, last_word, zero_words, groups_each, group_size,
-    bits: tl.constexpr, num_rows: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
+    bits: tl.constexpr, num_rows: tl.constexpr, block_outputs: tl.constexpr,
+    block_inputs: tl.constexpr,
     precision: tl.constexpr,
 ):  # fmt: skip
     """Multiply by one block of outputs and one share of the groups: shares [share, T, O]."""
@@ -169,7 +175,8 @@ def _multiply(
 
 @triton.jit
 def _unpack(
-    words_ptr, zeros_ptr, scales_ptr, out_ptr, num_inputs, num_outputs, last_word, zero_words, group_size,
+    words_ptr, zeros_ptr, scales_ptr, out_ptr, num_inputs, num_outputs, last_word, zero_words,
+    group_size,
     bits: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
 ):  # fmt: skip
     """Dequantise one block of weights, out [I, O]."""

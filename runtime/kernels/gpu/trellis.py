@@ -81,7 +81,8 @@ def multiply_unpacked(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
     for more, first, count in _kinds(matrix):
         if count:
             _unpack[grid](
-                trellis.codes, levels, _constants(device)[0], first, count, _words_before(matrix, more),
+                trellis.codes, levels, _constants(device)[0], first, count, _words_before(matrix,
+                more),
                 matrix.num_outputs, matrix.num_inputs, matrix.factor,
                 half_bits=matrix.half_bits + more, block_rows=BLOCK_ROWS, block_columns=_COLUMNS,
             )  # fmt: skip
@@ -112,12 +113,14 @@ def product(
     if not num_pairs:
         return y
     _arrange[(num_pairs,)](
-        x.contiguous(), ordered, *own, starts, high, scale, worths, num_shared, matrix.high, matrix.scale,
+        x.contiguous(), ordered, *own, starts, high, scale, worths, num_shared, matrix.high,
+        matrix.scale,
         matrix.num_inputs, matrix.num_high, matrix.half_bits,
         are_packed=are_packed, block=triton.next_power_of_2(matrix.num_inputs),
     )  # fmt: skip
     _multiply[(triton.cdiv(matrix.num_outputs, BLOCK_ROWS), num_pairs)](
-        ordered, y, *own, starts, codes, row_scales, levels, row_worths, matrix.codes, matrix.row_scales,
+        ordered, y, *own, starts, codes, row_scales, levels, row_worths, matrix.codes,
+        matrix.row_scales,
         matrix.num_outputs, matrix.num_inputs, matrix.num_high, matrix.factor,
         half_bits=matrix.half_bits, has_row_scales=matrix.has_row_scales, are_packed=are_packed,
         block_rows=BLOCK_ROWS, block_columns=_COLUMNS,
@@ -153,8 +156,10 @@ def _words_before(matrix: CodedMatrix, more: int) -> int:
 
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _arrange(
-    x_ptr, out_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, high_ptr, scale_ptr, worths_ptr,
-    num_shared, high, scale, num_inputs, num_high, half_bits, are_packed: tl.constexpr, block: tl.constexpr,
+    x_ptr, out_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, high_ptr, scale_ptr,
+    worths_ptr,
+    num_shared, high, scale, num_inputs, num_high, half_bits, are_packed: tl.constexpr,
+    block: tl.constexpr,
 ):  # fmt: skip
     """Write a pair's token in the order of its matrix's columns, times what a level of the column
     is worth."""
@@ -226,7 +231,8 @@ def _sum_columns(
 
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _multiply(
-    x_ptr, y_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, codes_ptr, row_scales_ptr, levels_ptr,
+    x_ptr, y_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, codes_ptr, row_scales_ptr,
+    levels_ptr,
     row_worths_ptr, codes, row_scales, num_outputs, num_inputs, num_high, factor,
     half_bits: tl.constexpr, has_row_scales: tl.constexpr, are_packed: tl.constexpr,
     block_rows: tl.constexpr, block_columns: tl.constexpr,
