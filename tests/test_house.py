@@ -5,10 +5,12 @@ import ast
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 import pytest
 
 from tests import ROOT
+from tools.docs import budget
 from tools.docs.rooms import (
     DATA,
     PACKAGES,
@@ -112,3 +114,33 @@ def test_a_public_class_name_stands_for_one_class() -> None:
                 homes.setdefault(node.name, []).append(name)
     shared = {name: where for name, where in homes.items() if len(where) > 1}
     assert len(homes) > 300 and not shared
+
+
+def test_no_limit_of_the_budget_is_passed() -> None:
+    """Else: make the code smaller, or raise the limit in tools/docs/budget.py and say why."""
+    size = budget.measured()
+    assert not size.problems()
+    assert budget.MOST_TOKENS - size.tokens < 500, "lower MOST_TOKENS: it falls with the code"
+
+
+def test_code_is_counted_and_each_passed_limit_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = tmp_path / "house" / "room"
+    room.mkdir(parents=True)
+    (room / "one.py").write_text('"""A docstring."""\n\na, b = b, a  # they change places\n')
+    (room / "two.py").write_text(f"a, b = 1, 2\nc = 3  {'# wide':->100}\n")
+    (room / "three.py").write_text("def f(x):\n    return x\n")
+    size = budget.measured(tmp_path, ["house"])
+    assert (size.tokens, size.nodes, size.packed) == (7 + 7 + 3 + 7, 6, 1 / 3)
+    assert size.entries == {"house/room": 3}
+    for limit in ("MOST_TOKENS", "MOST_NODES", "MOST_PACKED", "MOST_ENTRIES"):
+        monkeypatch.setattr(budget, limit, 0)
+    monkeypatch.setattr(budget, "CROWDED", {})
+    assert size.problems() == [
+        "house/room/two.py:2 is wider than 100 columns",
+        "24 tokens, more than 0",
+        "nine functions in ten have 6 nodes, more than 0",
+        "33.3% of assignments put a tuple to a tuple",
+        "house/room has 3 entries, its limit says 0",
+    ]

@@ -20,21 +20,6 @@ def test_the_table_of_rooms_and_the_picture_are_those_of_the_code() -> None:
     assert house.picture() == house.PICTURE.read_text(encoding="utf-8")
 
 
-def test_every_limit_of_length_holds() -> None:
-    for package in PACKAGES:
-        assert not house.sizes(package).problems()
-
-
-def test_a_long_file_and_a_long_function_are_told() -> None:
-    functions = [*[(1, "runtime.a.f")] * 9, (61, "runtime.b.g")]
-    sizes = house.Sizes("runtime", [(10, "runtime.a"), (451, "runtime.b")], functions)
-    assert sizes.problems() == [
-        "runtime.b: 451 lines, more than 450",
-        "runtime.b.g: 61 lines, more than 60",
-        "runtime: nine functions in ten reach 61 lines, more than 20",
-    ]
-
-
 def test_paths_on_the_page_exist() -> None:
     paths = re.findall(
         rf"`((?:{'|'.join((*PACKAGES, 'tests', 'tools', 'docs'))})/[\w/.-]*)`", ARCHITECTURE

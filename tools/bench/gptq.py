@@ -143,10 +143,13 @@ def cost_of(num_inputs: int, recipe: str) -> Cost:
     token_s = _seconds(lambda: hessian(inputs)) / len(inputs)
 
     def solve(num_rows: int) -> float:
-        run = lambda: quantize(
-            weight[:num_rows], metric, USUAL_WIDTHS, group_size_for(size), recipe=recipe
-        )  # noqa: E731
-        return min(_seconds(run) for _ in range(2))
+        rows = weight[:num_rows]
+        return min(
+            _seconds(
+                lambda: quantize(rows, metric, USUAL_WIDTHS, group_size_for(size), recipe=recipe)
+            )
+            for _ in range(2)
+        )
 
     half = solve(LARGEST_ROWS // 2)
     full = solve(LARGEST_ROWS)

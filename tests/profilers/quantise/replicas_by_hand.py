@@ -29,9 +29,10 @@ def heard(
     real = torch.from_numpy(real_rows(ids, mask))
     calls: dict[str, tuple] = {}
     for name in names:
-        keep = lambda module, args, name=name: calls.update(
-            {name: tuple(part[real] for part in args)}
-        )  # noqa: E731
+
+        def keep(module: torch.nn.Module, args: tuple, name: str = name) -> None:
+            calls[name] = tuple(part[real] for part in args)
+
         plain.get_submodule(name).register_forward_pre_hook(keep)
     with torch.inference_mode():
         plain(input_ids=ids, attention_mask=mask)
