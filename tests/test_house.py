@@ -129,7 +129,7 @@ def test_code_is_counted_and_each_passed_limit_is_told(
     room = tmp_path / "house" / "room"
     room.mkdir(parents=True)
     (room / "one.py").write_text('"""A docstring."""\n\na, b = b, a  # they change places\n')
-    (room / "two.py").write_text(f"a, b = 1, 2\nc = 3  {'# wide':->100}\n")
+    (room / "two.py").write_text(f"a, b = 1, 2\nc = 3  # {'-' * 100}\n")
     (room / "three.py").write_text("def f(x):\n    return x\n")
     size = budget.measured(tmp_path, ["house"])
     assert (size.tokens, size.nodes, size.packed) == (7 + 7 + 3 + 7, 6, 1 / 3)

@@ -27,17 +27,12 @@ from artifacts.quantisation.widths import Width, as_width, label
 FORMAT = "moectl-replica-2"
 TRELLIS_FORMAT = "moectl-trellis-1"
 SOURCE = "source"  # in the metadata: the sha256 of the expert that the replicas are made of
-_OLDER = ("moectl-replica-1",)  # without the source
 _DIGEST = "digest"
 _HEADER_LIMIT = 100 << 20  # bytes, as in the safetensors format
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I32": torch.int32}
 _DTYPES |= {"I16": torch.int16, "U8": torch.uint8}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _CHUNK = 1 << 20
-
-
-class OlderFormat(BadInput):
-    """A whole file of replicas that does not say which weights it was made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,11 +229,6 @@ def _read_header(path: Path) -> _Header:
 
 
 def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
-    if metadata.get("format") in _OLDER:
-        raise OlderFormat(
-            f"{path} is of an older moectl, which did not record the weights it was made of: run "
-            "moectl quantize again"
-        )
     if metadata.get("format") not in (FORMAT, TRELLIS_FORMAT):
         raise _foreign(
             path,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts.errors import BadInput
-from artifacts.quantisation.replica_file import OlderFormat, replica_nbytes, replica_root, verify
+from artifacts.quantisation.replica_file import replica_nbytes, replica_root, verify
 from artifacts.store.leftovers import StoreFinding, beside, unnamed
 from artifacts.store.runs import StoredRun
-from artifacts.store.schema import ARTEFACT_TABLES, SCHEMA_VERSION, TABLES, quoted
+from artifacts.store.schema import ARTEFACT_TABLES, TABLES, quoted
 from artifacts.store.store import Store
 
 _REFERENCE = "profile_run"  # the parameter that names the run from which another was made
@@ -68,18 +68,13 @@ class _Scan:
 
 
 def _schema(store: Store) -> Iterator[StoreFinding]:
-    """Report missing columns. A store of an older version rightly lacks what later versions
-    added."""
-    [version] = store.query("SELECT max(version) AS version FROM schema_version")[
-        "version"
-    ].to_pylist()
     present = store.columns()
-    for table, expected in TABLES.items() if version == SCHEMA_VERSION else ():
+    for table, expected in TABLES.items():
         if missing := expected.columns.keys() - present.get(table, set()):
             yield StoreFinding(
                 table,
-                f"schema {version} has {', '.join(sorted(missing))}, which this store lacks",
-                "the next command that writes adds it, after a copy",
+                f"the store lacks {', '.join(sorted(missing))}",
+                "restore the store from a copy or make it anew",
             )
 
 
@@ -178,8 +173,6 @@ def _damage_of(root: Path, file: str, hash: str, nbytes: dict[int, int]) -> str:
         if replica_nbytes(path) != nbytes:
             return "have another size than was written"
         verify(path, hash)
-    except OlderFormat:
-        return "are of an older moectl, which did not record the weights they are of"
     except BadInput:
         return "are not what was written (damaged or replaced)"
     return ""

@@ -1,12 +1,11 @@
-"""The file of a store: created whole, upgraded after a copy, or refused with a remedy."""
+"""The file of a store: created whole, or refused with a remedy."""
 
 import os
-import shutil
 from pathlib import Path
 
 import duckdb
 
-from artifacts.common.files import replacing, sync
+from artifacts.common.files import sync
 from artifacts.errors import BadInput, Incompatible
 from artifacts.store.database import (
     check_place,
@@ -19,15 +18,7 @@ from artifacts.store.database import (
     translated,
 )
 from artifacts.store.runs import utc_now, versions
-from artifacts.store.schema import (
-    SCHEMA_VERSION,
-    TABLES,
-    comments,
-    migration,
-    quoted,
-    statements,
-    unmendable,
-)
+from artifacts.store.schema import SCHEMA_VERSION, TABLES, lacking, statements
 from artifacts.store.structure import refuse_strange, stored_columns
 
 _TRIES = 5
@@ -43,17 +34,8 @@ def open_file(
     connection, made = _connect(path, read_only=read_only, patience_s=patience_s)
     try:
         with limited(connection, path):
-            version = _check(connection, path, is_filled=read_only)
-            is_old = not read_only and _is_old(connection, version)
-            if is_old:
-                checkpoint(connection)  # the copy would lack what is still in the write-ahead log
-        if is_old:
-            connection.close()
-            _keep_copy(path, version)
-            connection = connect(path, read_only=False, patience_s=patience_s)
-        if not read_only:
-            with limited(connection, path):
-                _complete(connection, path, version, is_old=is_old)
+            if _is_empty(connection, path, read_only=read_only):
+                _fill(connection)
     except BaseException:
         connection.close()
         raise
@@ -108,8 +90,7 @@ def _make(path: Path) -> bool:
         with translated(path):
             connection = connection_to(temporary, read_only=False)
             try:
-                with defining(connection), transaction(connection):
-                    _execute(connection, statements())
+                _fill(connection)
                 checkpoint(connection)
             finally:
                 connection.close()
@@ -137,60 +118,41 @@ def _named(temporary: Path, path: Path) -> bool:
     return True
 
 
-def _is_old(connection: duckdb.DuckDBPyConnection, version: int | None) -> bool:
-    """Whether a writer has to upgrade the file, after a copy. One without tables has nothing to
-    copy."""
-    present = stored_columns(connection)
-    is_whole = all(present.get(table) == each.columns.keys() for table, each in TABLES.items())
-    return version is not None and (version < SCHEMA_VERSION or not is_whole)
-
-
-def _complete(
-    connection: duckdb.DuckDBPyConnection, path: Path, version: int | None, *, is_old: bool
-) -> None:
-    """Fill a file that another DuckDB left without tables, upgrade an old one, and add comments
-    that are missing."""
-    if version is None:
-        with defining(connection), transaction(connection):
-            _execute(connection, statements())
-    elif is_old:
-        _upgrade(connection, path, version)
-    # The comments of columns are written with that of their table, and take as long to read as all
-    # the rest.
-    said = dict(connection.execute("SELECT table_name, comment FROM duckdb_tables()").fetchall())
-    if missing := comments(said):
-        with defining(connection), transaction(connection):
-            connection.execute("; ".join(missing))
-
-
-def _check(
-    connection: duckdb.DuckDBPyConnection, path: Path, *, is_filled: bool = True
-) -> int | None:
-    """The version of a store that this moectl can read; None for an empty file, which is an error
-    if `is_filled`."""
+def _is_empty(connection: duckdb.DuckDBPyConnection, path: Path, *, read_only: bool) -> bool:
+    """Check that the file is a store of this schema, or without tables, as another DuckDB leaves
+    one: then a writer fills it."""
     tables = stored_columns(connection)
-    if not tables and not is_filled:
-        return None
+    if not tables and not read_only:
+        return True
     if not tables:
         raise BadInput(f"{path} is empty; moectl profile fills it")
     if "schema_version" not in tables:
         raise BadInput(f"{path} is a DuckDB file but not a store of moectl; name another file")
-    refuse_strange(
-        connection, path, {"schema_version"}
-    )  # first: a newer moectl may have other tables
+    # First: another moectl may have other tables.
+    refuse_strange(connection, path, {"schema_version"})
     version = _version(connection)
     if version is None or version < 1:
         raise BadInput(
             f"{path} is damaged: it has no version of its tables; restore it from a copy or make "
             "it anew"
         )
-    if version > SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
+        age, remedy = (
+            ("a newer", "upgrade moectl")
+            if version > SCHEMA_VERSION
+            else ("an older", "name another store and make its artefacts anew")
+        )
         raise Incompatible(
-            f"{path} was made by a newer moectl (schema {version}, this one knows "
-            f"{SCHEMA_VERSION}); upgrade moectl"
+            f"{path} was made by {age} moectl (schema {version}, this one knows {SCHEMA_VERSION}); "
+            f"{remedy}"
         )
     refuse_strange(connection, path, TABLES)
-    return version
+    if not read_only and (missing := lacking(tables)):
+        raise Incompatible(
+            f"{path} lacks {missing}: nothing is written into it; name another store and make its "
+            "artefacts anew"
+        )
+    return False
 
 
 def _version(connection: duckdb.DuckDBPyConnection) -> int | None:
@@ -198,37 +160,11 @@ def _version(connection: duckdb.DuckDBPyConnection) -> int | None:
     return version
 
 
-def _keep_copy(path: Path, version: int) -> None:
-    """Copy `moe.duckdb` to `moe.duckdb.v1`. The store must be closed: closing any handle of the
-    file drops its lock."""
-    with replacing(path.with_name(f"{path.name}.v{version}")) as temporary:
-        shutil.copyfile(path, temporary)
-
-
-def _upgrade(connection: duckdb.DuckDBPyConnection, path: Path, version: int) -> None:
-    """Add what the present schema has and the file lacks, all of it or nothing; stored rows
-    stay."""
-    present = {
-        table: names for table, names in stored_columns(connection).items() if table in TABLES
-    }
-    filled = {
-        name
-        for name in present
-        if connection.execute(f"SELECT 1 FROM {quoted(name)} LIMIT 1").fetchall()
-    }
-    if lost := unmendable(present, filled):
-        raise Incompatible(
-            f"{path} was written by a moectl between two releases (schema {version}): {lost}. "
-            "Nothing was changed; name another store and make its artefacts anew"
-        )
-    with defining(connection), transaction(connection):
-        _execute(connection, migration(present))
-
-
-def _execute(connection: duckdb.DuckDBPyConnection, ddl: list[str]) -> None:
-    """Run the statements and record the version that they lead to."""
-    connection.execute("; ".join(ddl))
+def _fill(connection: duckdb.DuckDBPyConnection) -> None:
+    """Create the tables, all of them or none, and record their version."""
     made_with = versions().get("moectl", "not installed")
-    connection.execute(
-        "INSERT INTO schema_version VALUES (?, ?, ?)", [SCHEMA_VERSION, utc_now(), made_with]
-    )
+    with defining(connection), transaction(connection):
+        connection.execute("; ".join(statements()))
+        connection.execute(
+            "INSERT INTO schema_version VALUES (?, ?, ?)", [SCHEMA_VERSION, utc_now(), made_with]
+        )

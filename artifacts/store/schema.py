@@ -1,5 +1,4 @@
-"""The tables of the store: their columns with types and meanings, and what an older store lacks of
-them.
+"""The tables of the store: their columns with types and meanings.
 
 The meanings are comments in each store, and the tables of docs/profile.md and of the site.
 """
@@ -24,11 +23,6 @@ class StoredColumn:
     def type(self) -> str:
         """The type as DuckDB names it."""
         return self.definition.split()[0]
-
-    @property
-    def is_required(self) -> bool:
-        """Whether it may not be empty, so that no version can add it to a table with rows."""
-        return "NOT NULL" in self.definition
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,11 +339,6 @@ ARTEFACT_TABLES = {
 
 TABLES = CONTROL_TABLES | ARTEFACT_TABLES
 
-# Columns whose type holds less in older stores.
-WIDENED = {
-    table: {"bits": ("USMALLINT", "DOUBLE")} for table in ("quant_loss", "replicas", "hardware")
-}
-
 
 def quoted(name: str) -> str:
     """Return an identifier for SQL, whatever it holds."""
@@ -362,7 +351,7 @@ def literal(text: str) -> str:
 
 
 def lacking(present: Mapping[str, Set[str]]) -> str:
-    """What a store with these columns by table lacks, in words; empty if it is up to date."""
+    """Return what a store with these columns by table lacks, in words; empty if it is whole."""
     missing = {
         table: each.columns.keys() - present.get(table, set()) for table, each in TABLES.items()
     }
@@ -376,74 +365,19 @@ def lacking(present: Mapping[str, Set[str]]) -> str:
     return ", ".join([*tables, *names])
 
 
-def unmendable(present: Mapping[str, Set[str]], filled: Set[str]) -> str:
-    """Required columns that the `filled` tables of an older store lack, in words; empty if there
-    are none.
-
-    No release left such a store: columns that a version adds may be NULL.
-    """
-    missing = {
-        table: [
-            name
-            for name, column in each.columns.items()
-            if name not in present[table] and column.is_required
-        ]
-        for table, each in TABLES.items()
-        if table in present and table in filled
-    }
-    return "; ".join(
-        f"{table} lacks {', '.join(names)}" for table, names in missing.items() if names
-    )
-
-
-def migration(present: Mapping[str, Set[str]]) -> list[str]:
-    """The statements that upgrade a store with these columns by table to this version; versions
-    only add columns and widen types."""
-    changes = []
-    for table, each in TABLES.items():
-        name = quoted(table)
-        missing = {
-            key: column for key, column in each.columns.items() if key not in present.get(table, ())
-        }
-        is_required = any(column.is_required for column in missing.values())
-        if table in present and is_required:  # it has no rows, or `unmendable` refused it
-            changes.append(f"DROP TABLE {name}")
-        elif table in present:
-            changes += [
-                f"ALTER TABLE {name} ADD COLUMN {_defined(*column)}" for column in missing.items()
-            ]
-            widened = WIDENED.get(table, {}).items()
-            changes += [
-                f"ALTER TABLE {name} ALTER {quoted(key)} TYPE {kind}" for key, (_, kind) in widened
-            ]
-            continue
-        changes.append(
-            f"CREATE TABLE {name} "
-            f"({', '.join(_defined(*column) for column in each.columns.items())})"
-        )
-    return changes
-
-
 def statements() -> list[str]:
-    """The statements that create an empty store."""
-    return [*migration({}), *comments({})]
-
-
-def comments(said: Mapping[str, str | None]) -> list[str]:
-    """The statements that say in the file what each table and its columns are, for tables of which
-    `said`, the comments by table, does not say what it should."""
-    statements = []
+    """Return the statements that create an empty store, with comments that say what its columns
+    are."""
+    created = []
     for table, each in TABLES.items():
-        about = f"one row per {each.row}"
-        if said.get(table) == about:
-            continue
-        statements.append(f"COMMENT ON TABLE {quoted(table)} IS {literal(about)}")
-        statements += [
+        columns = ", ".join(
+            f"{quoted(name)} {column.definition}" for name, column in each.columns.items()
+        )
+        created.append(f"CREATE TABLE {quoted(table)} ({columns})")
+        about = literal(f"one row per {each.row}")
+        created.append(f"COMMENT ON TABLE {quoted(table)} IS {about}")
+        created += [
             f"COMMENT ON COLUMN {quoted(table)}.{quoted(name)} IS {literal(column.meaning)}"
             for name, column in each.columns.items()
         ]
-    return statements
-
-
-def _defined(name: str, column: StoredColumn) -> str:
-    return f"{quoted(name)} {column.definition}"
+    return created

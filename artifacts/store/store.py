@@ -111,25 +111,11 @@ class Store:
             self._unwritten = None
         return model.model_id
 
-    def refuse_former(self, fingerprint: str, *, former: str, name: str) -> None:
-        """Raise Incompatible when the store knows the model by its `former` fingerprint only, which
-        says nothing of its weights: its artefacts may be another model's."""
-        fingerprints = {model.fingerprint for model in self.models()}
-        if former in fingerprints and fingerprint not in fingerprints:
-            raise Incompatible(
-                f"{self.path} is of an older moectl, which did not look at the weights of {name}: "
-                "run moectl profile again, into it or a new store, and then what was built on "
-                "the old profile"
-            )
+    def require_model(self, fingerprint: str, *, name: str) -> ModelInfo:
+        """Return the entry of the model with this fingerprint; `name` is how a message calls it.
 
-    def require_model(self, fingerprint: str, *, former: str, name: str) -> ModelInfo:
-        """Return the entry of the model with this fingerprint; `former` is what older stores call
-        it, and `name` how a message calls it.
-
-        Raises Incompatible, naming both sides, when the store holds artefacts of other models only,
-        or was written by a moectl whose fingerprints say nothing of weights.
+        Raises Incompatible, naming both sides, when the store holds artefacts of other models only.
         """
-        self.refuse_former(fingerprint, former=former, name=name)
         models = self.models()
         for model in models:
             if model.fingerprint == fingerprint:
@@ -236,13 +222,13 @@ class Store:
         except (duckdb.CatalogException, duckdb.BinderException) as error:
             if missing := lacking(self.columns()):
                 raise Incompatible(
-                    f"{self.path} lacks {missing}, which this moectl knows: the next command that "
-                    "writes into it adds what may be empty; what a run wrote there is lost"
+                    f"{self.path} lacks {missing}: it is damaged; restore it from a copy or make "
+                    "it anew"
                 ) from error
             raise
 
     def columns(self) -> dict[str, set[str]]:
-        """Names of the columns that the file has, by table; an older store lacks some."""
+        """Names of the columns that the file has, by table."""
         with self._limited():
             return stored_columns(self._connection)
 

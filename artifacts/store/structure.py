@@ -9,7 +9,7 @@ import duckdb
 
 from artifacts.errors import BadInput, OutOfResources
 from artifacts.store.database import memory_limit
-from artifacts.store.schema import CONTROL_TABLES, TABLES, WIDENED, literal
+from artifacts.store.schema import CONTROL_TABLES, TABLES, literal
 
 _SHOWN = 40  # characters of a name that the file gives
 _UNPACKED = 100  # bytes in memory for each of the file; what moectl writes has at most 20
@@ -38,7 +38,7 @@ def stored_columns(connection: duckdb.DuckDBPyConnection) -> dict[str, set[str]]
 def refuse_strange(
     connection: duckdb.DuckDBPyConnection, path: Path, tables: Collection[str]
 ) -> None:
-    """Raise BadInput where something about one of these tables is not what any moectl makes.
+    """Raise BadInput where something about one of these tables is not what moectl makes.
 
     Views, computed columns, defaults, checks, indexes and triggers would run what the file says.
     Tables and views of other names are the user's own: nothing names them.
@@ -118,7 +118,7 @@ def _name(part: str) -> str | None:
 
 
 def _is_ours(table: str, part: str) -> bool:
-    """Whether moectl writes such a part of a table's definition, in this or an older schema."""
+    """Whether moectl writes such a part of a table's definition."""
     columns = TABLES[table].columns if table in TABLES else {}
     conditions = [_CHECK.search(column.definition) for column in columns.values()]
     if part.startswith("CHECK("):
@@ -129,9 +129,7 @@ def _is_ours(table: str, part: str) -> bool:
     if name not in columns:
         return False
     definition = _CHECK.sub("", columns[name].definition).strip()
-    older = WIDENED.get(table, {}).get(name, ())
-    kinds = {definition, *(definition.replace(columns[name].type, kind) for kind in older)}
-    return _COLUMN.fullmatch(part)[3] in kinds
+    return _COLUMN.fullmatch(part)[3] == definition
 
 
 def _shown(text: str) -> str:

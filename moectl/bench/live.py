@@ -17,7 +17,7 @@ from moectl.bench.table import Benched, loss_of_base
 from moectl.shared.opening import model_info, open_quietly
 from moectl.shared.place_trace import dense_suffix
 from moectl.shared.progress import Phases, progress_bar
-from moectl.shared.stores import check_store, refuse_former, stored_artefacts
+from moectl.shared.stores import check_store, stored_artefacts
 from moectl.shared.text import read_text
 from moectl.show.grounds import Grounds
 from moectl.show.grounds import measured as grounds_of
@@ -57,7 +57,6 @@ def live(
     check_store(store)
     documents(request.data)  # a wrong path is reported before a model is opened
     checkpoint = open_quietly(name, device=device)
-    refuse_former(store, checkpoint, name=name)
     measured = (
         checkpoint
         if request.dense is None

@@ -24,7 +24,7 @@ from moectl.bench.table import Benched
 from moectl.shared.opening import model_info, open_quietly
 from moectl.shared.place_trace import base_suffix, dense_suffix, place_trace
 from moectl.shared.progress import Phases, progress_bar
-from moectl.shared.stores import check_store, foresight_for, refuse_former
+from moectl.shared.stores import check_store, foresight_for
 from moectl.shared.text import read_text
 from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from moectl.show.grounds import simulated as grounds_of
@@ -224,7 +224,6 @@ def _source(
             "--trace FILE"
         )
     opened = open_quietly(name, device=device)
-    refuse_former(store, opened, name=name)
     run = _stored_trace(store, opened)
     shortfall = ""
     if run is None:

@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from artifacts.errors import Incompatible, OutOfResources
+from artifacts.errors import OutOfResources
 from artifacts.hardware.profile import COMMAND, HardwareProfile
 from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.store import Store
 from moectl.commands import doctor_findings as findings
 from moectl.commands import hardware
-from moectl.commands.doctor_findings import Diagnosis, DoctorFinding, DoctorRequest
+from moectl.commands.doctor_findings import Diagnosis, DoctorRequest
 from moectl.commands.hardware_sheets import HardwareMeasurement
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import Phases
-from moectl.shared.stores import refuse_former, stored_artefacts
+from moectl.shared.stores import stored_artefacts
 from moectl.show.render import human_bytes
 from profilers.compare.check_prediction import check
 from profilers.hardware.load_times import QUICK
@@ -62,7 +62,6 @@ def diagnose(request: DoctorRequest, phases: Phases) -> Diagnosis:
     all_findings.append(
         findings.of_room(store, opened.stored_shape, weight_nbytes=opened.weight_nbytes)
     )
-    all_findings += _of_former(store, opened, model=path)
     all_findings += findings.of_store(
         store, [opened.fingerprint[:16]], model=request.named, shown=request.store_option
     )
@@ -74,15 +73,6 @@ def diagnose(request: DoctorRequest, phases: Phases) -> Diagnosis:
         opened, measured.profile, sequences, prefill=_PREFILL, budget=request.budget, link=link
     )
     return Diagnosis(path, all_findings, measured, is_stored, prediction)
-
-
-def _of_former(path: Path, opened: MoeModel, *, model: str) -> list[DoctorFinding]:
-    """Report a store of an older moectl, whose artefacts may be of other weights."""
-    try:
-        refuse_former(path, opened, name=model)
-    except Incompatible as problem:
-        return [DoctorFinding("store", str(problem), "moectl profile")]
-    return []
 
 
 def _stored(name: str, opened: MoeModel, path: Path) -> HardwareMeasurement | None:

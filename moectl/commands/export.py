@@ -72,11 +72,7 @@ def export_text(
         raise BadUsage(unknown("export", what, (GPTQ, GGUF, *FORMS)))
     opened = open_quietly(name, device="cpu") if name else None
     with Store.open(store, read_only=True) as kept:
-        model = (
-            kept.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
-            if opened
-            else None
-        )
+        model = kept.require_model(opened.fingerprint, name=name) if opened else None
         source = find(kept, what, run_id=run, model=model, budget=budget)
         text = _text(what, source)
     if out:
@@ -137,7 +133,7 @@ def export(
     name = name or str(demo_model())
     opened = open_quietly(name, device="cpu")
     with Store.open(store, read_only=True) as kept:
-        model = kept.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
+        model = kept.require_model(opened.fingerprint, name=name)
         chosen = _run(kept, run, model.model_id)
         rows = [
             row for row in kept.read("replicas", chosen.run_id).to_pylist() if row["bits"] == bits

@@ -22,7 +22,7 @@ from moectl.shared.opening import model_info, open_quietly
 from moectl.shared.place_trace import trace_on_base
 from moectl.shared.progress import Phases, progress_bar
 from moectl.shared.resuming import resumable
-from moectl.shared.stores import check_store, refuse_former
+from moectl.shared.stores import check_store
 from moectl.shared.text import read_text
 from moectl.shared.trace_source import OpenedTrace
 from moectl.tune.distribute import spread
@@ -174,7 +174,6 @@ def _prepare(
     begin = minutes.phases.begin
     begin("opening the model")
     opened = open_quietly(name, device=device)
-    refuse_former(store, opened, name=name)
     text = read_text(
         opened,
         request.held_out,

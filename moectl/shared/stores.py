@@ -21,14 +21,6 @@ def check_store(path: Path) -> None:
         pass
 
 
-def refuse_former(path: Path, opened: MoeModel, *, name: str) -> None:
-    """Raise Incompatible for a store of an older moectl that knows the model, but not by its
-    weights."""
-    if path.exists():
-        with Store.open(path, read_only=True) as store:
-            store.refuse_former(opened.fingerprint, former=opened.former_fingerprint, name=name)
-
-
 def stored_artefacts(path: Path, opened: MoeModel, *, base: int = FULL_BITS) -> Artefacts:
     """Load the model's artefacts from the store, with replicas that have the width of the base;
     none when there is no store."""

@@ -43,18 +43,10 @@ def fingerprint(config: dict, checkpoint: Checkpoint) -> str:
     ):
         return origin
     digest.update(_RULE)
-    _add_headers(digest, checkpoint)
+    for shard in checkpoint.shards:  # in the order of their names
+        digest.update(shard.header_digest)
+        digest.update(shard.nbytes.to_bytes(8, "little"))
     digest.update(bytes.fromhex(content))
-    return digest.hexdigest()
-
-
-def former_fingerprint(config: dict, checkpoint: Checkpoint) -> str:
-    """Return the fingerprint that moectl 0.1 gave: without samples, so that it does not show other
-    weights."""
-    digest = _config_digest(config)
-    if origin := _origin(checkpoint, {REPACKED_CONFIG: digest.hexdigest()}):
-        return origin
-    _add_headers(digest, checkpoint)
     return digest.hexdigest()
 
 
@@ -108,13 +100,6 @@ def _origin(checkpoint: Checkpoint, expected: dict[str, str]) -> str | None:
         return None
     origin, *found = entries.pop()
     return origin if found == [*expected.values()] and _FINGERPRINT.fullmatch(str(origin)) else None
-
-
-def _add_headers(digest: "hashlib._Hash", checkpoint: Checkpoint) -> None:
-    """Add each shard's header and size, shards in the order of their names."""
-    for shard in checkpoint.shards:
-        digest.update(shard.header_digest)
-        digest.update(shard.nbytes.to_bytes(8, "little"))
 
 
 def _config_digest(config: dict) -> "hashlib._Hash":

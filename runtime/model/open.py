@@ -15,7 +15,7 @@ from runtime.model.config_fields import check_fields, check_value, unfollowed_fi
 from runtime.model.dense_bits import DenseWidth
 from runtime.model.expert_store import DiskStore, StoredLayout
 from runtime.model.expert_tensors import locate_experts
-from runtime.model.fingerprint import fingerprint, former_fingerprint
+from runtime.model.fingerprint import fingerprint
 from runtime.model.generation_config import load_generation_config
 from runtime.model.layers import MoeLayer, moe_layers
 from runtime.model.layout import ExpertLayout, ExpertStore
@@ -43,7 +43,7 @@ class MoeModel:
     layer and expert.
 
     `tokenizer` is None if the folder has none. `fingerprint` identifies the model, wherever its
-    folder lies; older stores call it by `former_fingerprint`. On a low-bit `base`
+    folder lies. On a low-bit `base`
     (runtime/session/equip.py), `store` reads replicas and `shape` has their bytes; `dtype` and
     `stored_shape`, by which the artefact store identifies the model, stay the checkpoint's.
     `sum_dtype` is that in which the model adds experts up. `unfollowed` has a line for each
@@ -59,7 +59,6 @@ class MoeModel:
     shape: Shape
     store: ExpertStore
     fingerprint: str
-    former_fingerprint: str
     family: str
     dtype: torch.dtype
     sum_dtype: torch.dtype
@@ -120,7 +119,6 @@ def open_model(
         shape=shape,
         store=DiskStore(checkpoint, located.layout, shape=shape, extents=located.extents),
         fingerprint=fingerprint(stored_config, checkpoint),
-        former_fingerprint=former_fingerprint(stored_config, checkpoint),
         family=config.model_type,
         dtype=dtype,
         sum_dtype=try_model(model, layers),

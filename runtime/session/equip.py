@@ -65,7 +65,7 @@ def _load(opened: MoeModel, settings: Settings, *, name: str, store: Path, base:
             model.fingerprint for model in held.models()
         }:
             return Artefacts()
-        model = held.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
+        model = held.require_model(opened.fingerprint, name=name)
         return load_artefacts(held, model.model_id, opened.shape, wants=settings.wants, base=base)
 
 

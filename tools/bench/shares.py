@@ -252,7 +252,7 @@ def measure(name: str, stores: Sequence[Path], held: str, data: str, tokens: int
 def _stored(path: Path, opened: MoeModel, name: str) -> tuple[str, Replicas]:
     """The recipe and replicas of a store."""
     with Store.open(path, read_only=True) as store:
-        model = store.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
+        model = store.require_model(opened.fingerprint, name=name)
         recipe = store.latest_run("quantize", model.model_id).info.parameters["recipe"]
         return recipe, load_artefacts(store, model.model_id, opened.shape, wants=()).replicas
 

@@ -24,7 +24,7 @@ def compared(store: Store, name: str) -> list[StoreFinding]:
     """
     opened = open_quietly(name, device="cpu")
     try:
-        model = store.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
+        model = store.require_model(opened.fingerprint, name=name)
     except Incompatible as problem:
         return [
             StoreFinding(

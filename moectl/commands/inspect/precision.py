@@ -145,9 +145,7 @@ def _artefacts(opened: MoeModel, store: Path, *, name: str) -> Artefacts:
     artefacts = Artefacts()
     if store.exists():
         with Store.open(store, read_only=True) as stored:
-            model = stored.require_model(
-                opened.fingerprint, former=opened.former_fingerprint, name=name
-            )
+            model = stored.require_model(opened.fingerprint, name=name)
             artefacts = load_artefacts(stored, model.model_id, opened.shape)
     check_widths(artefacts)
     return artefacts

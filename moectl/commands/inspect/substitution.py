@@ -163,9 +163,7 @@ def _policies(
     [L, 101]."""
     shape = opened.shape
     with Store.open(store, read_only=True) as stored:
-        model = stored.require_model(
-            opened.fingerprint, former=opened.former_fingerprint, name=name
-        )
+        model = stored.require_model(opened.fingerprint, name=name)
         profile = find_profile(stored, run, model_id=model.model_id)
         entropy = entropy_percentiles(stored.read("entropy", profile.run_id))
         scores = {

@@ -2,7 +2,6 @@
 with a file."""
 
 from contextlib import closing
-from dataclasses import replace
 
 import duckdb
 import numpy as np
@@ -90,25 +89,14 @@ def test_a_failed_write_leaves_nothing_and_the_store_usable(filled):
 
 def test_artefacts_of_another_model_are_refused_by_name(filled):
     with Store.open(filled, read_only=True) as store:
-        assert store.require_model(MODEL.fingerprint, former="f" * 64, name="demo") == MODEL
+        assert store.require_model(MODEL.fingerprint, name="demo") == MODEL
         with pytest.raises(Incompatible, match="holds demo .a{16}., not mixtral .b{16}."):
-            store.require_model("b" * 64, former="f" * 64, name="mixtral")
+            store.require_model("b" * 64, name="mixtral")
         with pytest.raises(
             Incompatible,
             match="not demo .b{16}., whose files have changed since; name another store",
         ):
-            store.require_model("b" * 64, former="f" * 64, name="demo")
-
-
-def test_a_store_of_an_older_moectl_is_told_from_another_models(filled):
-    with Store.open(filled) as store:
-        with pytest.raises(
-            Incompatible,
-            match="older moectl, which did not look at the weights of demo: run moectl",
-        ):
-            store.require_model("b" * 64, former=MODEL.fingerprint, name="demo")
-        store.add_model(again := replace(MODEL, fingerprint="b" * 64))
-        assert store.require_model("b" * 64, former=MODEL.fingerprint, name="demo") == again
+            store.require_model("b" * 64, name="demo")
 
 
 def test_a_long_query_says_nothing_on_stdout(path):

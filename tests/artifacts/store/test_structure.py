@@ -7,10 +7,10 @@ import pytest
 
 from artifacts.errors import BadInput, OutOfResources
 from artifacts.store import database, structure
-from artifacts.store.schema import TABLES, WIDENED
+from artifacts.store.schema import TABLES
 from artifacts.store.store import Store
 from artifacts.store.structure import stored_columns
-from tests.helpers.stores import MODEL, run_info, verified, write
+from tests.helpers.stores import MODEL, verified, write
 
 NEVER = (
     "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 0 FROM r) SELECT count(*) AS version "
@@ -146,17 +146,12 @@ def test_what_nothing_names_is_left_alone(store: Path) -> None:
 def test_a_table_of_any_name_is_not_run(store: Path) -> None:
     target = store.with_name("written.sh")
     name = f"""a" LIMIT 1; COPY (SELECT 'x') TO '{target}' (FORMAT csv); SELECT 1; --"""
-    changed(
-        store,
-        'CREATE TABLE "{}" (x INTEGER)'.format(name.replace('"', '""')),
-        "UPDATE schema_version SET version = 4",
-    )
+    changed(store, 'CREATE TABLE "{}" (x INTEGER)'.format(name.replace('"', '""')))
     assert write(store, 50) == 2
     assert not target.exists()
 
 
 def test_a_query_reaches_no_other_file(store: Path) -> None:
-    changed(store, "UPDATE schema_version SET version = 5")
     with Store.open(store, read_only=True) as opened:
         for query in (
             "SELECT * FROM read_csv('/etc/passwd')",
@@ -238,28 +233,3 @@ def test_every_column_is_known_and_has_a_comment(store: Path) -> None:
             TABLES[table].columns[name].meaning,
         )
         assert comment and comment.isascii()
-
-
-def test_a_store_without_comments_gets_them_when_it_is_written(store: Path) -> None:
-    changed(
-        store,
-        "COMMENT ON TABLE runs IS NULL",
-        "COMMENT ON COLUMN runs.seed IS NULL",
-        "COMMENT ON TABLE bench IS 'x'",
-    )
-    before = store.read_bytes()
-    with Store.open(store, read_only=True) as opened:
-        opened.runs()
-    assert store.read_bytes() == before
-    with Store.open(store) as opened:
-        opened.write_run(run_info("bench", None), {})
-    test_every_column_is_known_and_has_a_comment(store)
-    assert [path.name for path in store.parent.iterdir() if ".v" in path.name] == [], (
-        "no copy: no rows change"
-    )
-
-
-def test_widened_columns_are_those_of_today() -> None:
-    for table, columns in WIDENED.items():
-        for name, kinds in columns.items():
-            assert TABLES[table].columns[name].type == kinds[-1]
