@@ -26,7 +26,7 @@ from moectl.cli.options import (
     known_machine,
 )
 from moectl.shared.defaults import DEFAULT_STORE
-from moectl.shared.importing import importing
+from moectl.shared.importing import importing, of_clone
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +142,7 @@ def simulate(
 
 def _reproduce(source: TraceOptions, replay: ReplayOptions, *, as_json: bool) -> None:
     with importing():
-        from moectl.commands import reproduce as command
-
+        command = of_clone("tools.reproductions.command", "--reproduce")
     others = (source.run, source.synthetic, source.num_experts, source.model, replay.compare)
     is_other = any(option is not None for option in others)
     command.show(

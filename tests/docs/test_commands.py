@@ -28,10 +28,10 @@ import pytest
 from typer.main import get_command
 
 from moectl.cli import app
-from moectl.commands.reproduce import REPRODUCTIONS
 from tests import ROOT
 from tests.helpers import stranger as stranger_module
 from tools.docs.commands import OF_A_CLONE, STAMP, Block, blocks, pages
+from tools.reproductions.command import REPRODUCTIONS
 
 PAGES = [page for page in pages() if any(not block.takes_long for block in blocks(page))]
 LONG = [block for page in pages() for block in blocks(page) if block.takes_long]
@@ -41,7 +41,7 @@ SET_UP = (
     "make ",
 )  # what a test cannot do from inside itself; CI does it before
 QUIET = ("mkdir", "moectl serve")  # whose last word goes to stderr, or which say nothing
-# each runs once, in tests/moectl/reproductions/test_reproduce.py
+# each runs once, in tests/tools/reproductions/test_reproduce.py
 REPRODUCTION = "moectl simulate --reproduce "
 
 

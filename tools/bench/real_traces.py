@@ -26,7 +26,6 @@ from artifacts.traces.next_use import NextUse
 from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import Trace
 from moectl.bundled import bundled_trace
-from moectl.reproductions.intervals import resampled
 from runtime.control.build import build_controller
 from runtime.control.counters import Counters
 from runtime.policies import POLICIES, build
@@ -36,6 +35,7 @@ from runtime.replay.checks import check_columns
 from runtime.replay.replay import replay
 from tools import TRACE
 from tools.bench.performance import Section, Table, check_places, conditions, write
+from tools.reproductions.intervals import resampled
 
 SIZES = (0.0625, 0.125, 0.25, 0.5)
 VARIANTS = {

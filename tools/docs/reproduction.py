@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 
 from artifacts.common.files import replacing
-from moectl.commands.reproduce import REPRODUCTIONS
-from moectl.reproductions.report import Reproduction
 from moectl.show.render import Sheet, cell_text
 from tools import ROOT
+from tools.reproductions.command import REPRODUCTIONS
+from tools.reproductions.report import Reproduction
 
 PAGE = ROOT / "docs" / "reproduction.md"
 _PART = re.compile(r"^## `(.+?)`$", re.MULTILINE)

@@ -62,9 +62,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "report": "show shared bundled",
         "serving": "show shared bundled",
         "generating": "show shared bundled",
-        "reproductions": "show shared bundled",
         "tune": "bench show shared bundled",
-        "commands": "bench tune report serving generating reproductions show shared bundled",
+        "commands": "bench tune report serving generating show shared bundled",
         "cli": "commands tune show shared bundled",
     },
 }

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from artifacts.traces.parquet import write_parquet
-from moectl.reproductions.requests import told, whole_requests
 from moectl.shared.opening import open_quietly
 from runtime.model.open import MoeModel
+from tools.reproductions.requests import told, whole_requests
 
 
 def in_turn(opened: MoeModel, texts: list[str], *, count: int, length: int) -> list[np.ndarray]:

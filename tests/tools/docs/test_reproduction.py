@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from moectl.commands.reproduce import REPRODUCTIONS
-from moectl.reproductions.reasons import REASONS
-from moectl.reproductions.report import Claim, Reproduction
 from moectl.show.render import Sheet
 from tools.docs import reproduction
 from tools.docs.reproduction import PAGE, page, part, written
+from tools.reproductions.command import REPRODUCTIONS
+from tools.reproductions.reasons import REASONS
+from tools.reproductions.report import Claim, Reproduction
 
 FOUND = Reproduction(
     name="toy",

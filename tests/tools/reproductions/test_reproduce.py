@@ -15,12 +15,15 @@ from artifacts.traces.parquet import read_parquet, write_parquet
 from artifacts.traces.statistics import measure
 from artifacts.traces.synthetic import generate
 from moectl.cli import main
-from moectl.commands import reproduce
-from moectl.reproductions import fmoe, moepic, moepicbounds, moepicpaper, moepicsystem
-from moectl.reproductions.buddymoefigures import ROWS, SHARES, original_ms
-from moectl.reproductions.contextaware_claims import tokens_for
-from moectl.reproductions.contextaware_figures import TABLE_3, TASKS
-from moectl.reproductions.contextaware_systems import (
+from moectl.shared import importing
+from moectl.show.render import Sheet, cell_text
+from tests import TRACE
+from tools.docs.reproduction import PAGE, written
+from tools.reproductions import command, fmoe, moepic, moepicbounds, moepicpaper, moepicsystem
+from tools.reproductions.buddymoefigures import ROWS, SHARES, original_ms
+from tools.reproductions.contextaware_claims import tokens_for
+from tools.reproductions.contextaware_figures import TABLE_3, TASKS
+from tools.reproductions.contextaware_systems import (
     DIALS,
     SWAPS,
     Measured,
@@ -29,18 +32,15 @@ from moectl.reproductions.contextaware_systems import (
     fitted_rate,
     layers_of,
 )
-from moectl.reproductions.report import NOT_TESTABLE, Claim, Reproduction
-from moectl.show.render import Sheet, cell_text
-from tests import TRACE
-from tools.docs.reproduction import PAGE, written
+from tools.reproductions.report import NOT_TESTABLE, Claim, Reproduction
 
 
 @pytest.fixture(autouse=True, scope="module")
 def once() -> Iterator[None]:
     """Compute once what two tests show in two ways."""
     with pytest.MonkeyPatch.context() as patched:
-        each = {name: cache(work) for name, work in reproduce.REPRODUCTIONS.items()}
-        patched.setattr(reproduce, "REPRODUCTIONS", each)
+        each = {name: cache(work) for name, work in command.REPRODUCTIONS.items()}
+        patched.setattr(command, "REPRODUCTIONS", each)
         yield
 
 
@@ -51,6 +51,17 @@ def reproduced(name: str, capfd: pytest.CaptureFixture[str]) -> dict:
     assert "verdict" in shown and "assumed: " in shown
     assert main(["simulate", "--reproduce", name, "--json"]) == 0
     return json.loads(capfd.readouterr().out)
+
+
+def test_without_its_clone_moectl_says_how_to_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importing, "_ROOT", tmp_path)
+    assert main(["simulate", "--reproduce", "moepic"]) == 2
+    assert capfd.readouterr().err == (
+        "moectl: --reproduce runs from a clone: git clone moectl, and pip install -e . in its "
+        "folder\n"
+    )
 
 
 def test_moepic_s_table_is_compared_in_every_cell(capfd: pytest.CaptureFixture[str]) -> None:
@@ -294,7 +305,7 @@ def test_tables_for_a_person(capfd: pytest.CaptureFixture[str]) -> None:
     found = Reproduction(
         "buddymoe", "A paper", {"rates": sheet}, (apart, Claim("c", "1", "2", None)), ("all of it",)
     )
-    reproduce.show(found, as_json=False)
+    command.show(found, as_json=False)
     shown = capfd.readouterr().out
     assert all(
         text in shown

@@ -7,8 +7,8 @@ from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import MODELS
 from artifacts.modelshapes.memory import backbone_memory, backbone_of
-from moectl.reproductions import contextaware_figures as paper
-from moectl.reproductions.contextaware_systems import (
+from tools.reproductions import contextaware_figures as paper
+from tools.reproductions.contextaware_systems import (
     HOBBIT,
     LENGTHS,
     NOTHING,
@@ -18,7 +18,7 @@ from moectl.reproductions.contextaware_systems import (
     Timed,
     gpu_gb,
 )
-from moectl.reproductions.report import DOES_NOT_FOLLOW, NOT_DETERMINED, NOT_TESTABLE, Claim
+from tools.reproductions.report import DOES_NOT_FOLLOW, NOT_DETERMINED, NOT_TESTABLE, Claim
 
 NEAR = 0.1  # a figure agrees that is at most so far from the printed one
 _EXACT = 0.005

@@ -18,10 +18,10 @@ from artifacts.modelshapes.memory import backbone_memory, backbone_of
 from artifacts.quantisation.replicas import typical
 from artifacts.shape import FULL_BITS
 from artifacts.traces.synthetic import Dials, generate
-from moectl.reproductions import contextaware_figures as paper
 from runtime.policies.presets import Scope
 from runtime.replay.settings import Outcome, Setting
 from runtime.replay.workload import Workload
+from tools.reproductions import contextaware_figures as paper
 
 MACHINE = "h100-cxl-ndp"
 # Uses in prefill and in decoding have a cosine of .89 in this trace, as the paper reports

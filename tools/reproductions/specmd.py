@@ -8,14 +8,14 @@ from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import MODELS, ModelShape
 from artifacts.shape import FULL_BITS
 from artifacts.traces.synthetic import Dials, generate
-from moectl.reproductions import specmdfigures as paper
-from moectl.reproductions.report import Claim, Reproduction
-from moectl.reproductions.specmdclaims import from_its_tables, not_measured
 from moectl.show.render import Sheet
 from runtime.control.counters import hit_rate
 from runtime.control.serving import Service
 from runtime.replay.settings import Outcome, Setting
 from runtime.replay.workload import Workload
+from tools.reproductions import specmdfigures as paper
+from tools.reproductions.report import Claim, Reproduction
+from tools.reproductions.specmdclaims import from_its_tables, not_measured
 
 # Experts of 4 bits that 5 GB/s move in the time that a layer takes by Table 1, tokens/s of config
 # 5.

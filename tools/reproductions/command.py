@@ -5,10 +5,10 @@ from pathlib import Path
 
 from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
-from moectl.reproductions import buddymoe, contextaware, fmoe, moepic, moepicsystem, specmd
-from moectl.reproductions.report import Reproduction
 from moectl.shared.resuming import resumable
 from moectl.show.render import show_json, show_sheet
+from tools.reproductions import buddymoe, contextaware, fmoe, moepic, moepicsystem, specmd
+from tools.reproductions.report import Reproduction
 
 REPRODUCTIONS: dict[str, Callable[[], Reproduction]] = {
     "moepic-table1": moepic.reproduce,

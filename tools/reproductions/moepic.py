@@ -6,10 +6,10 @@ import numpy as np
 
 from artifacts.modelshapes.known import MODELS
 from artifacts.traces.synthetic import Dials, generate
-from moectl.reproductions import moepicpaper as paper
-from moectl.reproductions.report import DOES_NOT_FOLLOW, Claim, Reproduction
 from moectl.show.render import Sheet
 from runtime.replay.fit_synthetic import HitRates, hit_rates
+from tools.reproductions import moepicpaper as paper
+from tools.reproductions.report import DOES_NOT_FOLLOW, Claim, Reproduction
 
 HELD = tuple(paper.TABLE_1["lcp"])
 MODEL = "qwen1.5-moe-a2.7b"

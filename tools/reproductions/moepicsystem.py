@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from artifacts.traces.synthetic import Dials
-from moectl.reproductions import moepic, moepicbounds
-from moectl.reproductions import moepicpaper as paper
-from moectl.reproductions.moepicbench import (
+from moectl.show.render import Sheet
+from tools.reproductions import moepic, moepicbounds
+from tools.reproductions import moepicpaper as paper
+from tools.reproductions.moepicbench import (
     ABLATIONS,
     BASELINES,
     EXPERTS_SHARE,
@@ -18,8 +19,7 @@ from moectl.reproductions.moepicbench import (
     System,
     cut_at,
 )
-from moectl.reproductions.report import DOES_NOT_FOLLOW, NOT_TESTABLE, Claim, Reproduction
-from moectl.show.render import Sheet
+from tools.reproductions.report import DOES_NOT_FOLLOW, NOT_TESTABLE, Claim, Reproduction
 
 QWEN = moepicbounds.QWEN
 MIXTRAL = "mixtral-8x7b"

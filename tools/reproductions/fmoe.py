@@ -7,10 +7,11 @@ import numpy as np
 
 from artifacts.modelshapes.known import MODELS
 from artifacts.routing.expert_maps import map_nbytes
-from moectl.reproductions import fmoefigures as paper
-from moectl.reproductions.fmoefigures import HIT_RATE, RIVALS, TPOT, TTFT
-from moectl.reproductions.fmoefolds import BUDGET, ByRequest, Folds
-from moectl.reproductions.fmoereplays import (
+from moectl.show.render import Sheet
+from tools.reproductions import fmoefigures as paper
+from tools.reproductions.fmoefigures import HIT_RATE, RIVALS, TPOT, TTFT
+from tools.reproductions.fmoefolds import BUDGET, ByRequest, Folds
+from tools.reproductions.fmoereplays import (
     BY_LAYER,
     HITS,
     MAP,
@@ -24,9 +25,8 @@ from moectl.reproductions.fmoereplays import (
     Runs,
     replay_all,
 )
-from moectl.reproductions.intervals import Interval
-from moectl.reproductions.report import NOT_TESTABLE, UNKNOWN, Claim, Reproduction
-from moectl.show.render import Sheet
+from tools.reproductions.intervals import Interval
+from tools.reproductions.report import NOT_TESTABLE, UNKNOWN, Claim, Reproduction
 
 _TOLERANCE = 2
 _BETTER = {HIT_RATE: "more hits than", TTFT: "lower TTFT than", TPOT: "lower TPOT than"}

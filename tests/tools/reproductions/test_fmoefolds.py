@@ -9,12 +9,12 @@ from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import unsized
 from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import Trace
-from moectl.reproductions.fmoefigures import MACHINE
-from moectl.reproductions.fmoefolds import ByRequest, FoldConditions, Folds
 from runtime.control.counters import hit_rate
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
 from tests import TRACE
+from tools.reproductions.fmoefigures import MACHINE
+from tools.reproductions.fmoefolds import ByRequest, FoldConditions, Folds
 
 MODEL = unsized(8, 32, 4)
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from statistics import mean
 
 from artifacts.modelshapes.known import MODELS
-from moectl.reproductions import specmdfigures as paper
-from moectl.reproductions.report import DOES_NOT_FOLLOW, NOT_TESTABLE, Claim
+from tools.reproductions import specmdfigures as paper
+from tools.reproductions.report import DOES_NOT_FOLLOW, NOT_TESTABLE, Claim
 
 _MB = 2**20
 _GB = 2**30

@@ -6,9 +6,10 @@ import numpy as np
 from artifacts.hardware.machines import Machine, machine
 from artifacts.modelshapes.known import MODELS
 from artifacts.quantisation.replicas import typical
-from moectl.reproductions import contextaware_figures as paper
-from moectl.reproductions.contextaware_claims import NEAR, claims
-from moectl.reproductions.contextaware_systems import (
+from moectl.show.render import Sheet
+from tools.reproductions import contextaware_figures as paper
+from tools.reproductions.contextaware_claims import NEAR, claims
+from tools.reproductions.contextaware_systems import (
     DIALS,
     HOBBIT,
     LENGTHS,
@@ -21,8 +22,7 @@ from moectl.reproductions.contextaware_systems import (
     gpu_gb,
     measure,
 )
-from moectl.reproductions.report import Reproduction
-from moectl.show.render import Sheet
+from tools.reproductions.report import Reproduction
 
 
 def reproduce() -> Reproduction:

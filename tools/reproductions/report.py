@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from moectl.reproductions.reasons import REASONS
 from moectl.show.render import Sheet
+from tools.reproductions.reasons import REASONS
 
 UNKNOWN = "not available here"
 DOES_NOT_FOLLOW = "does not follow"

@@ -9,11 +9,11 @@ from artifacts.errors import BadInput
 from artifacts.modelshapes.known import MODELS, ModelShape, unsized
 from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import Trace
-from moectl.reproductions import fmoefigures as paper
-from moectl.reproductions.fmoefigures import HIT_RATE, RIVALS, TTFT, PaperGain
-from moectl.reproductions.fmoefolds import ByRequest, FoldConditions, Folds
-from moectl.reproductions.intervals import Interval
 from runtime.replay import from_trace
+from tools.reproductions import fmoefigures as paper
+from tools.reproductions.fmoefigures import HIT_RATE, RIVALS, TTFT, PaperGain
+from tools.reproductions.fmoefolds import ByRequest, FoldConditions, Folds
+from tools.reproductions.intervals import Interval
 
 OURS = "fmoe"
 SYSTEMS = (OURS, *filter(None, RIVALS.values()))
@@ -90,7 +90,7 @@ def _from_file(path: Path) -> tuple[Trace, ModelShape, str]:
 
 def _bundled() -> tuple[Trace, ModelShape, str]:
     """Requests of held-out text, teacher-forced through the bundled model."""
-    from moectl.reproductions.requests import bundled_requests
+    from tools.reproductions.requests import bundled_requests
 
     return bundled_requests(distance=paper.DISTANCE)
 

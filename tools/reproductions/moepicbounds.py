@@ -4,9 +4,9 @@ rates."""
 import numpy as np
 
 from artifacts.modelshapes.known import MODELS
-from moectl.reproductions import moepicpaper as paper
-from moectl.reproductions.report import DOES_NOT_FOLLOW, Claim
 from moectl.show.render import Sheet
+from tools.reproductions import moepicpaper as paper
+from tools.reproductions.report import DOES_NOT_FOLLOW, Claim
 
 QWEN = "qwen1.5-moe-a2.7b"
 _SHAPE = MODELS[QWEN].shape

@@ -16,12 +16,12 @@ from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import MODELS, ModelShape
 from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.traces.trace import Trace
-from moectl.reproductions.fmoefigures import CAPACITY, DISTANCE, MACHINE
-from moectl.reproductions.intervals import resampled
 from runtime.policies.base import Artefacts
 from runtime.replay import from_trace
 from runtime.replay.settings import Outcome, Setting
 from runtime.replay.workload import Workload
+from tools.reproductions.fmoefigures import CAPACITY, DISTANCE, MACHINE
+from tools.reproductions.intervals import resampled
 
 NUM_FOLDS = 4
 BUDGET = "25%"

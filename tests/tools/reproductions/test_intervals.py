@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moectl.reproductions.intervals import RESAMPLINGS, Interval, resampled
+from tools.reproductions.intervals import RESAMPLINGS, Interval, resampled
 
 
 def test_requests_are_resampled_whole_and_the_same_each_time() -> None:

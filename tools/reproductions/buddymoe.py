@@ -10,7 +10,12 @@ from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import MODELS
 from artifacts.traces.synthetic import Dials, generate
 from artifacts.traces.trace import DECODE
-from moectl.reproductions.buddymoefigures import (
+from moectl.show.render import Sheet
+from runtime.control.plan import Plan
+from runtime.policies.base import Step
+from runtime.replay.settings import Setting
+from runtime.replay.workload import Workload
+from tools.reproductions.buddymoefigures import (
     BUDDIES,
     MORE_READS,
     ORIGINAL,
@@ -21,12 +26,7 @@ from moectl.reproductions.buddymoefigures import (
     Row,
     original_ms,
 )
-from moectl.reproductions.report import NOT_DETERMINED, Claim, Reproduction
-from moectl.show.render import Sheet
-from runtime.control.plan import Plan
-from runtime.policies.base import Step
-from runtime.replay.settings import Setting
-from runtime.replay.workload import Workload
+from tools.reproductions.report import NOT_DETERMINED, Claim, Reproduction
 
 MODEL = "deepseek-v2-lite"
 MACHINE = "a100-pcie4"

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from moectl.cli import main
-from moectl.reproductions import specmdfigures as paper
-from moectl.reproductions.report import DOES_NOT_FOLLOW
-from moectl.reproductions.specmd import CASES, DROPPED_IN, LAYER_EXPERTS
-from moectl.reproductions.specmdclaims import from_its_tables
+from tools.reproductions import specmdfigures as paper
+from tools.reproductions.report import DOES_NOT_FOLLOW
+from tools.reproductions.specmd import CASES, DROPPED_IN, LAYER_EXPERTS
+from tools.reproductions.specmdclaims import from_its_tables
 
 
 def test_its_figures_stand_beside_ours(capfd: pytest.CaptureFixture[str]) -> None:
