@@ -142,24 +142,24 @@ LESS = {
 
 def shorter(line: str) -> str:
     """A profile with a 32nd of the tokens, or 128; half of them in shards. A price with 32, a bench
-    with one text of
-    16. Replicas by the quick recipe and in this process: another takes longer to begin than it has
-    to do. A server at any free port."""
+    with one text of 16 tokens. Replicas by the quick recipe, from little text and in this process:
+    another takes longer to begin than it has to do. A server at any free port."""
     if line.startswith("moectl bench"):
         return re.sub(r"--tokens \d+", "--tokens 16 --length 16", line)
     if line.startswith(("moectl profile", "moectl inspect")):
         share = 2 if "--shard" in line else 32
         least = 128 if line.startswith("moectl profile") else 32
-        least = (
-            1024 if "my-text" in line else least
-        )  # several requests, on which a search is checked
+        if "my-text" in line:
+            least = 1024  # several requests, on which a search is checked
         return re.sub(
             r"--tokens (\d+)", lambda found: f"--tokens {max(least, int(found[1]) // share)}", line
         )
     if line.startswith("moectl serve"):
         return f"{line} --port 0"
-    if line.startswith("moectl quantize") and "--recipe" not in line:
-        line = f"{line} --recipe refined"
+    if line.startswith("moectl quantize"):
+        line = re.sub(r" --samples \d+", "", line) + " --samples 8 --length 64"
+        if "--recipe" not in line:
+            line += " --recipe refined"
     for command, less in LESS.items():
         line = line.replace(command, f"{command} {less}")
     return line

@@ -34,6 +34,8 @@ def quickly(scratch: Path) -> None:
     check_prediction._TIMES = 1
     demo._NUM_SEQUENCES = 1
     demo._DECODE = 8
+    demo._PROBES = 2
+    demo._CALIBRATION = {"samples": 4, "length": 64}
     continuations.COUNT = 3
     price_precision.AVERAGES = (2.0,)
 
