@@ -1,1 +1,1 @@
-"""What is known: facts and pure functions. No model, no printing."""
+"""Known facts and pure functions. No model, no printing."""

@@ -58,8 +58,8 @@ class Shape:
         return self.num_keys * self.expert_nbytes
 
     def num_distinct(self, num_tokens: int) -> float:
-        """Distinct experts of a layer that so many tokens want on average, where experts are wanted
-        equally often."""
+        """Return the mean number of distinct experts of a layer that `num_tokens` tokens want,
+        where experts are wanted equally often."""
         return self.num_experts * (1 - (1 - self.top_k / self.num_experts) ** num_tokens)
 
     def top_neurons(self, theta: float) -> int:
@@ -69,7 +69,7 @@ class Shape:
         return min(max(1, round(theta * neurons)), neurons)
 
     def segment_nbytes(self, top_neurons: int) -> tuple[int, int]:
-        """Bytes of the top segment, with those that belong to no neuron, and of the bottom
-        segment."""
+        """Return the bytes of the top segment, with the bytes that belong to no neuron, and of the
+        bottom segment."""
         bottom = ((self.num_neurons or self.expert_nbytes) - top_neurons) * self.neuron_nbytes
         return self.expert_nbytes - bottom, bottom

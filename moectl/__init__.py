@@ -1,1 +1,1 @@
-"""What a person sees: parse, call one function, render."""
+"""The user interface: parse a command, call one function, render its result."""

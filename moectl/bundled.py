@@ -49,5 +49,5 @@ def also_held(store: Path) -> str:
 
 
 def is_bundled(name: str) -> bool:
-    """Whether the name is the folder of a bundled model, of this installation or another."""
+    """Return whether the name is the folder of a bundled model, of this installation or another."""
     return Path(name).parts[-2:] == demo_model().parts[-2:]

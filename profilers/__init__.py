@@ -1,1 +1,1 @@
-"""What is observed: run something, measure, hand arrays to artifacts."""
+"""Observations: run something, measure, hand arrays to artifacts."""

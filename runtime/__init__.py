@@ -1,6 +1,6 @@
-"""What happens in a forward pass, live or simulated. The names below are the library's
-(docs/api.md). Each is imported when it is first used, so that an import of policies or settings
-does not import torch."""
+"""Package for forward passes, live or simulated. The names below are the library's (docs/api.md).
+Each is imported when it is first used, so that an import of policies or settings does not import
+torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -1,5 +1,5 @@
-"""Rounding of float32 to bfloat16, of which numpy's uint16 holds the bits. Importing this module
-imports numba."""
+"""Rounding of float32 to bfloat16; a uint16 of numpy holds the bits of a bfloat16. Importing this
+module imports numba."""
 
 from llvmlite import ir
 from numba import types

@@ -1,12 +1,12 @@
-"""Conversions of float32 and float16, of which numpy's int16 holds the bits. Importing this module
-imports numba."""
+"""Conversions of float32 and float16; an int16 of numpy holds the bits of a float16. Importing this
+module imports numba."""
 
 from llvmlite import ir
 
 from artifacts.common.llvm_vectors import FEATURES
 
 HAS_HALVES = "f16c" in FEATURES
-"""Whether the processor converts float16; if not, integers do."""
+"""True if the processor converts float16; if not, integers do."""
 
 # what float32's mantissa has more, and by how much its exponent's bias is larger
 _HIDDEN_BITS = 13

@@ -1,4 +1,4 @@
-"""How much RAM there is, and how much of it is free."""
+"""Bytes of RAM, in all and available."""
 
 import os
 from pathlib import Path

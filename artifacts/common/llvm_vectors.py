@@ -1,6 +1,5 @@
 """Vectors in code that LLVM compiles: the features of the processor that it may use, types, and the
-operations of which other modules make theirs. Importing this module imports numba.
-"""
+basic operations for other modules. Importing this module imports numba."""
 
 from collections.abc import Sequence
 
@@ -17,8 +16,8 @@ _NEEDED_BY = {
 
 
 def features_of(written: str) -> frozenset[str]:
-    """Return the features that LLVM takes from a list such as `+avx2,-avx512f`: the last word on
-    one counts, and what needs one that is taken away goes with it."""
+    """Return the features that LLVM takes from a list like `+avx2,-avx512f`. The last word on a
+    feature counts, and a feature that is taken away takes the features that need it with it."""
     features: set[str] = set()
     for word in filter(None, written.split(",")):
         if word[0] == "+":
@@ -33,9 +32,9 @@ def features_of(written: str) -> frozenset[str]:
 
 
 FEATURES = features_of(cpu_target.target_context.codegen().magic_tuple()[2])
-"""The features of the processor that numba compiles for, which all other modules ask for: those of
-this one, or `NUMBA_CPU_FEATURES`. They are part of the key of what numba keeps, so that code with
-instructions that a processor has not is never loaded there."""
+"""Features of the processor that numba compiles for, and that all other modules ask for: those of
+this processor, or `NUMBA_CPU_FEATURES`. They are part of the key of numba's cache, so that code
+with instructions that a processor lacks is never loaded there."""
 
 I8 = ir.IntType(8)
 I16 = ir.IntType(16)
@@ -62,7 +61,7 @@ def store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value) -> None:
 def advanced(
     builder: ir.IRBuilder, address: ir.Value, index: ir.Value, nbytes: int | ir.Value
 ) -> ir.Value:
-    """The address `index` times so many bytes further on."""
+    """Return the address `index` times `nbytes` bytes further on."""
     return builder.add(
         address, builder.mul(index, I64(nbytes) if isinstance(nbytes, int) else nbytes)
     )

@@ -1,7 +1,8 @@
 """Calls from one compiled loop to another by name, so that neither holds the code of the other.
 
-numba links what a function calls into its code and optimises all of it once more: a loop that calls
-loops that call others would be compiled once for each of them, and kept in each of their files.
+numba links the code that a function calls into its own and optimises all of it once more. A loop
+that calls loops that call others would be compiled once for each of them, and kept in each of their
+files.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ def callable_by_name(result: CompileResult, module: str, name: str, signature: s
 
 
 def _loading_first(symbol: str, load: Callable[[], None]) -> CPUCodeLibrary:
-    """A library of nothing that code which is linked with it, and kept, calls `load` before it is
+    """Return an empty library. Code that is linked with it, and kept, calls `load` before it is
     loaded."""
     library = cpu_target.target_context.codegen().create_library(symbol)
     module = library.create_ir_module(symbol)

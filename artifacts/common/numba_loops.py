@@ -20,8 +20,8 @@ from artifacts.common.sources import digest
 # Sums may be taken in any order: otherwise they would not use the vector unit.
 _FASTMATH = frozenset({"reassoc", "contract"})
 _NOT_KEPT = (RuntimeError, OSError, EOFError, AttributeError, pickle.PickleError)
-"""Why code cannot be kept or found again: no folder, a damaged file, as of a power cut, or another
-numba."""
+"""Errors that show that code cannot be kept or found again: no folder, a damaged file, as after a
+power cut, or another numba."""
 
 _INSIDE = {
     "no_cpython_wrapper": True,
@@ -32,16 +32,17 @@ part = njit(fastmath=set(_FASTMATH), **_INSIDE)
 """Decorates a function that kernels call, and they alone; it is compiled as part of them."""
 
 inlined_part = njit(fastmath=set(_FASTMATH), forceinline=True, **_INSIDE)
-"""As `part`, for functions that become part of the very loop, so that what is constant in it is
-constant in them."""
+"""Decorates functions like `part`, but inlines them into the loop itself, so that constants of the
+loop are constants in them."""
 
 exact_part = njit
-"""As `part`, for kernels that are `exact`; it can be called from anywhere."""
+"""Decorates functions like `part`, for kernels that are `exact`; the function can be called from
+anywhere."""
 
 
 class Kernel:
-    """A compiled loop: for each of its signatures when arguments of such types first come, which
-    then takes seconds, or a moment where the code was kept. Other kernels may call it."""
+    """A compiled loop. Each of its signatures is compiled when arguments of its types first come,
+    which takes seconds, or a moment where the code was kept. Other kernels may call the loop."""
 
     is_compiling = False  # as numba asks of whatever another kernel calls
 
@@ -83,7 +84,7 @@ class Kernel:
 
     @cached_property
     def _numba_type_(self) -> types.Type:
-        """What numba asks for when another kernel calls this one."""
+        """Type that numba asks for when another kernel calls this one."""
         return _KernelType(self)
 
     def fitting(self, given: Sequence[types.Type]) -> Dispatcher:
@@ -91,13 +92,13 @@ class Kernel:
         return self.compiled(self._signature_for(given))
 
     def entry_for(self, given: Sequence[types.Type]) -> object:
-        """As `entry`, for arguments of these types."""
+        """Return the `entry` for arguments of these types."""
         return self.entry(self._signature_for(given))
 
     def entry(self, signature: str) -> object:
-        """By what numba finds the code for calls from other kernels: a name where a process that
-        finds their code kept can load this kernel, otherwise the code itself, which becomes part of
-        theirs."""
+        """Return the handle by which numba finds the code for calls from other kernels. It is a
+        name if a process that finds their code in the cache can load this kernel, otherwise the
+        code itself, which becomes part of theirs."""
         (result,) = self.compiled(signature).overloads.values()
         function = self._function
         if getattr(sys.modules[function.__module__], function.__name__, None) is not self:
@@ -150,9 +151,10 @@ register_model(_KernelType)(models.OpaqueModel)
 def kernel(
     signature: str | list[str], *, nogil: bool = False, exact: bool = False
 ) -> Callable[[Callable], Callable]:
-    """Compile for this signature, or these, each when it is first called, and keep the result
-    beside the source or in the user's cache folder, until the source or that of a module which it
-    imports is changed.
+    """Compile for this signature, or these, each when it is first called, and keep the result.
+
+    It is kept beside the source or in the user's cache folder, until the source changes or the
+    source of a module that it imports.
 
     `nogil` releases the GIL for loops that run longer than other threads should wait. `exact` keeps
     the order of operations and the rounding of plain Python, for results that others must be able

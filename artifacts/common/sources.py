@@ -1,4 +1,4 @@
-"""What a module is made of: its source, and that of every module of ours that it imports."""
+"""Digest of a module's source, with the source of every module of ours that it imports."""
 
 import dis
 import sys
@@ -34,7 +34,7 @@ def digest(name: str) -> bytes:
 
 @cache
 def _imported(path: Path) -> tuple[str, ...]:
-    """The names that a file imports at its top level, of which some are modules."""
+    """Return the names that a file imports at its top level; some of them are modules."""
     return tuple(_names(compile(path.read_bytes(), path, "exec", dont_inherit=True)))
 
 

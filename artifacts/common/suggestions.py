@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """One line: no such `kind`, and the nearest known name, or all known names where none is
-    near."""
+    """Return one line that says that this `kind` is unknown, with the nearest known name, or with
+    all known names where none is near."""
     known = list(known)
     if guess := nearest(name, known):
         return f"unknown {kind} {name!r}; did you mean {guess}?"

@@ -25,7 +25,7 @@ def _halves(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> list[ir.Va
 
 
 def _of_rows(element: ir.Type) -> Callable[..., None]:
-    """Return `transpose(source, source_stride, out, out_stride, count)`: it transposes so many
+    """Return `transpose(source, source_stride, out, out_stride, count)`. It transposes `count`
     blocks of 8 x 8 numbers that lie below each other at `source`, and beside each other at `out`;
     strides are in bytes."""
     numbers = vector(element, _SIDE)

@@ -1,2 +1,2 @@
-"""How published checkpoints store a matrix in few bits: one file a format, with the formula that
-turns its tensors into numbers."""
+"""Formats in which published checkpoints store a matrix in few bits: one file per format, with the
+formula that turns its tensors into numbers."""

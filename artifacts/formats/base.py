@@ -1,5 +1,5 @@
-"""What a format is: the tensors that hold one matrix, checks of their types and shapes, and the
-published formula."""
+"""Interface of a format: the tensors that hold one matrix, checks of their types and shapes, and
+the published formula."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -41,7 +41,7 @@ class Format(Protocol):
         """The same by compiled code, for tensors on a CPU; None where only `dequantise` does it."""
 
     def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        """Return what the stored numbers have that no matrix of a model has, such as NaN, as the
+        """Return the fault of stored numbers that no matrix of a model has, for example NaN, as the
         end of a message; None if they are sound."""
 
 
@@ -91,7 +91,7 @@ def require_groups(
 
 
 def is_number(dtype: torch.dtype) -> bool:
-    """Whether a scale of this type is a number as it stands: a float of 16 bits or more."""
+    """Return whether a scale of this type is a number as it stands: a float of 16 bits or more."""
     return dtype in (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -109,7 +109,7 @@ def fault_of_scales(scales: torch.Tensor, largest_code: float) -> str | None:
 
 
 def are_sound(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether stored tensors hold neither NaN nor infinity; any integer is sound."""
+    """Return whether stored tensors hold neither NaN nor infinity; any integer is sound."""
     return all(map(_is_sound, tensors))
 
 
@@ -126,9 +126,9 @@ def _is_sound(tensor: torch.Tensor) -> bool:
 
 
 def _are_below(tensor: torch.Tensor, code: int) -> bool:
-    """Whether every 8-bit float is below a code, signs left out. The extremes show it in a fiftieth
-    of the time that a comparison of each takes: as signed integers positive floats are the largest,
-    as unsigned ones negative floats."""
+    """Return whether every 8-bit float is below a code, signs left out. Two extremes show it in a
+    fiftieth of the time that comparing each float takes: positive floats are the largest as signed
+    integers, negative floats the largest as unsigned integers."""
     return bool(
         tensor.view(torch.int8).max() < code and tensor.view(torch.uint8).max() < 0x80 + code
     )

@@ -25,8 +25,8 @@ def check_dense(bits: int | None) -> None:
 
 
 def is_packed(num_outputs: int, num_inputs: int, bits: int) -> bool:
-    """Whether a matrix of such a shape is kept at this width: its rows are whole blocks, and it has
-    enough of them."""
+    """Return whether a matrix of this shape is kept at this width: its rows are whole blocks, and
+    it has enough rows."""
     return num_inputs % DENSE[bits].num_weights == 0 and num_outputs >= LEAST_OUTPUTS
 
 

@@ -104,8 +104,8 @@ class Scaled:
         return None
 
     def _spread(self, of_blocks: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        """What there is of each block, as of each row and column of a matrix of this shape, or of
-        all alike."""
+        """Return the values of blocks as values of each row and column of a matrix of this shape.
+        Values of each row, each column or the whole matrix keep their shape, to be broadcast."""
         spread = of_blocks.reshape(_grid(tuple(of_blocks.shape)))
         for axis, (size, count) in enumerate(zip(shape, spread.shape, strict=True)):
             if count > 1 and count != size:
@@ -114,8 +114,8 @@ class Scaled:
 
 
 def _grid(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The scales' shape as rows and columns; one scale for all is [1, 1], and one for each row
-    [rows, 1]. modelopt has those of blocks as [rows, 1, columns, 1]."""
+    """Return the scales' shape as rows and columns: one scale for all is [1, 1], and one for each
+    row [rows, 1]. modelopt stores scales of blocks as [rows, 1, columns, 1]."""
     if len(shape) == 4 and shape[1] == shape[3] == 1:
         return shape[::2]
     return (*shape, *(1, 1)[len(shape) :])

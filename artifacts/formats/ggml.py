@@ -1,4 +1,4 @@
-"""ggml's blocks, of which GGUF files are made: Q8_0, Q4_0, IQ4_NL, IQ4_XS, Q2_K to Q6_K and MXFP4
+"""ggml's blocks, which GGUF files are made of: Q8_0, Q4_0, IQ4_NL, IQ4_XS, Q2_K to Q6_K and MXFP4
 (ggml-common.h, ggml-quants.c).
 
 A row is a sequence of blocks. `w = scale * code - minimum`, with a scale for each group of 32

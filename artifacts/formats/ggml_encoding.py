@@ -43,7 +43,7 @@ def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _inverse(scales: torch.Tensor) -> torch.Tensor:
-    """One over the scales; 0 for those of blocks of zeros."""
+    """Return one over the scales; 0 for the scale of a block of zeros."""
     return torch.where(scales == 0, 0, 1 / scales)
 
 

@@ -1,8 +1,8 @@
 """Compiled loops that turn ggml's blocks into numbers, to the bit as the formulas in torch.
 
-Importing this module imports numba. Each fills `panel` [n, in], float32 or uint16 for bfloat16,
-with the rows of a matrix [out, in] from row `first` on, from `blocks` uint8 [out, bytes of a row]
-and `scales` and `minima` float32 [out, groups].
+Importing this module imports numba. Each loop fills `panel` [n, in], float32 or uint16 for
+bfloat16, with the rows of a matrix [out, in] from row `first` on. It reads `blocks` uint8
+[out, bytes of a row] and `scales` and `minima` float32 [out, groups].
 """
 
 import numpy as np

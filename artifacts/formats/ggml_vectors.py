@@ -95,9 +95,10 @@ write_integers = _writer(_whole)
 write_floats = _writer(_doubled_e2m1)
 write_from_table = _writer(_of_iq4)
 write_upon_two_bits = _writer(_whole, 2)
-"""Write to the address `out` 16 numbers of the type of the array `like`, float32, or uint16 for
-bfloat16: `code * scale
-- minimum`, every step rounded to float32. The low bits of a code, four or two, are those of a byte
-at the address `lows` behind `low_shift` bits, its upper ones those of `high_mask` at `highs`; codes
-are whole numbers, `less` too large, or 4-bit floats (e2m1), which count twice, or places in the
-table of IQ4_NL."""
+"""Write 16 numbers to the address `out`: `code * scale - minimum`, every step rounded to float32.
+
+They have the type of the array `like`, float32, or uint16 for bfloat16. The low bits of a code,
+four or two, come from a byte at the address `lows` behind `low_shift` bits, its upper bits from the
+bits of `high_mask` at `highs`. Codes are whole numbers, `less` too large, or 4-bit floats (e2m1),
+which count twice, or places in the table of IQ4_NL.
+"""

@@ -21,7 +21,7 @@ VERSIONS = (2, 3)
 
 
 class GgmlType(NamedTuple):
-    """How numbers are stored: `nbytes` hold a block of so many."""
+    """Type of stored numbers: a block of `num_weights` numbers takes `nbytes` bytes."""
 
     name: str
     num_weights: int
@@ -126,8 +126,8 @@ class GgufTensor(NamedTuple):
 class GgufHeader(NamedTuple):
     """The entries of a file, its tensors by name, and the sha256 of both.
 
-    Of an array of strings, and of a long one of numbers, the entry is the length: `read_array`
-    reads it, which `arrays` has the places of.
+    The entry of an array of strings, or of a long array of numbers, is its length. `read_array`
+    reads its elements, and `arrays` holds their places.
     """
 
     entries: dict[str, object]
@@ -137,7 +137,8 @@ class GgufHeader(NamedTuple):
 
 
 class _Array(NamedTuple):
-    """Where the elements of an array begin in the file, their type, and how many there are."""
+    """Place of an array: the byte in the file where its elements begin, their type, and their
+    number."""
 
     position: int
     kind: int
@@ -206,8 +207,8 @@ def _read(path: Path, stamp: tuple[int, int]) -> GgufHeader:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """What may be a header, without the numbers behind it, which can be more than a process may
-    map."""
+    """Map the part of a file that may be a header, without the numbers behind it, which can be more
+    than a process may map."""
     with path.open("rb") as file:
         nbytes = min(path.stat().st_size, _MOST_NBYTES + 1)
         return mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ)

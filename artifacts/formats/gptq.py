@@ -29,8 +29,8 @@ from artifacts.formats.order import NO_NUMBER, fault_of_index, placed, require_i
 @dataclass(frozen=True, slots=True)
 class Gptq:
     """`qweight` int32 [in * bits / 32, out], `qzeros` int32 [groups, out * bits / 32], `scales`
-    [groups, out], `g_idx` int32 [in], which may be missing where the groups follow each other; in a
-    slot `order`."""
+    [groups, out] and `g_idx` int32 [in]. `g_idx` may be missing where the groups follow each other;
+    in a slot it is `order`."""
 
     fills_bfloat16: ClassVar[bool] = True
 
@@ -70,14 +70,14 @@ class Gptq:
 
     @property
     def lacking(self) -> int:
-        """What every input has in an index that says nothing, as some writers leave it without
+        """Number at every input of an index that says nothing, as some writers leave it without
         `desc_act`."""
         return NO_NUMBER if self.is_permuted else 0
 
     def settled(self, zeros: torch.Tensor) -> "Gptq":
         """Return this format with the offset by which these zero-points of a symmetric matrix are
-        in the middle: some files store those of one version and name the other. Itself where
-        neither offset does it."""
+        in the middle: some files store the zero-points of one version and name the other. Return
+        the format itself where neither offset does it."""
         found = unpack(zeros, self.bits, zeros.shape[1] * 32 // self.bits)
         offset = (1 << self.bits - 1) - int(found[0, 0])
         return replace(self, zero_offset=offset) if offset in (0, 1) else self

@@ -1,9 +1,8 @@
 """Compiled loops that turn stored codes into numbers, to the bit as the formulas of the formats in
-torch.
+torch. Importing this module imports numba.
 
-Importing this module imports numba. Each fills `panel` [n, in], float32 or uint16 for bfloat16,
-with the rows of a matrix [out, in] from row `first` on. What a scale makes of each code is computed
-once and looked up.
+Each fills `panel` [n, in], float32 or uint16 for bfloat16, with the rows of a matrix [out, in] from
+row `first` on. The number that a code stands for under a scale is computed once and looked up.
 """
 
 import numpy as np
@@ -55,7 +54,7 @@ def from_bytes(codes, values, scales, height, width, first, panel):
 
 @exact_part
 def _half_bytes_in_vectors(codes, values, zero, scale, out, num_bytes):
-    """Write the numbers of the codes in so many bytes, a multiple of 8; codes and `out` are
+    """Write the numbers of the codes in `num_bytes` bytes, a multiple of 8; codes and `out` are
     addresses."""
     if num_bytes % 16 == 0:
         look_up_half_bytes(codes, values.ctypes.data, zero, scale, out, num_bytes)

@@ -15,14 +15,16 @@ _MATCH_S = 0.5  # how long a pattern may take for one name
 
 
 def is_among(module: str, patterns: Iterable[str]) -> bool:
-    """Whether a list of modules to leave alone has this module, or one that holds it."""
+    """Return whether a list of modules to leave alone names this module, or one that contains
+    it."""
     dotted = f".{module}."
     return any(_matches(pattern, module) or f".{pattern}." in dotted for pattern in patterns)
 
 
 def strength(pattern: str, module: str) -> int:
-    """How exactly a target means a module: 3 by its name, 2 by a pattern, 1 by its class, 0 not at
-    all. A name without a dot is taken for that of a class (compressed-tensors, `match_targets`)."""
+    """Return how exactly a target means a module: 3 by its name, 2 by a pattern, 1 by its class, 0
+    not at all. A name without a dot is taken for the name of a class (compressed-tensors,
+    `match_targets`)."""
     if pattern == module:
         return 3
     return (

@@ -1,8 +1,8 @@
 """Groups of inputs that do not follow each other: as checkpoints store them (`g_idx`), and as they
 lie in slots.
 
-In a slot codes lie in the order of their groups, those of a group in the order of their inputs, and
-kernels multiply them as if groups had always followed each other. `order` stands there for `g_idx`:
+In a slot, codes lie in the order of their groups, and within a group in the order of their inputs.
+Kernels multiply them as if groups had always followed each other. There `order` stands for `g_idx`:
 for each place the group times 2^20 plus the input.
 """
 
@@ -18,16 +18,16 @@ ORDER = "order"
 ARRANGED = (ORDER, "qweight", "scales", "packed", "scale")
 """The roles of the tensors that `arrange` takes."""
 NO_NUMBER = -(1 << 40)
-"""What no index holds."""
+"""A number that no index holds."""
 INPUT_BITS = 20
 _MOST_INPUTS = 1 << INPUT_BITS
 _MOST_GROUPS = 1 << 31 - INPUT_BITS
 
 
 class Placed(NamedTuple):
-    """The group of each place, and the place of each input, both int64 [in]; `are_even` where
-    groups of one size follow each other by place, `are_moved` where places are not those of the
-    inputs."""
+    """The group of each place, and the place of each input, both int64 [in]. `are_even` is true
+    where groups of one size follow each other by place, `are_moved` where a place differs from its
+    input."""
 
     groups: torch.Tensor
     places: torch.Tensor
@@ -41,7 +41,8 @@ def role_in_slot(role: str) -> str:
 
 
 def require_index(stored: Mapping[str, Stored], num_inputs: int, num_groups: int) -> bool:
-    """Whether there is an index of groups. Raises Unfit if it is not of these inputs and groups."""
+    """Return whether there is an index of groups. Raises Unfit if it does not fit these inputs and
+    groups."""
     indexed = stored.get(INDEX, stored.get(ORDER))
     if indexed is None:
         return False
@@ -56,8 +57,8 @@ def require_index(stored: Mapping[str, Stored], num_inputs: int, num_groups: int
 def placed(
     tensors: Mapping[str, torch.Tensor], num_inputs: int, num_groups: int, lacking: int
 ) -> Placed:
-    """Where inputs lie in a matrix with these tensors by role; an index of which every number is
-    `lacking` says nothing."""
+    """Return the places of the inputs and their groups in a matrix with these tensors by role. An
+    index says nothing if all its numbers are `lacking`."""
     own = torch.arange(num_inputs, device=next(iter(tensors.values())).device)
     groups = own // -(-num_inputs // num_groups)
     places = own
@@ -76,7 +77,8 @@ def placed(
 
 
 def has_index(tensors: Mapping[str, torch.Tensor], lacking: int) -> bool:
-    """Whether a stored index says of which groups the inputs are."""
+    """Return whether there is a stored index that gives the groups of the inputs: not all its
+    numbers are `lacking`."""
     return INDEX in tensors and not bool((tensors[INDEX].long() == lacking).all())
 
 

@@ -1,9 +1,9 @@
 """Compiled loops that put codes into the order of their groups, where they lie. Importing this
 module imports numba.
 
-Codes are moved in words of adjacent outputs, a panel of these at a time, which stays in a core's
-cache: what a word is made of comes from as many words as it has codes, each turned so that its code
-comes to its place.
+Codes are moved in words of adjacent outputs, one panel of outputs at a time, which stays in a
+core's cache. A word is made from as many words as it has codes, each rotated so that its code comes
+to its place.
 """
 
 import numpy as np
@@ -28,7 +28,8 @@ from artifacts.formats.column_loops import read_codes
 from artifacts.formats.order import INPUT_BITS
 
 IN_ORDER, IN_ANOTHER_ORDER, BEYOND = range(3)
-"""What `sort` finds: groups that follow each other, others, or numbers of no group."""
+"""Results of `sort`: groups that follow each other, groups in another order, or numbers of no
+group."""
 
 _INPUT = np.int32((1 << INPUT_BITS) - 1)
 _PANEL = 64  # outputs
@@ -65,9 +66,10 @@ def sort(index, num_groups, lacking):
 
 
 def _gathering(bits: int):
-    """Return `gather(words, rows, turns, num_words, out, stride)`: it writes so many rows of words
-    of a panel, `stride` bytes apart; code j of row w is in the row of `words` that begins at byte
-    rows[w, j], and comes to its place when that is turned by turns[w, j] bits."""
+    """Return `gather(words, rows, turns, num_words, out, stride)`. It writes `num_words` rows of
+    words of a panel to `out`, `stride` bytes apart. Code j of row w is in the row of `words` that
+    begins at byte rows[w, j], and comes to its place when that row is rotated by turns[w, j]
+    bits."""
     per_word = 32 // bits
 
     @intrinsic
@@ -110,7 +112,7 @@ _gather_2, _gather_4, _gather_8 = (_gathering(bits) for bits in (2, 4, 8))
 
 @exact_part
 def _gather_one_by_one(words, bits, order, out):
-    """Codes of any width, also of those that lie in two words."""
+    """Put codes of any width into their order, also codes that lie in two words."""
     codes = np.empty(words.shape[1], np.int32)
     outputs = slice(0, words.shape[1])
     out[:] = 0
@@ -127,8 +129,8 @@ def _gather_one_by_one(words, bits, order, out):
 
 @exact_part
 def _sources(bits, order):
-    """Of the code at each place: the byte at which its row of a panel begins, and how far that is
-    turned."""
+    """Return for the code at each place the byte at which its row of a panel begins, and by how
+    many bits that row is rotated."""
     rows = np.empty(len(order), np.int32)
     turns = np.empty(len(order), np.int32)
     per_word = 32 // bits
@@ -141,8 +143,8 @@ def _sources(bits, order):
 
 @exact_part
 def _gather(words, bits, order, rows, turns, out):
-    """Write the words of a panel in their order; `words` are rows of `_PANEL` words, of which `out`
-    may have fewer."""
+    """Write the words of a panel in their order. `words` are rows of `_PANEL` words; `out` may have
+    fewer words a row."""
     if bits == 3 or out.shape[1] < _PANEL:
         _gather_one_by_one(words[:, : out.shape[1]], bits, order, out)
         return

@@ -48,7 +48,7 @@ class PackedIntegers:
     is_symmetric: bool = False  # `symmetric` is true: every zero-point, if any are stored, is 0
 
     lacking: ClassVar[int] = -1
-    """What every input has in an index that says nothing."""
+    """Number at every input of an index that says nothing."""
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         packed = stored["packed"]

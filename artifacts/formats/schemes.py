@@ -1,4 +1,4 @@
-"""What each quantisation method says in its config: the schemes of its modules, and the modules
+"""Parsers of the config of each quantisation method: the schemes of its modules, and the modules
 that it leaves alone.
 
 Imports no torch: a plan reads it in milliseconds.
@@ -21,7 +21,7 @@ WHOLE = 0  # the size of a block that reaches over a whole axis
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How a matrix is stored: `layout` is a key of the table of formats, `block` the rows and
+    """Storage scheme of a matrix: `layout` is a key of the table of formats, `block` the rows and
     columns with one scale, `scale_nbytes` its bytes. `is_ordered`: the columns of a group do not
     follow each other. `is_symmetric`: the config says that zero-points are in the middle of the
     codes."""
@@ -100,8 +100,8 @@ def _mxfp4(config: Mapping) -> Said:
 
 
 def _gptq(config: Mapping) -> Said:
-    """GPTQModel's `dynamic` has by pattern what differs there; `-:` before a pattern leaves its
-    modules alone."""
+    """Parse GPTQ's config. GPTQModel's `dynamic` holds by pattern the entries that differ there;
+    `-:` before a pattern leaves its modules alone."""
     said = {str(config[name]) for name in ("checkpoint_format", "format") if config.get(name)} or {
         "gptq"
     }
@@ -294,7 +294,7 @@ _FLAGS = {None: None, True: True, False: False, "true": True, "false": False}
 
 
 def _whole(value: object) -> object:
-    """A number that is written as a text or a fraction, such as "4" or 4.0, as an int; anything
+    """Return a number that is written as a text or a fraction, like "4" or 4.0, as an int; anything
     else as it is."""
     if isinstance(value, float) and value.is_integer():
         return int(value)

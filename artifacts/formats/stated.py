@@ -25,8 +25,7 @@ _NOTHING = (
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """The method, its schemes with the modules that they are of, and patterns of modules that are
-    left alone."""
+    """The method, its schemes with their modules, and patterns of modules that are left alone."""
 
     method: str
     groups: tuple[Group, ...]

@@ -16,7 +16,7 @@ from artifacts.formats.schemes import BLOCK, Scheme
 from artifacts.formats.stated import Stated, stated_quantisation
 
 Roles = Mapping[str, str]
-"""By role, what follows the name of the matrix in the name of a tensor."""
+"""The ending of a tensor's name after the name of the matrix, by role."""
 
 ZEROS = "qzeros"
 _GPTQ = {"qweight": ".qweight", ZEROS: ".qzeros", "scales": ".scales", "g_idx": ".g_idx"}
@@ -32,9 +32,10 @@ _OPTIONAL = frozenset(("g_idx", "zero_point", "size"))
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """A format with the names of its tensors: that of the parameter and what follows it, or, where
-    `is_module`, that of the module whose `weight` the parameter is. `symmetric` is a format whose
-    zero-points are all one number: files may lack them, or have those of another version."""
+    """A format with the names of its tensors. Each begins with the parameter's name, or, if
+    `is_module`, with the name of the module whose `weight` the parameter is. `symmetric` is a
+    format whose zero-points are all one number: files may lack the zero-points, or have those of
+    another version."""
 
     format: Format
     roles: Roles
@@ -53,8 +54,8 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """What a config says of its weights, the spellings that may occur, and the anchors that several
-    schemes share."""
+    """Quantisation as a config states it, the spellings that may occur, and the anchors that
+    several schemes share."""
 
     stated: Stated
     spellings: tuple[Spelling, ...]
@@ -65,8 +66,8 @@ class Quantisation:
         return self.stated.method
 
     def is_spelled(self, module: str, spelling: Spelling) -> bool:
-        """Whether tensors of a module that have the names of this spelling are of its format: where
-        several formats share these, the config says which."""
+        """Return whether tensors of a module that have the names of this spelling are of its
+        format. Where several formats share the names, the config says which it is."""
         if spelling.anchor not in self.ambiguous:
             return True
         scheme = self.stated.scheme_of(module)
@@ -74,7 +75,7 @@ class Quantisation:
 
 
 def quantisation_of(config: Mapping, folder: Path | None = None) -> Quantisation | None:
-    """As `stated_quantisation`, with the spellings of its schemes."""
+    """Read the quantisation as `stated_quantisation` does, and add the spellings of its schemes."""
     stated = stated_quantisation(config, folder)
     if stated is None:
         return None

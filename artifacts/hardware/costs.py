@@ -1,4 +1,4 @@
-"""What one model costs on one machine: seconds of compute, of loads and of the near tier."""
+"""Costs of one model on one machine: seconds of compute, of loads and of the near tier."""
 
 import math
 from collections.abc import Mapping
@@ -33,8 +33,8 @@ class Work:
         )
 
     def seconds(self, num_tokens: int, *, share: float = 1.0) -> float:
-        """Seconds for so many tokens when only `share` of the bytes are read, as for a replica of
-        fewer bits."""
+        """Return the seconds for `num_tokens` tokens when only `share` of the bytes are read, as
+        for a replica of fewer bits."""
         return max(
             self.memory_s * share, num_tokens * self.token_s * (share if self.by_bits else 1.0)
         )
@@ -42,16 +42,17 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What one model costs on one machine.
+    """Costs of one model on one machine.
 
     The expert, its load and its near-tier work are given at full precision; a replica takes its
     share of the bytes. `rest` is one layer without its routed experts, `head` is once per pass.
 
     Every load also takes `load_latency_s` of the link, and `host_s` of the device that computes,
-    for the engine's own work. Where compute has to take over what the link delivers, that takes
-    `copy_s`, and `demand_s` more for a demand load; compute that has waited resumes `wake_s` late.
-    Where the device that computes all other experts computes near experts too, as on a CPU, each
-    takes `near_host` of its time, and `near` is what an emulated near tier takes in addition.
+    for the engine's own work. Where compute has to take over the bytes that the link delivers, that
+    takes `copy_s`, and `demand_s` more for a demand load; compute that has waited resumes `wake_s`
+    late. Where the device that computes all other experts computes near experts too, as on a CPU,
+    each takes `near_host` of its time, and `near` is the time that an emulated near tier takes in
+    addition.
 
     `shares`: share of an expert's seconds in the fast tier by bits, where fewer bits do not save as
     much time as bytes. `deciding`: seconds per layer that a policy itself takes beyond the plain
@@ -124,8 +125,8 @@ class Costs:
         )
 
     def with_dense(self, bits: int | None) -> "Costs":
-        """The costs on a GPU where weights besides routed experts have so many bits; None: as they
-        are.
+        """Return the costs on a GPU where weights besides routed experts have this many bits; None:
+        as they are.
 
         There is no kernel for them on a GPU: at each use the packed matrix is read, and at least
         once written and read at 16 bits.
@@ -142,7 +143,7 @@ class Costs:
 
 
 def rounded_window(num_experts: float, expert_nbytes: int) -> int:
-    """Bytes of a window of so many experts, rounded to a power of two of experts.
+    """Return the bytes of a window of `num_experts` experts, rounded to a power of two of experts.
 
     Without rounding, the noise of a measurement would change what a policy decides.
     """

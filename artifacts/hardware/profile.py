@@ -1,5 +1,5 @@
-"""What a model takes on a machine, as measured: seconds of the parts of a pass, of loads, of the
-near tier.
+"""Measured times of a model on a machine: seconds of the parts of a pass, of loads, of the near
+tier.
 
 One row of the table `hardware` holds one number of tokens, one width near memory, or one link.
 """
@@ -33,7 +33,7 @@ _SECONDS = ("attention", "moe", "head", "expert", "near", "expert_load", *_OPTIO
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Seconds: the median of so many samples, and the distance between their quartiles."""
+    """Seconds: the median of `samples` samples, and the distance between their quartiles."""
 
     median: float
     iqr: float
@@ -65,8 +65,8 @@ class Load:
     """One expert at full precision over a link; GB/s by the median. `latency`: the part of the time
     that fewer bytes would take too.
 
-    For the link that runs use, `miss` is what each missing expert adds to a decode step, and `host`
-    is the part of it that is the engine's own work, during which nothing waits for the link.
+    For the link that runs use, `miss` is the time that each missing expert adds to a decode step.
+    `host` is the part of it that is the engine's own work, during which nothing waits for the link.
     """
 
     link: str
@@ -79,7 +79,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class NearCompute:
-    """One expert on `tokens` tokens, computed by the CPU where the expert lies in RAM, at so many
+    """One expert on `tokens` tokens, computed by the CPU where the expert lies in RAM, at `bits`
     bits."""
 
     bits: int | float
@@ -104,7 +104,7 @@ class HardwareProfile:
 
     @property
     def machine(self) -> tuple[object, ...]:
-        """What identifies a machine: two profiles with equal values come from the same one."""
+        """Identity of the machine: two profiles with equal values come from the same one."""
         return tuple(self.conditions.get(name) for name in _IDENTITY)
 
     @property

@@ -28,5 +28,5 @@ KINDS = {
         "logits or probabilities of all experts: .npy, .npz or a folder of .npy",
     ),
 }
-"""By the name on the command line: the module here whose `read` makes a `RoutingLog` of it, and
-what it is."""
+"""The module here whose `read` makes a `RoutingLog` of a source, and a description of the source,
+by the name on the command line."""

@@ -33,9 +33,10 @@ def number_calls(
     their place in it.
 
     Without `batch` a call of several tokens is a prompt or a part of one, and a call of one token
-    decodes; a prompt after decoding begins a request. With `batch` the calls of exactly so many
-    tokens decode as many requests, whose place is their number, and all other calls are left out.
-    `where(row)` is the place of a row in the source. Raises BadInput where layers disagree.
+    decodes; a prompt after decoding begins a request. With `batch`, a call of exactly `batch`
+    tokens decodes one token each of as many requests, whose place is their number, and all other
+    calls are left out. `where(row)` is the place of a row in the source. Raises BadInput where
+    layers disagree.
     """
     sizes, notes = _sizes(layer, call, where)
     if batch is not None:

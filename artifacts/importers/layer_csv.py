@@ -62,7 +62,7 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
 
 
 def _calls(layer: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """[R]: the how-manieth of its layer each run of lines is."""
+    """Return [R]: the number of each run of lines among the runs of its layer, from 0."""
     call = np.empty(len(starts), np.int64)
     seen = {}
     for number, name in enumerate(layer[starts].tolist()):

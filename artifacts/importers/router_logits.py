@@ -1,8 +1,8 @@
 """Arrays of router logits, or of probabilities, over all experts of a layer.
 
-An .npy [tokens, experts] of one layer or [layers, tokens, experts]; an .npz with an array [tokens,
-experts] for each layer, the layer's number last in its name; a folder of .npy so named
-(`ffn_moe_logits-0.npy`, as patched llama.cpp dumps them).
+Three kinds are read: an .npy [tokens, experts] of one layer or [layers, tokens, experts]; an .npz
+with an array [tokens, experts] for each layer, the layer's number last in its name; a folder of
+.npy with names like the arrays (`ffn_moe_logits-0.npy`, as patched llama.cpp dumps them).
 """
 
 import re

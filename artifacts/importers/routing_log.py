@@ -14,8 +14,9 @@ _MOST_EXPERTS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """What a log may leave open: `tokens` keeps only the first so many, `batch` says how many
-    requests are decoded together, `top_k` how many experts a token selects."""
+    """Facts that a log may leave open: `tokens` keeps only this many of the first tokens, `batch`
+    is the number of requests that are decoded together, `top_k` the number of experts that a token
+    selects."""
 
     tokens: int | None = None
     batch: int | None = None
@@ -112,7 +113,8 @@ def _strongest_first(log: RoutingLog) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _first(trace: Trace, tokens: int) -> Trace:
-    """The first passes, as many as have no more than so many tokens together, but at least one."""
+    """Return the first passes: as many as have no more than `tokens` tokens together, but at least
+    one."""
     in_first_layer = np.bincount(
         trace.pass_[trace.layer == 0], minlength=int(trace.pass_.max()) + 1
     )

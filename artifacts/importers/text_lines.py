@@ -32,5 +32,5 @@ def json_lines(path: Path, expected: str) -> Iterator[tuple[str, object]]:
 
 
 def is_whole(value: object) -> bool:
-    """Whether a value from JSON is a whole number from 0 on."""
+    """Return whether a value from JSON is a whole number from 0 on."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,10 +1,13 @@
 """Responses of vLLM served with `--enable-return-routed-experts`.
 
-Two layouts (vLLM's documentation of "Routed Experts", and its test of the endpoints): after 0.21
-`choices[i].routed_experts` is the base64 of an .npy array [tokens, layers, top_k] over prompt and
-answer, without the last token, which no pass sees; `routed_experts_prompt_start` of the request
-cuts off its beginning. In 0.21 it is a nested list, or such an array, of the answer, and
-`prompt_routed_experts` beside `choices` is that of the prompt.
+Two layouts (vLLM's documentation of "Routed Experts", and its test of the endpoints):
+
+After 0.21 `choices[i].routed_experts` is the base64 of an .npy array [tokens, layers, top_k] over
+prompt and answer, without the last token, which no pass sees. `routed_experts_prompt_start` of the
+request cuts off its beginning.
+
+In 0.21 it is a nested list, or the base64 of an array, of the answer; `prompt_routed_experts`
+beside `choices` holds the prompt.
 """
 
 import base64
@@ -29,8 +32,8 @@ _UNCACHED = "start the server with --no-enable-prefix-caching to have them"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Choice:
-    """What one choice had computed: `experts` [T, L, K] of `prompt` tokens and then of the answer,
-    from `start` on."""
+    """Routing computed for one choice: `experts` [T, L, K] of `prompt` tokens and then of the
+    answer, from position `start` on."""
 
     place: str
     experts: np.ndarray
@@ -183,8 +186,8 @@ def _joined(choices: list[_Choice]) -> RoutingLog:
 
 
 def _computed(experts: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Which tokens [T] and which layers were routed at all: vLLM fills others with -1 or 0; and
-    notes on them."""
+    """Return which tokens [T] were routed at all, the layers that were, and notes on the others:
+    vLLM fills these with -1 or 0."""
     notes = []
     is_cached = (experts == -1).all(axis=(1, 2))
     if is_cached.any():

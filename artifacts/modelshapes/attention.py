@@ -85,11 +85,11 @@ ATTENTIONS = {
     "gpt-oss-20b": Attention(64, 8, 64),
     "gpt-oss-120b": Attention(64, 8, 64),
 }
-"""By the name of a published model."""
+"""Attention of published models by name."""
 
 
 def attention_of(config: Mapping, path: Path) -> Attention:
-    """Read the attention from the fields of a config, which is that of `path`. Raises BadInput."""
+    """Read the attention from the fields of the config at `path`. Raises BadInput."""
     heads = needed(config, path, "num_attention_heads")
     latent = None
     if config.get("kv_lora_rank"):

@@ -1,8 +1,8 @@
 """Shapes of full-size models, by name or from a config.json: enough to simulate them without their
 weights.
 
-The figures are those of the configs published with the checkpoints. Only MoE layers are counted,
-dense layers are not.
+The figures come from the configs published with the checkpoints. Only MoE layers are counted, dense
+layers are not.
 """
 
 import math
@@ -32,10 +32,11 @@ _GPTQ_4_NBYTES = (
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What a model costs: `shape` of its MoE layers, hidden size H, bytes per layer of the experts
-    that every token uses, words in its vocabulary, bytes of one expert weight as stored, and of any
-    other weight in memory. `assumed` lists what was unknown and what was assumed instead.
-    `attention_weights`: of one layer, 0 where its heads are unknown."""
+    """Sizes of a model that its costs depend on. `shape` describes its MoE layers, `hidden` is the
+    hidden size H, `shared_nbytes` the bytes per layer of the experts that every token uses,
+    `vocabulary` the words in its vocabulary. `weight_nbytes` is the bytes of one expert weight as
+    stored, `dtype_nbytes` of any other weight in memory. `assumed` lists what was unknown and what
+    was assumed instead. `attention_weights`: of one layer, 0 where its heads are unknown."""
 
     name: str
     shape: Shape
@@ -145,8 +146,8 @@ def guessed(shape: Shape) -> ModelShape:
 
 
 def unsized(num_layers: int, num_experts: int, top_k: int) -> ModelShape:
-    """A model of which only the routing is known: its experts are assumed to be as large as those
-    of OLMoE-1B-7B."""
+    """Return a model from its routing alone: its experts are assumed to be as large as in
+    OLMoE-1B-7B."""
     sized = guessed(Shape(num_layers, num_experts, top_k, _GUESSED_NBYTES))
     note = (
         f"experts of {_GUESSED_NBYTES / 2**20:.0f} MiB, as those of OLMoE-1B-7B; --model gives "
@@ -198,13 +199,14 @@ def from_config(path: Path) -> ModelShape:
 def _stored_nbytes(
     quantisation: Stated, layers: list[int], hidden: int, intermediate: int, dtype_nbytes: float
 ) -> int:
-    """Bytes of one expert as the files have it; those of the last layer stand for all."""
+    """Return the bytes of one expert as the files have it; the experts of the last layer stand for
+    all."""
     expert = gated(f"layers.{layers[-1] if layers else 0}.mlp.experts.0", hidden, intermediate)
     return sum(matrix_nbytes(quantisation, *matrix, dtype_nbytes) for matrix in expert)
 
 
 def gated(name: str, hidden: int, width: int) -> Iterator[Matrix]:
-    """The three matrices of a gated layer of so many neurons, none of no neurons."""
+    """Yield the three matrices of a gated layer of `width` neurons; none where `width` is 0."""
     if width:
         yield f"{name}.gate_proj", width, hidden
         yield f"{name}.up_proj", width, hidden

@@ -1,5 +1,5 @@
-"""What a model needs in the fast tier besides its routed experts: all other weights, and the
-attention cache.
+"""Fast-tier memory of a model besides its routed experts: all other weights, and the attention
+cache.
 
 Computed from the fields of a published config alone. Biases and norms, a few thousandths of it, are
 not counted.

@@ -1,4 +1,4 @@
-"""How many bits each expert gets: by order of importance within a layer, or by gain per byte over
+"""Allocation of bits to experts: by order of importance within a layer, or by gain per byte over
 all experts."""
 
 import math
@@ -11,13 +11,14 @@ from artifacts.quantisation.widths import USUAL_WIDTHS
 
 
 def prefix_split(loss: np.ndarray, avg_bits: float) -> list[int]:
-    """Bits of experts in falling importance, from their `loss` [E, 4] at 1, 2, 3 and 4 bits.
+    """Return the bits of experts in falling importance, from their `loss` [E, 4] at 1, 2, 3 and 4
+    bits.
 
-    The first n4 experts get 4 bits, the next n3 three, the next n2 two, the rest one. Of all such
-    splits that spend exactly `floor(E (avg_bits - 1))` bits beyond the first, this is the one that
-    lowers the summed loss most; of equals the one with the fewest experts at 4 bits, then at 3.
-    O(E^2). Raises BadUsage where the average is not between 1 and 4, BadInput where a loss is
-    missing. (Context-aware MoE inference on CXL-NDP, its prefix allocation.)
+    The first n4 experts get 4 bits, the next n3 three, the next n2 two, the rest one. Of all splits
+    of this form that spend exactly `floor(E (avg_bits - 1))` bits beyond the first, the one that
+    lowers the summed loss most is returned. Of equals it is the one with the fewest experts at 4
+    bits, then at 3. O(E^2). Raises BadUsage where the average is not between 1 and 4, BadInput
+    where a loss is missing. (Context-aware MoE inference on CXL-NDP, its prefix allocation.)
     """
     loss = _finite(loss)
     num_experts = len(loss)

@@ -3,9 +3,9 @@ inputs.
 
 There are two recipes. `plain` is the published algorithm: inputs in their order, the grid of a
 group from the range of its weights, at 1 bit the sign times the mean size. `refined` costs no
-storage and adds three steps: grids are chosen by the cost of their errors; groups, and inputs
-within them, are visited by falling activation (without an index in the file); and the scales of
-each row are refitted to its codes in the metric of the Hessian.
+storage and adds three steps. Grids are chosen by the cost of their errors. Groups, and inputs
+within them, are visited by falling activation (without an index in the file). The scales of each
+row are refitted to its codes in the metric of the Hessian.
 """
 
 from collections.abc import Iterator, Sequence
@@ -293,7 +293,7 @@ def _quantized(
 
 
 def _best_rows(weight: torch.Tensor, hessian: torch.Tensor, replica: Quantized) -> Quantized:
-    """Take the replica's rows, or those of plain rounding where these cost less."""
+    """Take the replica's rows, or the rows of plain rounding where these cost less."""
     rounded = round_to_nearest(weight, replica.bits, replica.group_size)
     errors = [weight.double() - version.dequantised() for version in (replica, rounded)]
     price, price_rounded = ((error @ hessian.double() * error).sum(1) for error in errors)

@@ -99,7 +99,8 @@ def divisor(scale: torch.Tensor) -> torch.Tensor:
 def _split(
     weights: torch.Tensor, bits: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The weights of 1 bit, those of more bits, and the top codes [widths, 1] of the latter."""
+    """Split off the weights of 1 bit; return them, the weights of more bits, and the top codes
+    [widths, 1] of these."""
     num_signs = sum(width == 1 for width in bits)
     tops = weights.new_tensor([top_code(width) for width in bits[num_signs:]])
     return weights[:, :num_signs], weights[:, num_signs:], tops[:, None]

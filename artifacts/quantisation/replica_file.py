@@ -2,9 +2,9 @@
 with the same bytes.
 
 Tensors are called `{bits}.{part}.qweight`, `.qzeros`, `.scales` and `{bits}.{part}_bias`, or as
-`artifacts.quantisation.trellis` calls its parts; those of one width lie side by side, so that one
-read fetches a width. The metadata holds all that a stopped run needs to resume, with a digest of
-the metadata and tensors.
+`artifacts.quantisation.trellis` calls its parts. The tensors of one width lie side by side, so that
+one read fetches a width. The metadata holds all that a stopped run needs to resume, with a digest
+of the metadata and tensors.
 """
 
 import hashlib
@@ -169,7 +169,8 @@ def replica_nbytes(path: Path) -> dict[Width, int]:
 
 
 def is_intact(path: Path) -> bool:
-    """Whether all bytes of tensors and metadata are as written, by the digest in the file."""
+    """Return whether all bytes of tensors and metadata are as written, by the digest in the
+    file."""
     header = _read_header(path)
     data = _read(
         path, header.data_start, max((entry.stop for entry in header.entries.values()), default=0)

@@ -17,7 +17,7 @@ Parts = dict[str, Packed | Trellis | torch.Tensor]
 
 
 def is_trellis(replicas: Mapping[Width, Parts]) -> bool:
-    """Whether the matrices are in trellis codes."""
+    """Return whether the matrices are in trellis codes."""
     return any(isinstance(part, Trellis) for parts in replicas.values() for part in parts.values())
 
 

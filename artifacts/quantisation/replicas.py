@@ -35,7 +35,7 @@ _PRIOR_USE = 0.02  # added to the use of every expert, as a share of its layer's
 
 
 def check_base(bits: int) -> None:
-    """Raise BadUsage unless a replica of so many bits can take the place of full precision."""
+    """Raise BadUsage unless a replica of `bits` bits can take the place of full precision."""
     if bits not in BASES:
         raise BadUsage(
             f"--base {bits} is none: {FULL_BITS} is the checkpoint as it is, {listed(BASES[1:])} "
@@ -71,11 +71,11 @@ class Replicas:
         return sorted(self.nbytes.keys() - {FULL_BITS})
 
     def on_base(self, bits: int) -> "Replicas":
-        """The same with the replica of so many bits in the place of full precision: only narrower
-        ones remain replicas.
+        """Return the same with the replica of `bits` bits in the place of full precision: only
+        narrower ones remain replicas.
 
         Errors of two widths are nearly uncorrelated, so their squares add up: docs/lowbit.md.
-        Raises Incompatible where there is no such replica, or none that is smaller.
+        Raises Incompatible where that replica is missing or no smaller than full precision.
         """
         if bits in self.at_full:
             raise Incompatible(
@@ -93,8 +93,9 @@ class Replicas:
         return replace(self, nbytes=nbytes, loss=loss, lost=lost, base=bits, at_full=(bits,))
 
     def without_larger(self, *more: int) -> "Replicas":
-        """The same without widths that take no fewer bytes than full precision, `more` of which are
-        known to: full precision serves in their place, without loss."""
+        """Return the same without widths that take no fewer bytes than full precision, and without
+        `more`, which are known to take no fewer. Full precision serves in their place, without
+        loss."""
         at_full = sorted(
             {bits for bits in self.widths if self.nbytes[bits] >= self.nbytes[FULL_BITS]} | {*more}
         )
@@ -107,15 +108,16 @@ class Replicas:
 
 
 def _from_base(table: np.ndarray, bits: int) -> np.ndarray:
-    """[L, E, W] losses relative to replicas of so many bits: 0 at their own width, NaN above it."""
+    """Return [L, E, W] losses relative to replicas of `bits` bits: 0 at their own width, NaN above
+    it."""
     relative = np.where(np.array(WIDTHS) < bits, table + table[..., column_of(bits), None], np.nan)
     relative[..., column_of(bits)] = 0.0
     return relative
 
 
 def resident_nbytes(nbytes: Mapping[Width, int], bits: Collection[Width]) -> int:
-    """Bytes of replicas that stay, of these bits, from those of one by its bits; all of `NOTHING`
-    share a narrowest one of zeros."""
+    """Return the bytes of resident replicas of these bits, from the bytes of one replica by its
+    bits; all of width `NOTHING` share a narrowest one of zeros."""
     zeros = nbytes[min(nbytes)] if NOTHING in bits else 0
     return zeros + sum(nbytes[width] for width in bits if width != NOTHING)
 
@@ -135,11 +137,12 @@ def passed_on(num_layers: int) -> np.ndarray:
 
 
 def expected_use(use: np.ndarray) -> np.ndarray:
-    """[L, E, ...] use that other text is expected to make of experts, in the unit of the `use` that
-    calibration text made: logarithms shrink toward the layer's, whose mean use stays.
+    """Return the use [L, E, ...] that other text is expected to make of experts, in the unit of the
+    `use` that calibration text made. Logarithms shrink toward the layer's; the mean use of the
+    layer stays.
 
     Where the logarithms of two texts' uses are jointly normal, the expected use by one is a power
-    of that by the other, and the exponent is the slope of their regression (shrinkage to a group's
+    of the use by the other. The exponent is the slope of their regression (shrinkage to a group's
     mean: Efron and Morris 1975, Data Analysis Using Stein's Estimator). The slope is measured
     between texts, since halves of one text say 1 whatever text it is: docs/quantisation.md.
     """

@@ -2,8 +2,8 @@
 of m by a Hadamard transform of 2^p.
 
 They spread a few large weights over all, so that a matrix looks like Gaussian numbers (QuIP#, Tseng
-et al. 2024). A rotation depends on the length alone: all experts of a layer share that of their
-inputs, and that of their outputs.
+et al. 2024). A rotation depends on the length alone: all experts of a layer share the rotation of
+their inputs, and the rotation of their outputs.
 """
 
 from functools import cache

@@ -1,13 +1,12 @@
-"""Matrices of half a bit to 4 bits a weight in trellis codes: the layout of the codes, and what
-they stand for.
+"""Matrices of half a bit to 4 bits a weight in trellis codes: layout of the codes, and decoding.
 
 A bitshift trellis with a computed codebook (QTIP, Tseng et al. 2024): every column of a matrix
 [out, in] is one circular stream of bits along the outputs, and a weight is a hash of a window of L
 bits. Its first bits are its own; the others belong to the rows that follow. A column has h half
 bits a row, h from 1 to 8, so row r's window begins at bit `h r // 2`.
 
-What is coded is not W [out, in] but R = W U^T, or V W U^T where outputs are rotated too, U and V
-being the rotations of `artifacts.quantisation.rotation`.
+The codes hold not W [out, in] but R = W U^T, or V W U^T where outputs are rotated too. U and V are
+the rotations of `artifacts.quantisation.rotation`.
 """
 
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ READABLE_STATE_BITS = range(8, 17)
 ENCODER = 3  # version: replicas of another are not resumed
 
 HALF_BITS = range(1, 9)
-"""What a column may have: from one bit for two rows to 4 bits a row."""
+"""Half bits a row that a column may have: from one bit for two rows to 4 bits a row."""
 
 PARTS = ("codes", "scale", "high", "row_scales")
 BLOCK_ROWS = 32  # padded to: h words of a column belong to so many rows
@@ -86,8 +85,8 @@ def hashes(states: np.ndarray, state_bits: int) -> np.ndarray:
 
 
 def levels(states: np.ndarray, odd: np.ndarray | int, state_bits: int = STATE_BITS) -> np.ndarray:
-    """int16 of each state, -127 to 127. `odd` is 1 for states of odd rows and 0 for those of even
-    rows.
+    """Return int16 of each state, -127 to 127. `odd` is 1 for states of odd rows and 0 for states
+    of even rows.
 
     A table of 64 behind a product of 16 bits is a third of the work of a sum of hashed bytes, and
     nearer to the limit: docs/decisions.md.
@@ -110,15 +109,15 @@ class Trellis:
     """One matrix [out, in]; its tensors may be views of a buffer.
 
     Columns that are set in `high` have `half_bits + 1` half bits a row, the others `half_bits`.
-    `codes` int16 [n] holds the words of the latter, [words, columns] with columns in their order,
-    and behind them those of the former. Word w of a column holds bits 16w to 16w+15 of its stream,
-    lowest first; the window of the last rows goes on at bit 0. Rows beyond `num_outputs`, up to a
-    multiple of 32, stand for nothing.
+    `codes` int16 [n] holds first the words of the others, [words, columns] with columns in their
+    order, then the words of the high columns. Word w of a column holds bits 16w to 16w+15 of its
+    stream, lowest first; the window of the last rows goes on at bit 0. Rows beyond `num_outputs`,
+    up to a multiple of 32, stand for nothing.
 
-    `high` uint8 [ceil(in / 8)]: bit c % 8 of byte c // 8 is that of column c; columns beyond are
+    `high` uint8 [ceil(in / 8)]: column c has bit c % 8 of byte c // 8; bits beyond the columns are
     not set. `scale` float32 [1]. `row_scales` uint8 [out], or None where outputs are rotated. With
-    l the levels and h a column's half bits: `R[o, c] = scale * row_factors()[row_scales[o]] *
-    steps()[h] * l[o, c]`.
+    l the levels and h a column's half bits:
+    `R[o, c] = scale * row_factors()[row_scales[o]] * steps()[h] * l[o, c]`.
     """
 
     half_bits: int
@@ -132,7 +131,7 @@ class Trellis:
 
     @property
     def is_rotated(self) -> bool:
-        """Whether outputs are rotated: then W x = V^T (R (U x)), and else R (U x)."""
+        """True if outputs are rotated: then W x = V^T (R (U x)), and else W x = R (U x)."""
         return self.row_scales is None
 
     @property
@@ -155,8 +154,8 @@ class Trellis:
         )
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """For both kinds of columns: half bits, the columns int [n] in order, and their words int16
-        [words, n]."""
+        """Yield for both kinds of columns the half bits, the columns int [n] in order, and their
+        words int16 [words, n]."""
         is_high = self.is_high()
         words = self.codes.numpy()
         for half_bits, columns in (
@@ -221,8 +220,8 @@ def pack(states: np.ndarray, half_bits: int) -> np.ndarray:
 def trellis_shapes(
     num_outputs: int, num_inputs: int, half_bits: int, num_high: int, *, is_rotated: bool
 ) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Type and shape of each tensor of a Trellis with so many high columns, by name; no data is
-    needed."""
+    """Return the type and shape of each tensor of a Trellis with `num_high` high columns, by name;
+    no data is needed."""
     low, high = (num_words(half_bits + more, num_outputs) for more in (0, 1))
     shapes = {
         "codes": (torch.int16, (low * (num_inputs - num_high) + high * num_high,)),

@@ -1,11 +1,11 @@
-"""Matrices to trellis codes, so that products with calibration inputs keep: rotation, error
+"""Encoder of matrices to trellis codes that keep products with calibration inputs: rotation, error
 feedback, best paths.
 
-QTIP's codes with the columns of LDLQ (QuIP#, Tseng et al. 2024), and two differences. A sequence is
-one input's column, along the outputs, so that errors pass from column to column without blocks, and
-a row may have a Hessian of its own. And few bits cannot hold all of a weight's power: so the codes
-aim at `W H (H + d)^-1` in the metric `H + d`, where d is the water level at which Gaussian weights
-need as many bits (reverse water-filling); the scales make up for it.
+QTIP's codes with the columns of LDLQ (QuIP#, Tseng et al. 2024), and two differences. First, a
+sequence is one input's column, along the outputs: errors pass from column to column without blocks,
+and a row may have a Hessian of its own. Second, few bits cannot hold all of a weight's power, so
+the codes aim at `W H (H + d)^-1` in the metric `H + d`. Here d is the water level at which Gaussian
+weights need as many bits (reverse water-filling); the scales make up for it.
 
 With the same weights and Hessians the codes are the same on every machine.
 """
@@ -45,7 +45,7 @@ _FIT = (0.3, 3.0)  # what a scale may change by once codes are known
 
 
 def rotated(moments: np.ndarray) -> np.ndarray:
-    """Moments X^T X [in, in] of inputs as those of rotated inputs, float32."""
+    """Turn moments X^T X [in, in] of inputs into moments of rotated inputs, float32."""
     return rotate(np.ascontiguousarray(rotate(moments.astype(np.float32)).T))
 
 
@@ -91,7 +91,7 @@ class Encoder:
         self._weights = np.ascontiguousarray(columns[self._inputs][:, self._order])
 
     def at(self, bits: float, *, state_bits: int = STATE_BITS) -> Trellis:
-        """The matrix in at most so many bits a weight, scales and all (`fitting`)."""
+        """Return the matrix in at most `bits` bits a weight, scales and all (`fitting`)."""
         half_bits, num_high = fitting(
             self._num_outputs, len(self._weights), bits, is_rotated=self._is_rotated
         )
@@ -143,7 +143,7 @@ class Encoder:
         return coded
 
     def _water(self, bits: float) -> np.float32:
-        """The water level at which Gaussian weights under the mean Hessian need so many bits
+        """Return the water level at which Gaussian weights under the mean Hessian need `bits` bits
         each."""
         grid = np.exp2(np.arange(-60, 30) / _WATER_STEPS)
         needed = np.log2(1 + np.maximum(self._eigenvalues, 0) / grid[:, None]).mean(1) / 2
@@ -224,7 +224,7 @@ class Encoder:
 
 @dataclass(frozen=True, slots=True)
 class _Scales:
-    """The scale of a matrix and those of its rows uint8 [places], as they are stored."""
+    """The scale of a matrix, and the scales of its rows uint8 [places], as they are stored."""
 
     scale: np.float32
     rows: np.ndarray | None
@@ -238,7 +238,7 @@ class _Scales:
 
 @dataclass(frozen=True, slots=True)
 class _Coded:
-    """What `code_columns` writes."""
+    """Arrays that `code_columns` writes."""
 
     paths: np.ndarray
     errors: np.ndarray

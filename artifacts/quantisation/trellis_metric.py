@@ -22,8 +22,8 @@ def transposed(columns: np.ndarray) -> np.ndarray:
 @kernel("void(f4[:,:,::1], f4[:,::1], f4[::1])", exact=True, nogil=True)
 def factorise(hessians: np.ndarray, pivots: np.ndarray, ridges: np.ndarray) -> None:
     """Turn Hessians [G, in, in], with `ridges` [G] added to their diagonals, into unit factors and
-    `pivots` [G, in]: H = L diag(pivots) L^T, where L[l, j] is left at [g, j, l] and at [g, l, j]. A
-    pivot is at least the ridge."""
+    `pivots` [G, in]: H = L diag(pivots) L^T. L[l, j] is left at [g, j, l] and at [g, l, j]. A pivot
+    is at least the ridge."""
     size = hessians.shape[1]
     columns = np.empty((BLOCK, size), np.float32)
     ratios = np.empty((BLOCK, size), np.float32)
@@ -93,8 +93,9 @@ def down_within(
     block: tuple[int, int],
     is_less: bool,
 ) -> None:
-    """As `pass_down`, for all l and j in the range `block` with l > j, the last l first; source may
-    be the target."""
+    """Add `L[l, j] source[:, l]` to each `target[:, j]`, or subtract it, for all l and j in the
+    range `block` with l > j, the last l first: `pass_down` within a block. Source may be the
+    target."""
     first, end = block
     start = 0
     sign = np.float32(-1 if is_less else 1)
@@ -112,8 +113,8 @@ def down_within(
 def _pass_up(
     rows: np.ndarray, ratios: np.ndarray, ends: np.ndarray, block: tuple[int, int]
 ) -> None:
-    """Subtract `L[l, j] rows[:, j]` from each `rows[:, l]`, for all j < l of which j is in the
-    range `block`."""
+    """Subtract `L[l, j] rows[:, j]` from each `rows[:, l]`, for all j in the range `block` and all
+    l > j."""
     first, end = block
     start = 0
     for group in range(ends.size):

@@ -42,10 +42,11 @@ def _added(
 
 
 def _adder(is_less: bool) -> Callable[..., None]:
-    """Return `add(target, target_stride, count, factors, factors_stride, rows, rows_stride,
-    num_vectors)`: it adds to each of `count` rows at `target` the 16 rows at `rows`, each times its
-    factor, one after the other, or subtracts them; a target's 16 factors lie side by side.
-    Addresses, and strides in bytes."""
+    """Return
+    `add(target, target_stride, count, factors, factors_stride, rows, rows_stride, num_vectors)`. It
+    adds the 16 rows at `rows`, each times its factor, one after the other, to each of `count` rows
+    at `target`, or subtracts them. A target's 16 factors lie side by side. Addresses, and strides
+    in bytes."""
 
     @intrinsic
     def add(
@@ -109,7 +110,7 @@ _minus = _adder(True)
 
 @kernel("void(boolean, UniTuple(int64, 8))", exact=True, nogil=True)
 def add_vectors(is_less, operands):
-    """Add, or subtract, what `_adder` has. It is compiled once for all that call it."""
+    """Add or subtract as `_adder` does. It is compiled once for all that call it."""
     if is_less:
         _minus(*operands)
     else:

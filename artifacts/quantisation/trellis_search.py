@@ -1,9 +1,9 @@
 """The best path through a trellis for a column of weights, and the loop over columns that passes
 errors on. Importing this module imports numba.
 
-Rows are visited from the last to the first: a window's own bits are its lowest, so that the state
-before (r + 1) is `state >> k` with k new bits on top, and the 2^k states that may follow lie side
-by side. Costs are whole numbers, and what passes from column to column float32 in one order,
+Rows are visited from the last to the first. A window's own bits are its lowest, so the state before
+(r + 1) is `state >> k` with k new bits on top, and the 2^k states that may follow lie side by side.
+Costs are whole numbers, and the numbers that pass from column to column are float32 in one order,
 without fused operations: the same codes on every machine.
 """
 
@@ -19,21 +19,21 @@ from artifacts.quantisation.trellis_steps import STEPS
 _FAR = 0xFFFF
 _NUM_LEVELS = 64
 _UNITS = np.array([0, 60, 118, 228, 457, 865, 1600, 2700, 4383], np.float32)
-"""By half bits, what a squared error of 1 costs: a usual row's costs some 32."""
+"""Cost of a squared error of 1, by half bits: a usual row's costs some 32."""
 
 _STAY, _ONE, _TWO, _THREE, _FOUR = STEPS
 
 
 @exact_part
 def _bits(half_bits: int, place: int) -> int:
-    """The bits of a row's own."""
+    """Return the number of bits that are a row's own."""
     return (half_bits * (place + 1)) // 2 - (half_bits * place) // 2
 
 
 @exact_part
 def _most(half_bits: int, num_states: int) -> np.float32:
-    """The largest cost of a row with which no path's costs less the least one's reach the end of
-    the numbers: paths meet within a window."""
+    """Return the largest cost of a row at which the costs of paths, less the least of them, do not
+    reach the end of the numbers: paths meet within a window."""
     rows = 2
     while half_bits * (rows - 2) // 2 < np.log2(num_states):
         rows += 1
@@ -44,8 +44,8 @@ def _most(half_bits: int, num_states: int) -> np.float32:
 def _cost(
     x: float, price: float, levels: np.ndarray, largest: float, most: float, costs: np.ndarray
 ) -> None:
-    """Write what each of 64 levels costs for x, less what the `largest` does if x is beyond it:
-    what all have in common decides nothing, and may be more than the numbers hold."""
+    """Write the cost of each of 64 levels for x, less the cost of the `largest` if x is beyond it:
+    a cost that all have in common decides nothing, and may be more than the numbers hold."""
     beyond = max(abs(x) - largest, np.float32(0))
     least = beyond * beyond
     for index in range(_NUM_LEVELS):
@@ -56,7 +56,7 @@ def _cost(
 
 @exact_part
 def _take(bits: int, given: tuple[int, ...]) -> int:
-    """Take the step of a row with so many bits."""
+    """Take the step of a row with this many bits."""
     if bits == 0:
         return _STAY(*given)
     if bits == 1:
@@ -88,9 +88,9 @@ def walk(
     costs: np.ndarray,
     choices: np.ndarray,
 ) -> None:
-    """Write the path of the rows from `first` on, as many as `path` has, round the circle; with
-    `end` the state at both ends, or -1. x, prices [rows]; levels [2, 64], that of a state at its
-    hash; costs [3, states]; choices [rows, *]."""
+    """Write the path of the rows from `first` on, as many as `path` has, round the circle. `end` is
+    the state at both ends, or -1. x, prices [rows]; levels [2, 64], where a state has the level at
+    its hash; costs [3, states]; choices [rows, *]."""
     rows = x.size
     num_states = hashes.size
     now = 0
@@ -148,8 +148,8 @@ def _circle(
     costs: np.ndarray,
     choices: np.ndarray,
 ) -> None:
-    """Write a path that ends where it began: its first state is that of the best path through the
-    rows about it."""
+    """Write a path that ends where it began: its first state is taken from the best path through
+    the rows about it."""
     around = min(32 // half_bits + 16, x.size // 2) & ~1
     first = x.size - around
     walk(x, prices, half_bits, first, levels, hashes, -1, path[: 2 * around], costs, choices)
@@ -178,14 +178,16 @@ def code_columns(
     energies: np.ndarray,
 ) -> None:
     """Code each column of `moved` [in, places] in its `half_bits` [in], from the last to the first,
-    moved so as to undo the errors of those before. Writes states to `paths` [in, rows rounded up],
-    columns less their values to `errors` [in, places], and mean squares of moved columns to
-    `energies` [places]; leaves in `moved` L^T times the errors.
+    moved so as to undo the errors of the columns before.
+
+    Writes states to `paths` [in, rows rounded up], columns less their values to `errors`
+    [in, places], and mean squares of moved columns to `energies` [places]. Leaves L^T times the
+    errors in `moved`.
 
     Place p is row `order[p]`; `ends` [G] are the ends of groups of places. `ratios` [G, in, in] and
-    `pivots` [G, in] are those of `factorise`; a state stands for the one of `levels` [9, 2, 64], by
-    half bits and row parity, that its place in `hashes` [states] names, times `deviations` [places]
-    of rows.
+    `pivots` [G, in] come from `factorise`. A state's place in `hashes` [states] names one of
+    `levels` [9, 2, 64], by half bits and row parity; the state stands for this level times its
+    row's one of `deviations` [places].
     """
     columns, rows = paths.shape
     num_states = hashes.size
@@ -227,7 +229,7 @@ def _values(
     levels: np.ndarray,
     hashes: np.ndarray,
 ) -> np.ndarray:
-    """What a column's states stand for, by place."""
+    """Return the values that a column's states stand for, by place."""
     values = np.empty(order.size, np.float32)
     for place, row in enumerate(order):
         values[place] = deviations[place] * levels[row & 1, hashes[path[row]]]
@@ -238,8 +240,8 @@ def _values(
 def _leave(
     values: np.ndarray, own: np.ndarray, errors: np.ndarray, energies: np.ndarray, columns: int
 ) -> None:
-    """Take a column's values from what was to be coded and from what it was, and note the squares
-    of the former."""
+    """Subtract a column's values from `own`, the column as moved, and from `errors`, the column as
+    it was. Add the squares of the former, before that, over the number of columns to `energies`."""
     for place, value in enumerate(values):
         energies[place] += own[place] * own[place] / np.float32(columns)
         errors[place] -= value
@@ -256,8 +258,8 @@ def _begin_block(
     moved: np.ndarray,
     factors: np.ndarray,
 ) -> None:
-    """Of the columns in the range `block`, copy `moved` to `errors` and `aims` to `moved`, and
-    write `L[l, j]` of each place to factors[j, l], for all l > j."""
+    """Copy `moved` to `errors` and `aims` to `moved` for the columns in the range `block`. Write
+    `L[l, j]` of each place to factors[j, l], for all l > j in the range."""
     first, end = block
     errors[first:end] = moved[first:end]
     transpose(aims[:, first:end], moved[first:end])
@@ -290,8 +292,8 @@ def _price(
     x: np.ndarray,
     prices: np.ndarray,
 ) -> None:
-    """Write a column in the order of rows, in units of their deviations, and what the square of an
-    error costs."""
+    """Write a column in the order of rows, in units of their deviations, and the cost of a squared
+    error of each row."""
     start = 0
     for group in range(ends.size):
         for place in range(start, ends[group]):
@@ -303,7 +305,7 @@ def _price(
 
 @exact_part
 def _level(prices: np.ndarray, unit: float) -> None:
-    """Scale prices to a mean of so much."""
+    """Scale prices to a mean of `unit`."""
     mean = np.float32(0)
     for price in prices:
         mean += price

@@ -32,16 +32,19 @@ _FAR = 0xFFFF
 
 
 def _step(bits: int, *, looks_up: bool) -> Callable[..., int]:
-    """Return `step(before, after, choices, hashes, costs, less, num_states)` of a row with so many
+    """Return `step(before, after, choices, hashes, costs, less, num_states)` of a row with `bits`
     bits of its own.
 
-    It writes to `after` uint16 [states] the least cost of a path to each state: of `before` uint16
-    [states] less `less`, over the states that may follow, and the cost of the state itself, which
-    is the one of `costs` uint16 [64] at `hashes` uint16 [states], or if nothing is looked up, of
-    `costs` [states]. `choices` gets the bits of the way to the state that follows, the upper bits
-    of that, the lowest way where several cost the same: for each of the bits, the lowest first, a
-    row of bits [states >> bits]. Returns what `less` may be in the next step. The first five are
-    addresses, and there are at least 32 states beside the bits: 32 << bits.
+    It writes the least cost of a path to each state to `after` uint16 [states]. This is the least
+    of `before` uint16 [states], less `less`, over the states that may follow, plus the cost of the
+    state itself. The state's cost is the one of `costs` uint16 [64] at `hashes` uint16 [states],
+    or, if nothing is looked up, of `costs` [states].
+
+    `choices` gets the bits of the way to the state that follows, which are its upper bits; of
+    several ways that cost the same, the lowest. For each of the bits, the lowest first, it holds a
+    row of bits [states >> bits]. The step returns the number that `less` may be in the next step.
+    The first five arguments are addresses, and there are at least 32 states beside the bits: 32 <<
+    bits.
     """
     ways = 1 << bits
 
@@ -90,7 +93,7 @@ def _lower(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> tuple[ir.Va
 
 
 def _least(builder: ir.IRBuilder, costs: Sequence[ir.Value]) -> tuple[ir.Value, list[ir.Value]]:
-    """The least of vectors by lanes, and the bits of which it is, the lowest first."""
+    """Return the least of vectors by lanes, and the bits of its index, the lowest first."""
     if len(costs) == 1:
         return costs[0], []
     half = len(costs) // 2
@@ -118,7 +121,7 @@ def _least_of_lanes(builder: ir.IRBuilder, costs: ir.Value) -> ir.Value:
 
 
 PLAIN_STEPS = tuple(_step(bits, looks_up=False) for bits in range(5))
-"""By the bits of a row; costs are those of states."""
+"""Steps by the bits of a row; costs are given for each state."""
 
 STEPS = tuple(_step(bits, looks_up=True) for bits in range(5)) if HAS_LOOKUPS else PLAIN_STEPS
-"""By the bits of a row; costs are looked up where the processor can."""
+"""Steps by the bits of a row; costs are looked up where the processor can."""

@@ -8,11 +8,11 @@ import numpy as np
 from artifacts.shape import FULL_BITS
 
 Width = int | float
-"""Bits a weight: whole ones are ints. Of GPTQ's recipes the bits of a code, of trellis codes those
-of all tensors."""
+"""Bits a weight: whole ones are ints. GPTQ's recipes count the bits of a code, trellis codes the
+bits of all tensors."""
 
 SCALAR_WIDTHS = (1, 2, 3, 4, 8)
-"""What GPTQ's recipes make, and exported checkpoints have."""
+"""Widths that GPTQ's recipes make, and exported checkpoints have."""
 
 TRELLIS_WIDTHS = (0.6, 0.8, 1, 1.25, 1.5, 2, 2.5, 3, 4)
 
@@ -23,14 +23,14 @@ WIDTHS = (NOTHING, *sorted({*SCALAR_WIDTHS, *TRELLIS_WIDTHS}))
 """Ascending: the columns of every loss table."""
 
 MADE_WIDTHS = WIDTHS[1:]
-"""What replicas may have."""
+"""Widths that replicas may have."""
 
 USUAL_WIDTHS = SCALAR_WIDTHS[:4]
-"""What GPTQ's recipes make unless they are told otherwise, and the prefix split gives out: 1, 2, 3
-and 4."""
+"""Widths that GPTQ's recipes make unless they are told otherwise, and the prefix split gives out:
+1, 2, 3 and 4."""
 
 BASES = (FULL_BITS, *reversed(SCALAR_WIDTHS[1:]))
-"""What can stand for full precision: on a base of 1 bit no narrower replica would remain."""
+"""Widths that can stand for full precision: on a base of 1 bit no narrower replica would remain."""
 
 
 def as_width(bits: float | str) -> Width:

@@ -1,2 +1,2 @@
-"""What routing traces reveal about experts: coactivation, entropy, similarity, buddies, expert
-maps, predictors."""
+"""Analyses of routing traces: coactivation, entropy, similarity, buddies, expert maps,
+predictors."""

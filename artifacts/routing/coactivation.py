@@ -1,5 +1,5 @@
-"""Which experts of a layer are selected together, counted so that shards merge to the same bits in
-any order."""
+"""Counts of experts of a layer that are selected together; shards merge to the same bits in any
+order."""
 
 from functools import reduce
 

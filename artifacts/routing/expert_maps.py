@@ -1,5 +1,5 @@
-"""Expert maps (fMoE): the routers' distributions of earlier iterations, matched to guess those of a
-similar one.
+"""Expert maps (fMoE): the routers' distributions of earlier iterations, matched to guess the
+distributions of a similar one.
 
 An iteration is one request's share of a pass: its prompt, or one token. Its map is the mean of
 every router's distribution over the iteration's tokens, [L, E]. A map is found by the mean of its
@@ -33,7 +33,7 @@ def select_experts(probabilities: np.ndarray, score: float, k: int) -> list[int]
 
 
 def selected(probabilities: np.ndarray, score: float, k: int) -> np.ndarray:
-    """As `select_experts`, but returns an array."""
+    """Return the experts that `select_experts` returns, as an array."""
     probabilities = np.asarray(probabilities, np.float64)
     order = (-probabilities).argsort(kind="stable")
     delta = min(max(1.0 - float(score), 0.0), 1.0)
@@ -59,8 +59,8 @@ def mean_rows(values: np.ndarray, last: np.ndarray) -> np.ndarray:
 
 
 def best_matches(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each row of `scores` [R, N] the best map, equals by the lower number, and its score: [R]
-    and [R]."""
+    """Return for each row of `scores` [R, N] the best map, equals by the lower number, and its
+    score: [R] and [R]."""
     rows = scores.argmax(axis=1)
     return rows, scores[np.arange(len(rows)), rows]
 
@@ -194,8 +194,8 @@ class ExpertMaps:
         return self._by_layer[:, rows].transpose(1, 0, 2).astype(np.float32)
 
     def semantic_scores(self, embeddings: np.ndarray) -> np.ndarray:
-        """[R, N] cosines of `embeddings` [R, H] with those of the maps; 0 for a vector of length
-        0."""
+        """Return [R, N] cosines of `embeddings` [R, H] with the embeddings of the maps; 0 for a
+        vector of length 0."""
         return np.clip(_dots(_unit(embeddings), self.embeddings), -1, 1)
 
     def trajectory_scores(self, prefixes: np.ndarray) -> np.ndarray:
@@ -236,7 +236,7 @@ class ExpertMaps:
 
     def _replace(self, embeddings: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
         """Replace maps as if newcomers came one after another, with all similarities computed at
-        once: the column of a replaced map becomes that of the newcomer in its place."""
+        once: a newcomer's column takes the place of the column of the map that it replaces."""
         similar = self._similarity(embeddings, probabilities, self)
         among = self._similarity(
             embeddings, probabilities, ExpertMaps.of(embeddings, probabilities, distance=1)

@@ -13,11 +13,11 @@ _LEAST_LOSS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Similarity:
-    """For every layer, `cosine` [L, E, E]: mean over the sampled tokens of the cosine of both
-    experts' outputs.
+    """Similarity of the experts of every layer, over a sample of tokens. `cosine` [L, E, E]: mean
+    over the sampled tokens of the cosine of both experts' outputs.
 
     `loss` [L, E, E]: mean squared change of the layer's output when j replaces i, over the sampled
-    tokens that were routed to i, with their routing weights; `left_out` [L, E]: the same when i is
+    tokens that were routed to i, with their routing weights. `left_out` [L, E]: the same when i is
     left out. `samples` [L, E] counts those tokens; an expert without any borrows all sampled
     tokens. Diagonals are 1 and 0.
     """

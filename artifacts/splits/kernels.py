@@ -3,7 +3,7 @@
 Shapes: L layers, E experts, G cells of a budget grid, N budgets that a layer may have, B windows.
 `curves` are hit [L, E + 1], prediction [L, Y] and cached [L, E + 1, Y], the hit rate of predicted
 experts at each size. `times` are the seconds of a layer's experts, of its attention and of loading
-an expert's bytes, then k, then the overhead of each transfer in seconds: on the link, and of the
+an expert's bytes; then k; then the overhead of each transfer in seconds, on the link and of the
 engine's own work. `windows` [L + 1] are in seconds.
 """
 
@@ -58,10 +58,10 @@ def _paid(times, transfers, prefetched):
 
 @exact_part
 def _covered(curves, times, layer, budget, window):
-    """For the best cache size, the smallest of equals: the experts of a token that are in the fast
-    tier in time, the link's overhead for transfers of the others, the engine's overhead for all
-    transfers, and that size. NaN where the budget exceeds all experts, which is therefore never
-    best."""
+    """Choose the best cache size, the smallest of equals. Return the experts of a token that are in
+    the fast tier in time, the link's overhead for transfers of the others, the engine's overhead
+    for all transfers, and the size. The first three are NaN where the budget exceeds all experts,
+    which is therefore never best."""
     hit = curves[0][layer]
     prediction = curves[1][layer]
     cached = curves[2][layer]
@@ -102,8 +102,8 @@ def _covered(curves, times, layer, budget, window):
 
 @exact_part
 def _after(times, covered, link_s, host_s):
-    """Exposed seconds, and the next layer's window, when so many experts of a token are in the fast
-    tier in time."""
+    """Return the exposed seconds, and the next layer's window, when `covered` experts of a token
+    are in the fast tier in time."""
     moe_s, attention_s, load_s, k = times[:4]
     hide_s = covered * moe_s / k
     miss_s = (k - covered) * load_s + link_s
@@ -188,8 +188,9 @@ def _most(values, is_allowed):
 
 @exact_part
 def _published_pair(curves, times, budgets, step, first_window, exposed):
-    """The layer that gains most when all layers get a step more and, of the others, the one that
-    loses least when all get a step less (Algorithm 1, lines 17 to 20); _NO_LAYER where none can."""
+    """Return the layer that gains most when all layers get a step more, and the other layer that
+    loses least when all get a step less (Algorithm 1, lines 17 to 20). Either is _NO_LAYER where
+    none can."""
     more, can_receive = _exposed_after(curves, times, budgets, step, first_window)
     less, can_give = _exposed_after(curves, times, budgets, -step, first_window)
     receiver = _most(exposed - more, can_receive)
@@ -203,7 +204,8 @@ def _published_pair(curves, times, budgets, step, first_window, exposed):
     exact=True,
 )
 def greedy(curves, times, budgets, step, windows, exposed, sizes):
-    """While the sum falls, move a step of so many experts between the published pair of layers."""
+    """Move a step of `step` experts between the published pair of layers, as long as the sum
+    falls."""
     _walk(curves, times, budgets, 0, len(budgets), windows, exposed, sizes)
     start = budgets.copy()
     moved = np.zeros(len(budgets))
@@ -239,8 +241,8 @@ def greedy(curves, times, budgets, step, windows, exposed, sizes):
     exact=True,
 )
 def refine(curves, times, budgets, step, windows, exposed, sizes):
-    """Move gaining step at a time between any two layers, judged by the change of the whole sum,
-    while it falls."""
+    """Move one step at a time between any two layers, judged by the change of the whole sum, while
+    it falls."""
     _walk(curves, times, budgets, 0, len(budgets), windows, exposed, sizes)
     more = np.empty(len(budgets))
     less = np.empty(len(budgets))
@@ -281,7 +283,7 @@ def refine(curves, times, budgets, step, windows, exposed, sizes):
 
 @exact_part
 def _note(times, covered, transfers, prefetched, best):
-    """Store what is covered, and the overhead, in `best` [3] where it is worth more than the stored
+    """Store `covered` and the overheads in `best` [3] where they are worth more than the stored
     values."""
     covered = min(times[3], covered)
     link_s, host_s = _paid(times, transfers, prefetched)

@@ -1,5 +1,5 @@
-"""How many experts each layer should hold: dynamic programming over the demand loads that each
-number leaves.
+"""Number of experts that each layer should hold, by dynamic programming over the demand loads that
+each number leaves.
 
 (AdapMoE: adaptive sensitivity-based expert gating and management, Zhong et al., ICCAD 2024.)
 """
@@ -12,21 +12,21 @@ from artifacts.errors import BadUsage
 def loads_on_demand(
     hit: np.ndarray, prediction: np.ndarray, prediction_hit: np.ndarray, k: int
 ) -> np.ndarray:
-    """[L, E + 1] demand loads per token in each layer, by the number of experts that the layer
-    holds.
+    """Return [L, E + 1] demand loads per token in each layer, by the number of experts that the
+    layer holds.
 
-    A token's k experts need a demand load unless they are held, hit [L, E + 1], or were not held
-    but among the k predicted and so prefetched in time: prediction [L, Y], prediction_hit [L, Y, E
-    + 1].
+    A token's k experts need a demand load unless they are held, hit [L, E + 1], or prefetched in
+    time. An expert is prefetched if it was not held but among the k predicted: prediction [L, Y],
+    prediction_hit [L, Y, E + 1].
     """
     foreseen = (prediction[:, :k, None] * (1 - prediction_hit[:, :k])).sum(axis=1)
     return np.maximum(0.0, k * (1 - hit) - foreseen)
 
 
 def fewest_loads(loads: np.ndarray, num_slots: int) -> np.ndarray:
-    """[L] experts that each layer holds, at before one each and `num_slots` in all, such that the
-    sum of loads [L, E + 1] is minimal; of equal sums the first found gives lower layers more.
-    Raises BadUsage when no such choice exists."""
+    """Return the experts [L] that each layer holds, at least one each and `num_slots` in all, with
+    the least sum of loads [L, E + 1]. Of equal sums the first found gives lower layers more. Raises
+    BadUsage when this is impossible."""
     num_layers = len(loads)
     most = loads.shape[1] - 1
     if not num_layers <= num_slots <= num_layers * most:

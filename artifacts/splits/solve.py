@@ -24,9 +24,9 @@ _CLOSE = 1e-9
 _GRAIN = 0.01  # experts: the least that `dynamic` moves
 
 Times = tuple[float, float, float, float, float, float]
-"""What the kernels take: seconds of a layer's k experts, of its attention and of loading an
-expert's bytes; k; the overhead of each transfer in seconds, on the link and of the engine's own
-work."""
+"""Times that the kernels take, in seconds: of a layer's k experts, of its attention and of loading
+an expert's bytes; then k; then the overhead of each transfer in seconds, on the link and of the
+engine's own work."""
 
 Answer = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Budgets, exposed seconds, theta and cache size of each layer."""
@@ -34,9 +34,9 @@ Answer = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Seconds for one token of a layer without its routed experts, of its k experts, and of the
-    head; of loading the bytes of an expert, and of the overhead of each transfer: `latency_s` on
-    the link, `host_s` of the engine's own work."""
+    """Times in seconds. For one token: `attention_s` of a layer without its routed experts, `moe_s`
+    of its k experts, `head_s` of the head. `load_s` is for loading the bytes of an expert. The
+    overhead of each transfer is `latency_s` on the link and `host_s` of the engine's own work."""
 
     attention_s: float
     moe_s: float
@@ -76,7 +76,8 @@ class SolvedSplit:
     source: str = ""
 
     def fits(self, machine: str, link: str | None) -> bool:
-        """Whether it was solved for this machine, and for this link where one is given."""
+        """Return whether it was solved for this machine and this link; a link of None, here or in
+        the split, fits any."""
         return self.machine == machine and (None in (link, self.link) or self.link == link)
 
     @property
@@ -86,9 +87,9 @@ class SolvedSplit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitProblem:
-    """What there is to solve, as the kernels take it: curves hit [L, E + 1], prediction [L, Y] and
-    prediction_hit [L, E + 1, Y] (the last two axes swapped), the `times`, and the window of the
-    first layer in seconds."""
+    """Problem as the kernels take it. `curves` are hit [L, E + 1], prediction [L, Y] and
+    prediction_hit [L, E + 1, Y] (the last two axes swapped), `times` is a `Times`. `first_window`
+    is the window of the first layer in seconds."""
 
     curves: tuple[np.ndarray, np.ndarray, np.ndarray]
     times: Times
@@ -117,8 +118,8 @@ class SplitProblem:
         return self.answer(self._checked(budgets))
 
     def exposed_with(self, budgets: ArrayLike, cache_size: ArrayLike) -> np.ndarray:
-        """Exposed seconds [L] where each layer caches so many experts [L] instead of the number
-        that serves it best."""
+        """Return the exposed seconds [L] where each layer caches `cache_size` experts [L] instead
+        of the number that serves it best."""
         moe_s, attention_s, load_s, k, latency_s, host_s = self.times
         exposed = np.zeros(self.shape[0])
         window = self.first_window
@@ -153,8 +154,8 @@ class SplitProblem:
         return found if solver == "greedy" else self.dynamic(budgets, found, _GRAIN)
 
     def dynamic(self, even: np.ndarray, greedy: Answer, step: float) -> Answer:
-        """The best of greedy's answer and of what moves of at least `step` experts make of it and
-        of a grid's best."""
+        """Return the best of greedy's answer and the answers that moves of at least `step` experts
+        make of it and of a grid's best."""
         starts = (self.gridded(even, step), greedy[0])
         return min(
             [greedy, *(self.refined(start, step) for start in starts)],
@@ -171,8 +172,8 @@ class SplitProblem:
         return self.run_kernel("split", budgets)
 
     def greedy(self, budgets: np.ndarray, step: float) -> Answer:
-        """The answer of the published algorithm (Algorithm 1), from these budgets, with steps of so
-        many experts."""
+        """Return the answer of the published algorithm (Algorithm 1), from these budgets, with
+        steps of `step` experts."""
         return self.run_kernel("greedy", budgets, step)
 
     def refined(self, budgets: np.ndarray, step: float) -> Answer:
@@ -259,15 +260,15 @@ def expert_split(
     latency_s: float = 0.0,
     host_s: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Exposed seconds [L], split ratio theta [L] in (0, 1] and cached experts [L], layer after
-    layer, from the budget [L] of each in experts.
+    """Return exposed seconds [L], split ratio theta [L] in (0, 1] and cached experts [L], layer
+    after layer, from the budget [L] of each in experts.
 
     Each layer takes the cache size at which most of a token's k experts are in the fast tier in
     time: cached, or prefetched within the window that the layer before leaves; of equal sizes the
     smallest. Every transfer has two overheads that the paper does not have: `latency_s` on the
-    link, and `host_s` of the engine's own work, which nothing hides and which prefetches cost too.
-    Where experts are cut, an absent expert takes two transfers and a cached one takes one, for its
-    bottom. Raises BadUsage.
+    link, and `host_s` of the engine's own work. Nothing hides the latter, and prefetches cost it
+    too. Where experts are cut, an absent expert takes two transfers and a cached one takes one, for
+    its bottom. Raises BadUsage.
     """
     times = (moe_s, attention_s, load_s, k, latency_s, host_s)
     return SplitProblem.of(first_window, times, (hit, prediction, prediction_hit)).split(budgets)[
@@ -291,15 +292,17 @@ def allocate(
     latency_s: float = 0.0,
     host_s: float = 0.0,
 ) -> Answer:
-    """Budgets [L] that add up to `total_budget` experts, at most all, and what `expert_split` makes
-    of them.
+    """Return budgets [L] that add up to `total_budget` experts, at most all, and the results of
+    `expert_split` for them.
 
-    `greedy`, as published (Algorithm 1): from equal budgets, as long as the summed exposed time
-    falls, `zeta` of the whole budget goes to the layer that gains most when all layers get so much
-    more, from the other layer that loses least when all get so much less. `dynamic`: dynamic
-    programming over a grid of budgets, carrying the window from layer to layer, then moves of
-    hundredths of an expert or more, judged by the whole sum, also from where greedy ended; never
-    worse than greedy. Raises BadUsage.
+    `greedy`, as published (Algorithm 1), starts from equal budgets and goes on as long as the
+    summed exposed time falls. Each time, `zeta` of the whole budget goes to the layer that gains
+    most when all layers get that much more. It comes from the other layer that loses least when all
+    get that much less.
+
+    `dynamic` is dynamic programming over a grid of budgets, carrying the window from layer to
+    layer. Moves of hundredths of an expert or more follow, judged by the whole sum, also from where
+    greedy ended; it is never worse than greedy. Raises BadUsage.
     """
     times = (moe_s, attention_s, load_s, k, latency_s, host_s)
     problem = SplitProblem.of(first_window, times, (hit, prediction, prediction_hit))

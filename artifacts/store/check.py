@@ -18,7 +18,7 @@ _REFERENCE = "profile_run"  # the parameter that names the run from which anothe
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """How much was checked, and the findings."""
+    """Numbers of runs, rows and files that were checked, and the findings."""
 
     num_runs: int
     num_rows: int
@@ -152,7 +152,7 @@ def _replicas(store: Store, runs: list[StoredRun]) -> tuple[set[Path], list[Stor
 
 
 def _files(store: Store, run: StoredRun) -> dict[str, tuple[str, dict[int, int]]]:
-    """By file, its hash and the bytes of its widths."""
+    """Return the hash of each replica file of a run and the bytes of its widths, by file."""
     try:
         rows = store.read("replicas", run.run_id).to_pylist()
     except BadInput:  # already reported by the row counts or the scan

@@ -27,7 +27,8 @@ class Intruders:
         self._seen = self._headers()
 
     def came(self) -> bool:
-        """Whether the headers are others than this process left."""
+        """Return whether the file was removed, or its headers differ from those that this process
+        left."""
         # A network file system looks for what other machines wrote when a file is opened.
         try:
             self._descriptors.append(os.open(self._path, os.O_RDONLY))
@@ -41,7 +42,7 @@ class Intruders:
         return self._headers() != self._seen
 
     def check(self) -> None:
-        """Raise OutOfResources if they are others: this process would overwrite what another one
+        """Raise OutOfResources if they differ: this process would overwrite what another one
         wrote."""
         if self.came():
             raise OutOfResources(
@@ -57,6 +58,6 @@ class Intruders:
             os.close(self._descriptors.pop())
 
     def _headers(self) -> tuple[int, bytes]:
-        """Which file has the store's name, and its headers."""
+        """Return the number of the file that has the store's name, and its headers."""
         descriptor = self._descriptors[-1]
         return os.fstat(descriptor).st_ino, os.pread(descriptor, _NBYTES, 0)

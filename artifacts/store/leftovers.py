@@ -1,4 +1,4 @@
-"""What stopped commands leave beside a store, and how to resume from it or remove it."""
+"""Leftovers of stopped commands beside a store, and how to resume from them or remove them."""
 
 import fcntl
 import os

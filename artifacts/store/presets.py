@@ -14,8 +14,8 @@ TABLE = "presets"
 @dataclass(frozen=True, slots=True)
 class StoredPreset:
     """A preset with its policies as texts, tuned for a budget and a machine to lose at most the
-    share `max_loss` of perplexity; then the time and loss measured live, None where they were not
-    measured."""
+    share `max_loss` of perplexity. `tpot_ms` and `perplexity_ratio` are time and loss measured
+    live, None where they were not measured."""
 
     name: str
     routing: str

@@ -137,7 +137,7 @@ class StoredRun:
 
 @contextmanager
 def as_written(run: StoredRun, where: Path) -> Iterator[None]:
-    """Raise BadInput when the block finds that a run's parameters are not those that its command
+    """Raise BadInput when the block finds that a run's parameters are not the ones that its command
     writes."""
     try:
         yield

@@ -187,9 +187,9 @@ class Store:
         )
 
     def read(self, table: str, run_id: int) -> pa.Table:
-        """The rows that a run wrote to a table, in the order written, less `run_id`.
+        """Return the rows that a run wrote to a table, in the order written, less `run_id`.
 
-        Raises BadInput when the run wrote no such table, or the file has lost rows of it.
+        Raises BadInput when the run did not write this table, or the file has lost rows of it.
         """
         assert table in ARTEFACT_TABLES, table
         size = self.run(run_id).contents.get(table)

@@ -1,5 +1,5 @@
-"""What a file holds beside what moectl writes: a store may come from a stranger, and no query is
-run on tables that compute something."""
+"""Checks for anything in a file that moectl does not write. A store may come from a stranger, and
+no query is run on tables that compute something."""
 
 import re
 from collections.abc import Collection
@@ -38,7 +38,8 @@ def stored_columns(connection: duckdb.DuckDBPyConnection) -> dict[str, set[str]]
 def refuse_strange(
     connection: duckdb.DuckDBPyConnection, path: Path, tables: Collection[str]
 ) -> None:
-    """Raise BadInput where something about one of these tables is not what moectl makes.
+    """Raise BadInput where something about one of these tables differs from the tables that moectl
+    makes.
 
     Views, computed columns, defaults, checks, indexes and triggers would run what the file says.
     Tables and views of other names are the user's own: nothing names them.
@@ -118,7 +119,7 @@ def _name(part: str) -> str | None:
 
 
 def _is_ours(table: str, part: str) -> bool:
-    """Whether moectl writes such a part of a table's definition."""
+    """Return whether moectl writes this part of a table's definition."""
     columns = TABLES[table].columns if table in TABLES else {}
     conditions = [_CHECK.search(column.definition) for column in columns.values()]
     if part.startswith("CHECK("):

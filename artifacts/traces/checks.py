@@ -1,5 +1,5 @@
-"""What the rows of a trace must be to each other: each token once in a layer of a pass, each expert
-once in a row."""
+"""Checks of the rows of a trace against each other: each token once in a layer of a pass, each
+expert once in a row."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -13,7 +13,7 @@ _MOST = 2**62
 
 
 def check_rows(trace: Trace) -> tuple[str, ...]:
-    """Return what a reader has to know of a trace that lacks rows. Rows count from 0.
+    """Return notes that a reader needs on a trace that lacks rows. Rows count from 0.
 
     Raises BadInput for an expert twice in a row, a row without a weight above 0, and a token twice
     in a layer of a pass.
@@ -37,7 +37,7 @@ def check_rows(trace: Trace) -> tuple[str, ...]:
 
 
 def _is_complete(ordered: np.ndarray, num_layers: int) -> bool:
-    """Whether row numbers that rise and differ are, token by token, those of all layers."""
+    """Return whether row numbers that rise and differ hold, token by token, all layers."""
     if len(ordered) % num_layers:
         return False
     first = ordered[::num_layers]

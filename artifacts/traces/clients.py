@@ -50,12 +50,12 @@ def clients_of(count: int | None, chunk: int | None = None, *, seed: int = 0) ->
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """What clients were served. `trace` has one pass for all that was computed together; its R
-    requests are numbered in the order in which they began.
+    """Requests as clients were served. `trace` has one pass for all that was computed together; its
+    R requests are numbered in the order in which they began.
 
-    Of request n, `arrived[n]` is the pass before which it came, or -1 if it was met half-way.
-    `answers` has the request and the pass of each token of an answer: decoded ones, and the first,
-    which the end of the prompt gives.
+    `arrived[n]` is the pass before which request n came, or -1 if it was met half-way. `answers`
+    has the request and the pass of each token of an answer: decoded ones, and the first, which the
+    end of the prompt gives.
     """
 
     trace: Trace
@@ -64,9 +64,10 @@ class Served:
     num_repeated: int  # requests that were sent again, because the trace has too few
 
     def summary(self, ends_s: np.ndarray) -> dict[str, float | None]:
-        """Return the median and the 95th percentile of milliseconds to the first token and per
-        token after it, over requests, and tokens per second over all passes, the reading of prompts
-        included; `ends_s` [P] is when each pass ends. A value is None where no request shows it."""
+        """Return the median and the 95th percentile, over requests, of milliseconds to the first
+        token and per token after it. Return also tokens per second over all passes, the reading of
+        prompts included. `ends_s` [P] is when each pass ends. A value is None where no request
+        shows it."""
         spread = {}
         for name, seconds in (
             ("ttft", self.first_token_s(ends_s)),
@@ -86,7 +87,7 @@ class Served:
         return (ends_s[self.answers[first, 1]] - began_s)[came >= 0]
 
     def each_token_s(self, ends_s: np.ndarray) -> np.ndarray:
-        """Return the mean seconds between the tokens of each answer of which two or more were
+        """Return the mean seconds between the tokens of each answer with two or more tokens
         seen."""
         _, request, counts = np.unique(self.answers[:, 0], return_inverse=True, return_counts=True)
         last_s = np.zeros(len(counts))
@@ -102,7 +103,7 @@ def serve(trace: Trace, clients: Clients) -> Served:
     """Serve the requests of `trace` in the order in which they began, and from the first again.
 
     It ends when a client asks for more than every request of the trace and, beside those met
-    half-way, one request for each client: until then all clients are busy, but a single client's
+    half-way, one request for each client. Until then all clients are busy, but a single client's
     requests are all served to their end.
     """
     serving = _Serving(trace, clients)
@@ -175,7 +176,7 @@ class _Serving:
         (self._waiting if request.prompt else self._running).append(request)
 
     def go_on(self) -> bool:
-        """Compute one pass; whether there is another."""
+        """Compute one pass, and return whether there is another."""
         decoding = self._running
         self._running = []
         num_ended = sum([not self._compute(request, 1) for request in decoding])
@@ -198,7 +199,7 @@ class _Serving:
         return True
 
     def _compute(self, request: _Request, count: int) -> bool:
-        """Compute tokens up to one of the answer; whether more of it follow."""
+        """Compute tokens up to one of the answer, and return whether more of it follow."""
         self._note(request, count)
         self._answers.append((request.number, self._pass))
         if request.next < request.stop:

@@ -1,10 +1,9 @@
-"""Hit and prediction curves (MoEpic): what a cache of every size would have held, in one pass over
-a trace.
+"""Hit and prediction curves (MoEpic): hits of a cache of every size, in one pass over a trace.
 
-Under lcp the priority of an expert counts its uses whether it is cached or not, so at each step one
+Under lcp the priority of an expert counts its uses whether it is cached or not. So at each step one
 order serves caches of every size, and all caches are followed side by side, each exactly. As long
 as no step wants more than fits, a larger cache holds everything that a smaller one holds, and one
-number per expert would describe all sizes. A step that runs in waves, as those of prompts do,
+number per expert would describe all sizes. A step that runs in waves, as steps of prompts do,
 breaks that inclusion for good, so nothing here relies on it.
 
 Shapes: N rows of a trace, S steps of a layer, R predictions, E experts, L layers.
@@ -49,7 +48,7 @@ def measure(
     uses: str = "passes",
 ) -> Curves:
     """Measure the curves of every layer over the steps in `phases`. Other steps pass through the
-    caches too, which begin empty. `rho`, `omega` and `uses` are those of the eviction policy lcp.
+    caches too, which begin empty. `rho`, `omega` and `uses` are options of the eviction policy lcp.
 
     A token's experts are predicted from its own row one layer before; in layer 0 from the last
     layer's row of the last token in the request's previous pass, if there was one. A trace without
@@ -77,10 +76,10 @@ def measure(
 @dataclass(frozen=True, slots=True, eq=False)
 class _Steps:
     """Steps of one layer in order. Step s wants `wanted[starts[s] : starts[s + 1]]`, in order of
-    first appearance, each used so often (`uses`), last so many tokens before the step's last
-    (`ages`); `num_tokens` [S] tokens have been seen by then. `predicted` [R, E] are predictions for
-    tokens whose experts are `selected` [R, K]; those of step s begin at row
-    `predicted_starts[s]`."""
+    first appearance. `uses` counts how often it uses each, `ages` the tokens from its last use to
+    the step's last token; `num_tokens` [S] tokens have been seen by then. `predicted` [R, E] are
+    predictions for tokens whose experts are `selected` [R, K]; the predictions of step s begin at
+    row `predicted_starts[s]`."""
 
     wanted: np.ndarray
     uses: np.ndarray
@@ -93,7 +92,7 @@ class _Steps:
     predicted_starts: np.ndarray
 
     def pieces(self, size: int) -> Iterator["_Steps"]:
-        """Yield so many steps at a time."""
+        """Yield pieces of `size` steps."""
         for first in range(0, len(self.num_tokens), size):
             steps = slice(first, first + size)
             starts, predicted_starts = (

@@ -1,5 +1,4 @@
-"""When each key of a trace is wanted next: the future that Belady's rule and perfect prefetching
-use."""
+"""Next use of each key of a trace: the future that Belady's rule and perfect prefetching use."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Statistics of a trace's routing: those that the dials of a synthetic trace move."""
+"""Statistics of a trace's routing, as the dials of a synthetic trace move them."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,8 @@ from artifacts.traces.trace import DECODE, PREFILL, Trace
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What the dials move, each between 0 and 1; None where the trace does not contain it.
+    """Statistics that the dials move, each between 0 and 1; None where the trace does not contain
+    it.
 
     `concentration` (skew): 1 less the entropy of use over its maximum, mean over layers. `reuse`
     (locality): share of a token's experts that the request's next token selects too. `similarity`:

@@ -185,8 +185,8 @@ def _popularity(
 def _predictions(
     dials: Dials, selected: np.ndarray, liked: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """[T, R, L, E] distributions over the experts of the next layer; after the last layer, over
-    those of the next token."""
+    """Return [T, R, L, E] distributions over the experts of the next layer; after the last layer,
+    over the experts of the next token."""
     predicted = np.empty((*selected.shape[:3], liked.shape[-1]), np.float32)
     ahead = np.roll(liked, -1, axis=1)
     for token, ids in enumerate(_upcoming(selected)):

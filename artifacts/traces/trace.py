@@ -90,7 +90,7 @@ class Trace:
         return {name: column for name, column in named.items() if column is not None}
 
     def digest(self) -> str:
-        """SHA-256 of what was selected: the rows without what routers said beside it."""
+        """Return the SHA-256 of what was selected: the rows without what routers said beside it."""
         whole = hashlib.sha256()
         for column in (
             self.request,
@@ -192,7 +192,7 @@ def guessed_phase(trace: Trace) -> np.ndarray:
 
 
 def is_one_by_one(trace: Trace) -> bool:
-    """Whether the trace decodes, and never two requests in one pass."""
+    """Return whether the trace decodes, and never for two requests in one pass."""
     decoded = trace.phase == DECODE
     steps = trace.pass_indices()[decoded] * trace.num_layers + trace.layer[decoded]
     return bool(decoded.any()) and len(np.unique(steps)) == len(steps)
@@ -214,8 +214,8 @@ def cut_by_request(trace: Trace, share: float) -> tuple[Trace, Trace]:
 
 
 def _is_numbered_anew(pass_: np.ndarray, request: np.ndarray) -> bool:
-    """Whether a pass number returns, in a later block of rows, for a request that is not in its
-    first block."""
+    """Return whether a pass number returns, in a later block of rows, for a request that is not in
+    its first block."""
     block = np.cumsum(np.diff(pass_, prepend=pass_[:1]) != 0)
     _, first, inverse = np.unique(pass_, return_index=True, return_inverse=True)
     is_first_block = block == block[first][inverse]

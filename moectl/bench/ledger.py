@@ -44,7 +44,7 @@ class BenchRow:
     `ttft_quartiles` and `tpot_quartiles` belong to the medians above them, `tasks` are scores,
     `run` is the run in the store, `best` marks the fastest rows of a table, `why` is the reason if
     the setting could not run. `altered` counts requests that were not computed as by the full
-    model. `loss_error` is the standard error of `perplexity_ratio`, which is of so many `scored`
+    model. `loss_error` is the standard error of `perplexity_ratio`, which was measured on `scored`
     tokens.
     """
 
@@ -83,7 +83,7 @@ class BenchRow:
 
     @property
     def is_exact(self) -> bool | None:
-        """Whether the output is that of the full model; None of another program, and of an older
+        """True if the output is that of the full model; None for another program, and for an older
         store that did not count by layer."""
         return is_exact(self.altered)
 
@@ -94,7 +94,7 @@ class BenchRow:
 
     @property
     def is_distinguishable(self) -> bool | None:
-        """Whether the loss is told from none; None where there is none."""
+        """True if the loss can be distinguished from zero; None where no loss was measured."""
         return None if self.loss is None else is_distinguishable(self.loss, self.loss_error)
 
 
@@ -114,7 +114,7 @@ _BESIDE = (  # not columns of the table
 
 
 def measured_row(setting: BenchSetting, measured: BenchResult, *, scored: int) -> BenchRow:
-    """The row of a live setting, with quality on so many `scored` tokens. A peer has times and
+    """Return the row of a live setting, with quality on `scored` tokens. A peer has times and
     quality but no counters."""
     ttft = measured.ttft_ms
     tpot = measured.tpot_ms
@@ -156,8 +156,9 @@ def simulated_row(setting: BenchSetting, outcome: Outcome) -> BenchRow:
 
 @dataclass(frozen=True, slots=True)
 class BenchJob:
-    """Identifies a bench: its text or trace, and in `conditions` (JSON values) all else that
-    affects its numbers. `tokens` are those of the text, of `asked` that were asked for."""
+    """Identity of a bench: its text or trace, and in `conditions` (JSON values) all else that
+    affects its numbers. `tokens` is the number of tokens in the text, `asked` the number asked
+    for."""
 
     data: str
     data_digest: str

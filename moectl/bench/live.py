@@ -248,7 +248,8 @@ def _job(
 
 
 def _grounds(request: BenchRequest, opened: MoeModel) -> Grounds:
-    """Those of all links together: proportions of a machine are never mixed with others."""
+    """Return the grounds of the times over all links; proportions of a machine are never mixed with
+    others."""
     found = [grounds_of(link, device=str(opened.model.device)) for link in request.link_names]
     return Grounds(
         "; ".join(dict.fromkeys(one.says for one in found)), all(one.is_absolute for one in found)

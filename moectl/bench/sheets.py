@@ -66,7 +66,8 @@ def _absolute() -> list[Column]:
 
 
 def _ratios(benched: Benched) -> list[Column]:
-    """Times over those of `full`; the time spent waiting for the link over that of `on-demand`."""
+    """Return the columns of ratios: times over the times of `full`, and the time spent waiting for
+    the link over the waiting time of `on-demand`."""
 
     def to_full(
         row: BenchRow, name: str, quartiles: tuple[float, float] | None

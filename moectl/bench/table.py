@@ -32,7 +32,7 @@ class Benched:
 
     @property
     def has_run(self) -> bool:
-        """Whether any setting could be measured."""
+        """True if any setting could be measured."""
         return any(not row.why for row in self.rows)
 
     def arranged(self) -> list[BenchRow]:
@@ -67,7 +67,8 @@ class Benched:
         return row.mode != IMPORTED and row.preset not in self.asked
 
     def to(self, preset: str, row: BenchRow, name: str = "tpot_ms") -> float | None:
-        """A time over that of `preset`, at the same budget and link where it has that."""
+        """Return a time over the same time of `preset`, at the same budget and link if `preset` has
+        that."""
         own = getattr(row, name)
         others = [one for one in self.rows if one.preset == preset and getattr(one, name)]
         if own is None or not others or row.mode == IMPORTED:

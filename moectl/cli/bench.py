@@ -33,7 +33,8 @@ from moectl.shared.importing import importing
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What to measure, on which text or trace, and what to show beside it."""
+    """Options of a bench: the presets to measure, the text or trace to use, and the results to show
+    beside them."""
 
     presets: Annotated[
         str,

@@ -53,7 +53,7 @@ def known_machine(context: typer.Context, name: str | None) -> str | None:
 
 
 def known_presets(context: typer.Context, names: str) -> str:
-    """Refuse an unknown one of several presets before the imports of the command. Raises
+    """Refuse a list of presets with an unknown name before the imports of the command. Raises
     BadUsage."""
     if names.strip() != "all" and not context.resilient_parsing:
         from runtime.policies.presets import preset, presets
@@ -230,7 +230,7 @@ Residency = Annotated[str | None, _replacing("residency")]
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How a command runs the model that it observes."""
+    """Options of the engine for a command that observes the model it runs."""
 
     budget: Budget = "25%"
     link: Link = "auto"
@@ -238,7 +238,7 @@ class EngineOptions:
     threads: Threads = DEFAULT_THREADS
 
     def settings(self) -> "Settings":
-        """The settings of such a run, on the default preset."""
+        """Return the settings of a run with these options, on the default preset."""
         from runtime.session.settings import Settings
 
         return fill(Settings, self)
@@ -258,8 +258,11 @@ class PresetOptions:
         self, store: Path, *groups: object, model: str | None, base: int, **others: object
     ) -> "Settings":
         """Return the settings of a run, with the preset that the store holds under this name if
-        there is one. Imports no torch, so that a wrong name or budget is refused at once, and what
-        the preset requires of the store too."""
+        there is one.
+
+        Imports no torch, so that a wrong name or budget is refused at once, and so is a preset
+        whose requirements the store does not meet.
+        """
         from moectl.shared.preset_choice import AUTO
         from runtime.control.sizes import check_budget
         from runtime.policies import build

@@ -1,4 +1,4 @@
-"""How an option looks in `--help`: the panel that it stands in, and what stands for its value."""
+"""Layout of options in `--help`: the panel of each option, and the placeholder for its value."""
 
 from collections.abc import Iterable
 from copy import copy

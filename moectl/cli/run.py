@@ -36,7 +36,7 @@ from moectl.shared.importing import importing
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How the run reaches its experts and computes them."""
+    """Options of a run that say how experts are reached and computed."""
 
     link: Link = "auto"
     near: Annotated[str | None, typer.Option(help="Emulate a near tier of this rate: 40GB/s.")] = (
@@ -56,7 +56,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How the next token is drawn."""
+    """Options of the sampler: the choice of the next token, and the end of the text."""
 
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 128
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the most probable token.")] = (

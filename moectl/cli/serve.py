@@ -29,7 +29,7 @@ _TURNS = 8  # requests at a time
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where to listen, and how many requests to take."""
+    """Options of the server: the address to listen on, and the number of requests to take."""
 
     host: Annotated[str, typer.Option(help="127.0.0.1 is this machine alone.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8000
@@ -86,7 +86,7 @@ class ServerOptions:
 
     @property
     def kept_nbytes(self) -> int | None:
-        """What kept prompts may take, None by default. Raises BadUsage for turns, which keep
+        """Bytes that kept prompts may take, None by default. Raises BadUsage for turns, which keep
         none."""
         from runtime.control.sizes import nbytes
 
@@ -100,7 +100,7 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """How the served model reaches its experts and computes them."""
+    """Options of the served model that say how experts are reached and computed."""
 
     link: Link = "auto"
     scaled_to: ScaledTo = None

@@ -68,7 +68,8 @@ class TraceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """What to replay instead of one preset, and the fast tier that it gets."""
+    """Options of a replay: several settings or a paper's figures in place of one preset, and the
+    fast tier."""
 
     compare: Annotated[
         str | None,

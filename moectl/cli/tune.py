@@ -28,7 +28,7 @@ from moectl.shared.importing import importing
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
-    """What to search for, for how long, and what to verify it on."""
+    """Options of a search: its goal, its duration, and the text to verify the picks on."""
 
     budget: Budget = "25%"
     scaled_to: ScaledTo = None

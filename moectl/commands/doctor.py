@@ -45,11 +45,11 @@ def doctor(
     measure: bool,
     is_quiet: bool = True,
 ) -> Diagnosis:
-    """Examine this machine for the model `name` (None: the bundled one); nothing is written. What
-    is looked at is told on stderr unless `is_quiet`.
+    """Examine this machine for the model `name` (None: the bundled one); nothing is written.
 
-    Raises BadUsage for an option that is not understood, BadInput for a model or store that cannot
-    be read or is refused, and where it is to `measure` whatever measuring raises.
+    Phases are told on stderr unless `is_quiet`. Raises BadUsage for an option that is not
+    understood, and BadInput for a model or store that cannot be read or is refused. With `measure`
+    it also raises whatever measuring raises.
     """
     named = as_named(name)
     request = DoctorRequest(named or str(demo_model()), named, budget, link, device, threads, store)
@@ -161,7 +161,7 @@ def _is_same(held: str, model: str) -> bool:
 
 
 def _findings(diagnosis: Diagnosis) -> list[Sheet]:
-    """What is in order, and what stands in the way."""
+    """Return two tables: findings that are in order, and findings that need a remedy."""
     fine = [
         (finding.topic, finding.says) for finding in diagnosis.findings if finding.remedy is None
     ]

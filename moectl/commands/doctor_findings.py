@@ -1,4 +1,5 @@
-"""What hinders a model on a machine, in plain sentences, each with its remedy."""
+"""Findings on a model and its machine, in plain sentences, each with a remedy if something is
+wrong."""
 
 import platform
 import shutil
@@ -52,8 +53,8 @@ class DoctorFinding:
 
 @dataclass(frozen=True, slots=True)
 class DoctorRequest:
-    """What to examine: the model at `path`, `named` so by the user or None, with the options of
-    `moectl doctor`."""
+    """Request for an examination of the model at `path`, with the options of `moectl doctor`.
+    `named` is the name that the user gave, None if there was none."""
 
     path: str
     named: str | None
@@ -71,9 +72,11 @@ class DoctorRequest:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The result of an examination of a model's machine; `measured` is None where nothing was and
-    the store has no profile, `is_stored` tells whether it came from the store, and `prediction` is
-    None unless one was checked."""
+    """Result of an examination of a machine and a model.
+
+    `measured` is None if nothing was measured and the store has no profile. `is_stored` tells
+    whether it came from the store. `prediction` is None unless one was checked.
+    """
 
     model: str
     findings: list[DoctorFinding]
@@ -83,7 +86,7 @@ class Diagnosis:
 
 
 def of_installation() -> list[DoctorFinding]:
-    """Report Python and its packages, those that moectl needs and those of each extra."""
+    """Report Python, the packages that moectl needs, and the packages of each extra."""
     if not installed.is_installed():
         says = "moectl runs from its sources: what it needs, and whether that is here, is not known"
         return [

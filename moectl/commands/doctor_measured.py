@@ -1,5 +1,5 @@
-"""What `moectl doctor --measure` does: measure the machine on the model, and check a prediction on
-a short run."""
+"""Measurements of `moectl doctor --measure`: costs of the model on the machine, and a prediction
+checked on a short run."""
 
 from pathlib import Path
 

@@ -36,7 +36,8 @@ _USUAL = 40  # traces that a fit usually tries; the progress bar expects so many
 
 @dataclass(frozen=True, slots=True)
 class FittedTrace:
-    """The dials; `sheet` has the wanted statistics beside those that the dials give."""
+    """The fitted dials; `sheet` has the wanted statistics beside the statistics that the dials
+    give."""
 
     dials: Dials
     sheet: Sheet

@@ -39,8 +39,10 @@ from runtime.session.turns import open_batch
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """What to answer, where to, and how; `batch`: requests at a time, None: as many as memory
-    allows."""
+    """Request to answer a file of prompts: the input, the output and the settings.
+
+    `batch` is the number of requests at a time, None for as many as memory allows.
+    """
 
     data: str
     out: Path
@@ -77,7 +79,7 @@ class _Job:
     earlier: int
 
     def rows(self) -> Iterator[PromptRow]:
-        """Those that are not answered yet."""
+        """Yield the rows that are not answered yet."""
         return islice(self.prompts.rows(), self.earlier, None)
 
 

@@ -17,9 +17,9 @@ from runtime.model.pack import pack as rewrite
 def pack(name: str, out: Path) -> Repacked:
     """Write the model `name`, a folder or hub id, to the new folder `out`.
 
-    Raises BadInput for a model that cannot be opened or a folder that cannot be made, Incompatible
-    for a family whose experts cannot be stored one by one, OutOfResources when the disk has no
-    room.
+    Raises BadInput for a model that cannot be opened or a folder that cannot be made. Raises
+    Incompatible for a family whose experts cannot be stored one by one, and OutOfResources when the
+    disk has no room.
     """
     opened = open_quietly(name, device="cpu")
     checkpoint = open_checkpoint(locate(name))

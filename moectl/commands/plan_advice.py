@@ -1,4 +1,4 @@
-"""What follows from a plan: a verdict, what to run next, what it assumes, and all of it as JSON
+"""Conclusions from a plan: a verdict, the next commands, the assumptions, and the plan as JSON
 values."""
 
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Where a plan is for: a named machine, a size of memory, or the GPU of this machine."""
+"""The place that a plan is for: a named machine, a size of memory, or the GPU of this machine."""
 
 from dataclasses import dataclass
 
@@ -18,9 +18,9 @@ _NO_GPU = (
 
 @dataclass(frozen=True, slots=True)
 class PlanPlace:
-    """`vram_nbytes` of memory, written as `vram`, on a `machine`, None where its bandwidths are not
-    known. `options` name both on a command line; `note` says what was taken because the user did
-    not name it."""
+    """A place: `vram_nbytes` of memory, written as `vram`, on a `machine`, None if its bandwidths
+    are unknown. `options` name both on a command line; `note` says what was chosen because the user
+    did not name it."""
 
     vram_nbytes: int
     vram: str
@@ -30,8 +30,8 @@ class PlanPlace:
 
     @classmethod
     def find(cls, vram: str | None, named: str | None) -> "PlanPlace":
-        """Return the place of `--vram` and `--machine`, where either is missing from what the other
-        or this machine tells. Raises BadUsage."""
+        """Return the place of `--vram` and `--machine`; a missing one is taken from the other or
+        from this machine. Raises BadUsage."""
         chosen, note, options = _machine(vram, named)
         if vram is not None:
             return cls(_checked(vram), vram, chosen, f"--vram {vram}{options}", note)

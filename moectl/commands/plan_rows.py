@@ -67,9 +67,12 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """How the bytes of the GPU are divided. `experts_nbytes` are left for experts, of
-    `all_experts_nbytes`, as many as in the files; the other weights take `stored_weights_nbytes`
-    there, and `weights_nbytes` in memory."""
+    """Division of a GPU's memory.
+
+    `experts_nbytes` is the part left for experts; all of them take `all_experts_nbytes`, as in the
+    files. The other weights take `stored_weights_nbytes` in the files and `weights_nbytes` in
+    memory.
+    """
 
     vram_nbytes: int
     weights_nbytes: int
@@ -99,9 +102,12 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Tokens per second of all requests together, where a step waits for every expert that is not
-    in the GPU's memory: with none there, with the share that fits and experts that are wanted
-    equally often, and with all."""
+    """Tokens per second of all requests together, if a step waits for every expert that is not in
+    the GPU's memory.
+
+    There are three cases: with no expert there; with the share that fits, experts being wanted
+    equally often; and with all of them there.
+    """
 
     none: float
     share: float
@@ -154,9 +160,12 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentPlan:
-    """`rows` are sorted by speed; presets that could not be tried come last, with the reason. None
-    were simulated where there are none. `bounds` are None where no bandwidths are known. `shadows`:
-    what fits with every expert resident."""
+    """A plan for a model on a place.
+
+    `rows` are sorted by speed; presets that could not be tried come last, with the reason. `rows`
+    is empty if no preset was simulated. `bounds` is None if no bandwidths are known. `shadows` are
+    the ways to keep every expert resident.
+    """
 
     request: PlanRequest
     model: ModelShape
@@ -173,13 +182,12 @@ class DeploymentPlan:
 
     @property
     def is_toy(self) -> bool:
-        """Whether the model is so small that a data sheet says nothing of its times but their
-        ratios."""
+        """True if the model is so small that a data sheet predicts only ratios of its times."""
         return self.memory.all_experts_nbytes < TOY_NBYTES
 
     @property
     def offered(self) -> list[Expected]:
-        """What a user may choose from."""
+        """Presets that a user may choose from."""
         return [row for row in self.rows if not row.why and not row.is_study]
 
     @property
@@ -193,8 +201,8 @@ class DeploymentPlan:
 
 
 def requests_of(num_clients: int) -> dict[str, int]:
-    """Return the dials for enough requests that so many clients need not repeat one, within a
-    number of tokens."""
+    """Return the dials of a synthetic trace with at least `num_clients` requests, so that no client
+    repeats one, within a number of tokens."""
     requests = max(_REQUESTS, num_clients)
     return {
         "requests": requests,
@@ -220,7 +228,7 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
 
 
 def _costs(name: str, dense: int | None) -> tuple[ModelShape, BackboneMemory]:
-    """The shape of a model, and what it needs besides experts."""
+    """Return the shape of a model, and the memory that it needs beside experts."""
     if file := local_gguf(name):
         return gguf_shape(file, dense=dense)
     model = model_shape(name)
@@ -228,7 +236,7 @@ def _costs(name: str, dense: int | None) -> tuple[ModelShape, BackboneMemory]:
 
 
 def divided(request: PlanRequest, model: ModelShape, needs: BackboneMemory) -> Memory:
-    """Return what is left for experts. Raises OutOfResources, naming the memory that would do."""
+    """Return the bytes left for experts. Raises OutOfResources, naming the memory that would do."""
     cache = needs.cache_nbytes * request.num_cached
     shape = model.shape
     taken = needs.weights_nbytes + cache + RESERVE_NBYTES

@@ -1,5 +1,5 @@
-"""What of a plan's experts could all stay resident: every one in trellis codes of about a bit, and
-as many whole ones beside them as there is room for."""
+"""Plans that keep every expert resident: all of them in trellis codes of about a bit, and whole
+experts beside them as far as there is room."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -29,8 +29,8 @@ class Shadowed:
 def shadowed(
     model: ModelShape, room_nbytes: int, chosen: Machine | None, *, dense: int | None
 ) -> list[Shadowed]:
-    """What fits into so many bytes for experts, by rising bits; nothing where all experts fit
-    whole."""
+    """Return a row for each width at which every expert fits into `room_nbytes`, by rising bits; no
+    rows where all experts fit whole."""
     shape = model.shape
     rows = []
     if room_nbytes >= shape.nbytes:

@@ -1,4 +1,5 @@
-"""What a plan says of each preset: replays on synthetic routers, which take most of a minute."""
+"""Simulation of each preset of a plan: replays on synthetic routers, which take most of a
+minute."""
 
 from collections.abc import Callable
 from dataclasses import replace

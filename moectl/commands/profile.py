@@ -25,7 +25,7 @@ from runtime.session.session import Session, Settings
 
 @dataclass(frozen=True, slots=True)
 class ProfileRequest:
-    """What to profile: the text, how much of it, and how it is batched."""
+    """Request for a profile: the text, the number of its tokens, and the batching."""
 
     data: str
     tokens: int

@@ -52,8 +52,8 @@ COSTS = {
 
 @dataclass(frozen=True, slots=True)
 class QuantizeRequest:
-    """The method, by default that of the least loss, and `samples` sequences of at most `length`
-    tokens of the text `data` to calibrate on."""
+    """Request for replicas: the method, by default the one with the least loss, and the text `data`
+    to calibrate on, `samples` sequences of at most `length` tokens."""
 
     method: Method = field(default_factory=lambda: Method(TRELLIS_WIDTHS, recipe=TRELLIS))
     data: str = "builtin"
@@ -71,11 +71,11 @@ class QuantizeRequest:
 def parse_bits(
     text: str | None, recipe: str | None, *, group_size: int | None = None
 ) -> tuple[tuple[Width, ...], str]:
-    """Return rising widths of `1,1.5,2`, None for what the recipe usually makes, and the recipe:
-    where none is named the one that loses least, trellis codes, unless a group size or some of the
-    widths are GPTQ's alone.
+    """Return the widths of a text such as `1,1.5,2`, rising, and the recipe.
 
-    Raises BadUsage for anything but numbers, and for trellis codes with a group size.
+    `text` None stands for the usual widths of the recipe. Without a named recipe it is trellis
+    codes, which lose least, unless a group size or some of the widths are GPTQ's alone. Raises
+    BadUsage for anything but numbers, and for trellis codes with a group size.
     """
     if group_size is not None:
         if recipe == TRELLIS:

@@ -34,9 +34,10 @@ def check_report(path: Path) -> None:
 
 
 def report(path: Path, *, store: Path, job: str | None = None, run: int | None = None) -> Reported:
-    """Write the page of a model: that of the run, else that of the newest bench in the store.
+    """Write the page of a model: the model of the run, else the model of the newest bench in the
+    store.
 
-    `job` names the bench that comes first; a run of a bench names its own, otherwise it is the
+    `job` names the bench that comes first. A run of a bench names its own; otherwise it is the
     newest live one.
     """
     check_report(path)
@@ -59,8 +60,8 @@ class Drawn:
 
 
 def draw(folder: Path, *, store: Path, run: int | None = None) -> Drawn:
-    """Write what the store knows of a model, that of the run or of the newest bench, as SVG files
-    into a folder."""
+    """Write the store's knowledge of a model, of the run or of the newest bench, as SVG files into
+    a folder."""
     _bring_up_to_date(store)
     pictures = {}
     missing = {}

@@ -28,7 +28,7 @@ from runtime.session.session import Session, Settings
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What to run and what to print. Without a prompt it chats."""
+    """Request for a run: the prompt, the settings and the output. Without a prompt it is a chat."""
 
     prompt: str | None
     settings: Settings
@@ -78,9 +78,11 @@ def opened_session(
 
 @contextmanager
 def keeping_maps(session: Session, name: str, *, store: Path) -> Iterator[None]:
-    """Store the maps that the session has learned when the block ends, also after an interruption;
-    whole iterations only, and none where the checkpoint was written into: the last may be of two
-    models."""
+    """Store the maps that the session has learned when the block ends, also after an interruption.
+
+    Only whole iterations are stored. Nothing is stored if the checkpoint was written into, because
+    the last map may be of two models.
+    """
     started_at = utc_now()
     begin_s = perf_counter()
     try:

@@ -30,10 +30,10 @@ from runtime.session.presets import find_presets
 
 @dataclass(frozen=True, slots=True)
 class SimulateRequest:
-    """What to try: a preset with its axes overridden, or `compare`, names of presets or eviction
-    policies.
+    """Request for a simulation: a preset with its axes overridden, or `compare`, the names of
+    presets or eviction policies.
 
-    `stored` has the store's presets by name. Raises BadUsage for what is not understood.
+    `stored` has the store's presets by name. Raises BadUsage for a value that is not understood.
     """
 
     preset: str = PLAIN

@@ -1,5 +1,5 @@
-"""What `moectl simulate` found, as a table: settings that were asked for, and those that stand
-beside them."""
+"""The result of `moectl simulate` as a table: the settings asked for, and the baselines beside
+them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,8 +88,8 @@ def records(simulated: Simulated) -> list[dict[str, object]]:
 
 
 def _of_clients(simulated: Simulated, outcome: Outcome) -> dict[str, float | None]:
-    """Return the slowest that clients see, the bytes moved for each token of an answer, and the
-    distinct experts and the tokens of a step; empty where there are no clients."""
+    """Return the p95 times that clients see, the bytes moved for each token of an answer, and the
+    distinct experts and the tokens of a step; empty if there are no clients."""
     if simulated.served is None:
         return {}
     moved_nbytes = sum(outcome.counters[name] for name in ("demand_bytes", "prefetch_bytes"))
@@ -139,8 +139,8 @@ def comparison(simulated: Simulated) -> Sheet:
 
 
 def _clients(simulated: Simulated) -> dict[str, Callable[[Outcome], object]]:
-    """The slowest that clients see, as numbers or over loading on demand, and what the rows of a
-    step share."""
+    """Return the columns on clients: p95 times, as numbers or over loading on demand, then bytes a
+    token and experts a step, which the rows of a step share."""
     if simulated.grounds.is_absolute:
         names = {"ms to first token, p95": "ttft_p95_ms", "ms a token, p95": "tpot_p95_ms"}
         tails = {name: lambda outcome, key=key: outcome.times[key] for name, key in names.items()}
@@ -169,13 +169,13 @@ def _absolute() -> dict[str, Callable[[Outcome], object]]:
 
 
 def _ratios(plain: Outcome) -> dict[str, Callable[[Outcome], object]]:
-    """Times over those of loading on demand."""
+    """Return the columns of times over the times of loading on demand."""
     names = {"time, on-demand = 1": "tpot_ms", "first token": "ttft_ms", "waiting": "exposed_ms"}
     return {name: lambda outcome, key=key: _to(plain, key, outcome) for name, key in names.items()}
 
 
 def _to(plain: Outcome, name: str, outcome: Outcome) -> float | None:
-    """A time over that of `plain`, to three digits."""
+    """Return a time over the same time of `plain`, to three digits."""
     own = outcome.times[name]
     other = plain.times[name]
     return None if own is None or not other else float(f"{own / other:.3g}")

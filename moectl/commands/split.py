@@ -47,9 +47,12 @@ REPLAY = "replay"
 
 @dataclass(frozen=True, slots=True)
 class SplitRequest:
-    """What to solve. Latencies are those of a named machine, or `here`: those of the store's newest
-    hardware profile of the model, over its own link unless `link` names one; the caches of the
-    curves evict by `eviction`. Raises BadUsage for what is not understood."""
+    """Request for a split.
+
+    Latencies are those of a named machine. With `here` they come from the store's newest hardware
+    profile of the model, over its own link unless `link` names one. The caches of the curves evict
+    by `eviction`. Raises BadUsage for a value that is not understood.
+    """
 
     budget: str = "25%"
     machine: str = HERE
@@ -180,7 +183,8 @@ def layers(solved: StoredSplit) -> Sheet:
 
 
 def _totals(solved: StoredSplit, on: Grounds) -> str:
-    """The stall of a token by solver: in milliseconds, or over that of equal budgets."""
+    """Return the stall of a token by solver: in milliseconds, or over the stall of equal
+    budgets."""
     even = solved.exposed_ms[EVEN]
     if on.is_absolute or not even:
         return ", ".join(f"{name} {value:.4g} ms" for name, value in solved.exposed_ms.items())
@@ -271,8 +275,8 @@ def _solve(
 
 
 def _replayed(request: SplitRequest, opened: OpenedTrace, target: SplitMachine) -> SolvedSplit:
-    """Return the fastest split of those that the solvers find and of even cuts, the trace replayed
-    with each."""
+    """Replay the trace with each split: those the solvers find, and even cuts. Return the fastest
+    one."""
     workload = Workload(
         opened.trace, opened.model, target.machine, artefacts=opened.artefacts, costs=target.costs
     )

@@ -141,7 +141,7 @@ def _tune(name: str, request: TuneRequest, minutes: Minutes, *, store: Path, dev
 def _searched(
     search: Search, request: TuneRequest, minutes: Minutes
 ) -> tuple[SearchResult, SearchPlan, str]:
-    """What the search found, its plan and a note on its size."""
+    """Run the search; return its result, its plan and a note on its size."""
     minutes.phases.begin("searching")
     with executing(request.executor, request.workers) as executor:
         plan, time, planned = plan_for(search, request, minutes, num_workers=executor.count)

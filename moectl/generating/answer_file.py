@@ -17,8 +17,9 @@ _BEGINNING = b'{"row": 1, '
 
 
 class AnswerFile:
-    """Takes answers in any order and appends each once all before it are there. `num_written`
-    counts lines, those of earlier commands among them; `num_bad` those of them with an error."""
+    """File that takes answers in any order and appends each once all before it are there.
+    `num_written` counts all lines, also of earlier commands; `num_bad` counts those with an
+    error."""
 
     def __init__(
         self, file: IO[bytes], path: Path, run: str, *, num_written: int, num_bad: int
@@ -57,7 +58,7 @@ class AnswerFile:
 
 
 def _write_all(file: IO[bytes], line: bytes) -> None:
-    """A disk that becomes full takes a part of a write without an error."""
+    """Write the whole line: a disk that becomes full takes a part of a write without an error."""
     while line:
         line = line[file.write(line) :]
 
@@ -98,8 +99,8 @@ def _unbuffered(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _whole_lines(path: Path, run: str) -> tuple[int, int, int]:
-    """How many lines are whole, how many of them are errors, and where they end. Raises
-    Incompatible."""
+    """Return the number of whole lines, the number of errors among them, and the offset of their
+    end in bytes. Raises Incompatible."""
     num_lines = 0
     num_bad = 0
     end = 0
@@ -122,7 +123,7 @@ def _whole_lines(path: Path, run: str) -> tuple[int, int, int]:
 
 
 def _may_be_begun(path: Path) -> bool:
-    """Whether a file without a whole line may hold the beginning of an answer."""
+    """Return whether a file without a whole line may hold the beginning of an answer."""
     with path.open("rb") as file:
         return _BEGINNING.startswith(file.read(len(_BEGINNING)))
 

@@ -32,7 +32,7 @@ Id = str | int | float
 @dataclass(frozen=True, slots=True)
 class PromptRow:
     """One row: its number from 1 on, its `id` if it has one, and its prompt, a text or the messages
-    of a chat; or the `problem` that it has, by a code and in words."""
+    of a chat. A row that cannot be used has a `problem` instead, by a code and in words."""
 
     number: int
     id: Id | None = None
@@ -51,7 +51,8 @@ class PromptFile:
 
     @classmethod
     def look(cls, name: str) -> "PromptFile":
-        """Raises BadInput for what is no file, cannot be read, or has no row."""
+        """Read the file for its digests. Raises BadInput for a name that is no file, a file that
+        cannot be read, and a file without rows."""
         path = existing(name)
         if path is not None and not path.is_file() and not path.is_dir():
             raise BadInput(
@@ -128,7 +129,7 @@ class _JsonLine(bytes):
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield lines without their ends; of one that is too long, its beginning, and no more of it."""
+    """Yield lines without their ends; a line that is too long is cut to its beginning."""
     begins = True
     for line in iter(lambda: file.readline(LONGEST + 1), b""):
         if begins:

@@ -27,8 +27,8 @@ _TASKS_AHEAD = 16  # of each worker: what is answered before a lost row is waits
 
 @dataclass(frozen=True, slots=True)
 class RowsAnswered:
-    """What a task gave: its answers by the number of the row, in any order; what they took; and how
-    they were run."""
+    """Result of a task: its answers by the number of the row, in any order; the work they took; and
+    how they were run."""
 
     answers: tuple[tuple[int, Mapping[str, object]], ...]
     done: BatchWork

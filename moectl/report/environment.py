@@ -92,7 +92,7 @@ _OF_MODE: dict[str, Callable[[ReportSource, StoredBench, Record], dict[str, str]
 
 
 def _grounds(source: ReportSource, job: StoredBench) -> str:
-    """What the times of a bench rest on, over each of its links."""
+    """Return a line on the grounds of a bench's times, over each of its links."""
     told = dict.fromkeys(source.grounds(job, link).says for link in source.links(job))
     return f"Times: {escape('; '.join(told))}."
 

@@ -1,5 +1,4 @@
-"""What a store knows of a model as picture files: measurements, replicas, and what its newest trace
-shows."""
+"""Pictures of a store's knowledge of a model: measurements, replicas, and its newest trace."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +24,8 @@ _TOKENS = 1024  # of a trace: more make the same pictures, later
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture of the gallery by the name of its file, or in `why` what it waits for."""
+    """A picture of the gallery by the name of its file; without a `drawing`, `why` names the data
+    that it waits for."""
 
     name: str
     drawing: Drawing | None

@@ -61,8 +61,7 @@ def whole(value: object) -> str:
 
 
 def data(value: object, shown: Format = short) -> str:
-    """A number in short form that carries its exact value; of a run that does not say it, that it
-    is unknown."""
+    """Return a number in short form that carries its exact value; `unknown` for None."""
     if value is None:
         return "unknown"
     return f'<data value="{exact(value)}">{escape(shown(value))}</data>'

@@ -67,7 +67,7 @@ class ReportSource:
         )
 
     def grounds(self, job: StoredBench, link: str) -> grounds.Grounds:
-        """What the times of a bench over this link rest on."""
+        """Return the grounds of the times of a bench over this link."""
         conditions = self.conditions(job)
         if job.is_live:
             return grounds.measured(link, device=conditions["device"])

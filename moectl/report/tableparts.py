@@ -133,7 +133,8 @@ def _tasks(source: ReportSource, job: StoredBench) -> tuple[str, tuple[str, ...]
 
 
 def imported(source: ReportSource) -> list[Section]:
-    """What other tools measured on another text; nothing where there is none."""
+    """Return the section on results of other tools, on another text; no section where there are
+    none."""
     rows = source.rows(queries.IMPORTED)
     title = "Other tools, on another text"
     return (

@@ -1,5 +1,5 @@
-"""Pictures of what a model's routers did in a trace, and of what caches make of it. All values are
-counts: equal traces give equal pictures."""
+"""Pictures of a trace: the choices of a model's routers, and the caches that hold the experts. All
+values are counts: equal traces give equal pictures."""
 
 import numpy as np
 
@@ -76,9 +76,11 @@ def hit_rates(trace: Trace, shape: Shape) -> Drawing:
 
 
 def residency(trace: Trace, shape: Shape) -> Drawing:
-    """Which experts are resident while one token after another is decoded, with a quarter of them
-    in the fast tier and the least recently used evicted. Programs that play no animation, and
-    readers who want none, see the last token."""
+    """Draw which experts are resident while one token after another is decoded.
+
+    The fast tier holds a quarter of the experts and evicts the least recently used. Programs that
+    play no animation, and readers who want none, see the last token.
+    """
     title = "Resident experts, token by token (a quarter of them, lru)"
     first, tables = _residents(trace, shape)
     cell = min(18.0, (WIDTH - 40) / shape.num_experts)
@@ -131,8 +133,8 @@ def _controller(
 
 
 def _residents(trace: Trace, shape: Shape) -> tuple[int, list[tuple[np.ndarray, ...]]]:
-    """The first token shown, and of each token what was resident and not used, hit, and loaded:
-    each [L, E] bool."""
+    """Return the first token shown, and of each token the experts that were resident but not used,
+    hit, and loaded: each [L, E] bool."""
     controller = _controller(trace, shape, "lru", 0.25, Scope.LAYER)
     tables: dict[int, tuple[np.ndarray, ...]] = {}
     size = (shape.num_layers, shape.num_experts)
@@ -166,7 +168,7 @@ def _cells(table: np.ndarray) -> str:
 
 
 def _animation(num_moments: int) -> str:
-    """One after another is seen; the last alone where nothing moves."""
+    """Return the style that shows one token after another; without animation only the last one."""
     share = 100 / num_moments
     return (
         f"<style>.moment{{visibility:hidden;animation:token {num_moments * _MOMENT_S:.1f}s "

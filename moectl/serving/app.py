@@ -35,8 +35,8 @@ Body = TypeVar("Body", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Configuration of the application: `model` is the name that clients use, `presets` maps names
-    to descriptions; `why` the first one was chosen, empty where the user named it."""
+    """Configuration of the application. `model` is the name that clients use, `presets` maps names
+    to descriptions. `why` is the reason for the first preset, empty if the user named it."""
 
     scheduler: Scheduler
     model: str
@@ -139,7 +139,7 @@ def _add_errors(app: FastAPI) -> None:
 
 
 def _documented(kind: type[BaseModel]) -> dict[str, object]:
-    """What /openapi.json says of a body that `_given` reads."""
+    """Return the part of /openapi.json that describes a body that `_given` reads."""
     schema = {
         "$id": f"urn:moectl:{kind.__name__}",
         **kind.model_json_schema(),
@@ -275,7 +275,7 @@ async def _gathered(form: AnswerFormat, events: AsyncIterator[Event]) -> dict[st
 
 
 async def _unless_gone(request: Request, answer: Coroutine[None, None, T]) -> T | None:
-    """What `answer` returns, or None once the client has disconnected."""
+    """Return the result of `answer`, or None once the client has disconnected."""
 
     async def hangs_up() -> None:
         while (await request.receive())["type"] != "http.disconnect":

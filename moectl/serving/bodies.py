@@ -112,7 +112,7 @@ class RequestBody(_Strict):
 
     @property
     def has_usage(self) -> bool:
-        """Whether a stream ends with its token counts."""
+        """True if a stream ends with its token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def sampling(self, max_new_tokens: int) -> Sampling:
@@ -163,7 +163,7 @@ class Message(_Strict):
 
     @property
     def turn(self) -> dict[str, str]:
-        """As the model's template gets it."""
+        """The message in the form that the model's template takes."""
         named = {} if self.name is None else {"name": self.name}
         return {"role": self.role, "content": self.content} | named
 

@@ -1,4 +1,4 @@
-"""From the prompt of a job to its token ids, and the number of tokens that its answer may have."""
+"""Encoding of a job's prompt: its token ids, and the number of tokens that its answer may have."""
 
 from dataclasses import replace
 

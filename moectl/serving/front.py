@@ -1,4 +1,5 @@
-"""What a server answers from its first moment: the page and /health. Imports no torch."""
+"""The part of a server that answers from its first moment: the page and /health. Imports no
+torch."""
 
 from collections.abc import Callable
 from importlib.resources import files

@@ -120,8 +120,8 @@ class Guard:
 
 
 def host_name(authority: str) -> str | None:
-    """The host of `host` or `host:port` as it is compared: lower case, no final dot, IPv6 in its
-    shortest form within brackets. None for a text that is neither."""
+    """Return the host of `host` or `host:port` in the form to compare: lower case, no final dot,
+    IPv6 in its shortest form within brackets. None for any other text."""
     parts = _AUTHORITY.fullmatch(authority)
     if parts is None:
         return None

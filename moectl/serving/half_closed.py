@@ -1,10 +1,9 @@
-"""Connections of which the client has closed its side: it may still wait for the answer, or be
-gone.
+"""Connections whose client has closed its side: it may still wait for the answer, or be gone.
 
-Both look the same until something is sent, since TCP tells the end of what a client sends either
-way. A client that has gone answers what is sent with a reset. So the server sends what a waiting
-client ignores: an interim response before the answer (RFC 9110, 15.2), a comment within a stream of
-events.
+Both cases look the same until the server sends something, because TCP signals the end of a client's
+data in either case. A client that has gone answers with a reset. So the server sends something that
+a waiting client ignores: an interim response before the answer (RFC 9110, 15.2), a comment within a
+stream of events.
 """
 
 import asyncio
@@ -33,8 +32,8 @@ class HalfClosedProtocol(TimelyProtocol):
     _next: asyncio.TimerHandle | None = None
 
     def eof_received(self) -> bool:
-        """Whether the connection stays open for the answer. An HTTP/1.0 client knows no interim
-        response."""
+        """Return whether the connection stays open for the answer. It does not for an HTTP/1.0
+        client, which knows no interim response."""
         waits = (
             self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
         )

@@ -70,7 +70,7 @@ class GenerationJob:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can begin as soon as it is its turn."""
+        """True if the job can begin as soon as it is its turn."""
         return self.encoded is not None
 
 

@@ -53,8 +53,8 @@ def live(scheduler: Scheduler) -> dict[str, object]:
 
 
 def _last_token(scheduler: Scheduler) -> list[dict[str, list[int]]]:
-    """By layer, the experts of the last pass that gave each answer a token: those that were in the
-    fast tier, and those that were not."""
+    """Return by layer the experts of the last pass that gave each answer a token: those in the fast
+    tier, and those that were missed."""
     controller = scheduler.session.controller
     return [_used(one, controller) for one in scheduler.tally.last_token]
 

@@ -30,8 +30,8 @@ _QUIET = {"log_level": "ERROR", "enable_access_log": False}
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """What each replica serves: a model that clients call `called`, by the request of the
-    command."""
+    """Specification of a replica: the model that it serves, the name `called` that clients use for
+    it, and the request of the command."""
 
     model: SameModel
     called: str

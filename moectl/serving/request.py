@@ -1,4 +1,4 @@
-"""What `moectl serve` is asked for. Imports no torch."""
+"""The request of `moectl serve`. Imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,11 @@ RAY = "ray"
 
 @dataclass(frozen=True, slots=True)
 class ServeRequest:
-    """How to serve a model, and to whom. With `replicas` so many servers on Ray do it, at
-    `executor`; None: this process. Raises BadUsage for a width that no replica has, and for a
-    server that anybody could reach without a key.
+    """Settings of a server, and the clients that it lets in.
+
+    `replicas` is the number of servers on Ray, at `executor`; None serves from this process. Raises
+    BadUsage for a width that no replica has, and for a server that anybody could reach without a
+    key.
     """
 
     settings: Settings

@@ -48,7 +48,8 @@ class RunningRequests:
 
     @property
     def kept(self) -> KeptPrompts:
-        """What prompts take that are kept for their beginnings."""
+        """Bytes of the prompts that are kept for their beginnings, and the bytes that they may
+        take."""
         return self._batch.kept
 
     @property
@@ -114,8 +115,8 @@ class RunningRequests:
 
 
 def failed(error: BaseException) -> Failed:
-    """What a client is told of an error: the message of a Problem, the type of any other, which is
-    also logged."""
+    """Return the failure that a client is told: the message of a Problem; for any other error its
+    type, and the error is logged."""
     is_ours = isinstance(error, Problem)
     if not is_ours:
         _log.error("a request failed", exc_info=error)

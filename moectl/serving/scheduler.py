@@ -82,7 +82,8 @@ class Scheduler:
 
     @property
     def kept(self) -> KeptPrompts:
-        """What prompts take that are kept for their beginnings."""
+        """Bytes of the prompts that are kept for their beginnings, and the bytes that they may
+        take."""
         return self._running.kept
 
     @property

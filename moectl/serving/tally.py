@@ -28,7 +28,8 @@ _OF_OWNER = (
 
 @dataclass(slots=True)
 class OwnerCounts:
-    """What the requests of one owner have had and what they were charged."""
+    """Tokens given to the requests of one owner, first tokens counted apart, and the charge for
+    them."""
 
     num_first: int = 0
     num_tokens: int = 0
@@ -48,7 +49,7 @@ class OwnerCounts:
 @dataclass(slots=True)
 class Tally:
     """Counters that the scheduler's thread writes and other threads read, under `lock`. `owners`
-    has the same by who asked, and adds up to the others."""
+    has the counters of each owner; their sums are those of the server."""
 
     num_layers: int
     owners: dict[str, OwnerCounts] = field(default_factory=dict)

@@ -1,5 +1,4 @@
-"""Text as it comes in and goes out: what a client sends can be written again, and what is sent
-breaks no line."""
+"""Text received and sent: text from a client can be written again, and text sent breaks no line."""
 
 import json
 from mmap import mmap
@@ -30,8 +29,8 @@ _LONGEST = 80  # characters of a header that are repeated
 
 
 class AsciiJson(JSONResponse):
-    """JSON in which every character beyond ASCII is escaped, halves of one too, which have no place
-    in UTF-8."""
+    """JSON response that escapes every character beyond ASCII, and half characters too, which have
+    no place in UTF-8."""
 
     def render(self, content: object) -> bytes:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
@@ -67,8 +66,8 @@ async def object_of(request: Request) -> dict[str, object]:
 
 
 class _Body:
-    """A body that is being read. It lies in pages of its own: of a heap that many bodies have
-    filled at a time, the C library gives little back to the system."""
+    """A body that is being read. It lies in memory pages of its own, because the C library gives
+    little back to the system from a heap that many bodies have filled."""
 
     def __init__(self) -> None:
         self.nbytes = 0

@@ -1,1 +1,1 @@
-"""What commands share: opening models and traces, progress, exit codes."""
+"""Parts that commands share: opening models and traces, progress, exit codes."""

@@ -1,5 +1,5 @@
-"""How many requests to answer at a time: what memory is left for their keys and values, and for a
-pass over them."""
+"""Choice of the number of requests to answer at a time, by the memory left for their keys and
+values and for a pass over them."""
 
 from dataclasses import dataclass
 
@@ -18,8 +18,8 @@ _LOGIT_NBYTES = 12  # a float32 logit, its copy, and what is drawn from
 
 @dataclass(frozen=True, slots=True)
 class BatchSize:
-    """The most requests that run at a time, and the bytes that their keys and values may take:
-    fewer run where those of long ones take more."""
+    """The largest number of requests that run at a time, and the bytes that their keys and values
+    may take. Fewer run where the keys and values of long requests take more."""
 
     rows: int
     room: int
@@ -28,9 +28,11 @@ class BatchSize:
 def batch_size(
     session: Session, rows: int | None, *, together: int = 1, in_ram: bool = False
 ) -> BatchSize:
-    """The size for a session that has just been opened, one of `together` in this memory, whose
-    keys and values lie beside the model or `in_ram`; `rows` as asked, None: as many as there is
-    memory for."""
+    """Return the size for a session that has just been opened, one of `together` in this memory.
+
+    Keys and values lie beside the model, or `in_ram`. `rows` is the number asked for, None for as
+    many as there is memory for.
+    """
     left = _left_nbytes(session.opened.model.device) // together
     vocabulary = session.opened.model.get_input_embeddings().num_embeddings
     fitting = max(1, left // _LOGITS_SHARE // (vocabulary * _LOGIT_NBYTES))

@@ -21,8 +21,8 @@ Built = TypeVar("Built")
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest(Generic[Plan]):
-    """What to build, and the text to build it from: at most `tokens` tokens in at most `requests`
-    sequences."""
+    """Request for an artefact: its plan, and the text to build it from, at most `tokens` tokens in
+    at most `requests` sequences."""
 
     plan: Plan
     data: str

@@ -1,4 +1,4 @@
-"""What commands take when the user names nothing."""
+"""Defaults of commands where the user names nothing."""
 
 from pathlib import Path
 

@@ -41,8 +41,8 @@ def exit_code_of(command: Callable[[], object], *, typed: Sequence[str] | None =
     """Run a command that returns or raises SystemExit, and return its exit code. `typed` are its
     arguments, by default those of the command line.
 
-    A Problem is printed in one line. Any other exception but an interruption is a bug of moectl's
-    and passes through, so that Python prints its traceback and exits with 1.
+    A Problem is printed in one line. Any other exception but an interruption is a bug of moectl's:
+    it passes through, so that Python prints its traceback and exits with 1.
     """
     code = _ended(command, shlex.join(["moectl", *(sys.argv[1:] if typed is None else typed)]))
     if (loss := lost_output()) and code == DONE:

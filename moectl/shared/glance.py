@@ -1,5 +1,5 @@
-"""What a checkpoint says of itself before it is opened: its config and the headers of its files, in
-a moment."""
+"""Facts about a checkpoint before it is opened, from its config and the headers of its files, in a
+moment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,10 +20,14 @@ from runtime.model.locate import check_name, is_gguf, locate, read_config, safet
 
 @dataclass(frozen=True, slots=True)
 class CheckpointGlance:
-    """The shape of a model, or in `unknown` why its config does not say it; the format of its
-    experts, as `mxfp4, 4.25 bits`, bytes of one of their weights with its share of scales, and the
-    dtype that it is computed in. `dense_nbytes`: what all other weights take in memory, by the bits
-    of `--dense`, None as published; empty where that is unknown."""
+    """Facts about a checkpoint that is not opened.
+
+    `shape` is None if the config does not say it, with the reason in `unknown`. `dtype` is the one
+    that the model is computed in. `expert_format` is the format of its experts, as `mxfp4, 4.25
+    bits`; `weight_nbytes` are the bytes of one of their weights with its share of scales.
+    `dense_nbytes` are the bytes of all other weights in memory, by the bits of `--dense`, None as
+    published; empty where that is unknown.
+    """
 
     shape: Shape | None
     dtype: str
@@ -70,7 +74,8 @@ def glance(name: str) -> CheckpointGlance:
 
 
 def _dense_nbytes(model: ModelShape, folder: Path) -> dict[int | None, int]:
-    """Empty where the config does not say what attention consists of."""
+    """Return the bytes of dense weights by width; empty where the config does not say what
+    attention consists of."""
     try:
         backbone = backbone_of(str(folder))
         return {

@@ -18,11 +18,12 @@ _ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def importing(says: str = "Starting") -> Iterator[None]:
-    """Show a spinner on a terminal, unless it `says` nothing.
+    """Show a spinner on a terminal, unless `says` is empty, and import without garbage collection.
 
-    Collect no garbage while what needs torch is imported, and leave the hundreds of thousands of
-    objects of which modules are made, which stay, out of every later collection, also of that at
-    the end of the process. Does nothing where torch was imported before."""
+    The objects that modules consist of, hundreds of thousands, are left out of every later
+    collection, also of the one at the end of the process. Does nothing where torch was imported
+    before.
+    """
     if "torch" in sys.modules or not gc.isenabled():
         yield
         return

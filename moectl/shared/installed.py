@@ -1,5 +1,5 @@
-"""What moectl says that it needs, beside what is installed: read from metadata, so that none of it
-is imported."""
+"""The packages that moectl needs, compared with the installed ones: read from metadata, so that
+none of them is imported."""
 
 from dataclasses import dataclass
 from importlib import metadata
@@ -19,7 +19,7 @@ EXTRAS = {
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A package, which versions of it will do, and the one that is there, if any."""
+    """A package, the versions of it that will do, and the version that is installed, if any."""
 
     name: str
     wanted: str
@@ -37,8 +37,8 @@ class Need:
 
 
 def needs(extra: str = "") -> list[Need]:
-    """Of moectl itself, or of one of its extras. Nothing is known where its sources run without
-    being installed."""
+    """Return the needs of moectl itself, or of one of its extras. Nothing is known where its
+    sources run without being installed."""
     found = (Requirement(text) for text in _required())
     return [_need(one) for one in found if _is_of(one, extra)]
 

@@ -1,5 +1,5 @@
-"""The messages of a chat, as OpenAI's reference has them: what a server's client and a file of
-prompts may give."""
+"""Messages of a chat in the form of OpenAI's reference, as a server's client and a file of prompts
+may give them."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,8 @@ _ROLES = {role: role for role in ("system", "user", "assistant")} | {
 
 
 def turn_of(message: object) -> Turn | None:
-    """Return the turn of one message with its role, text and, where it is given, the name of who
-    speaks.
-
-    Return None for what is no message of text.
-    """
+    """Return the turn of one message: its role, its text and, if given, the name of the speaker.
+    Return None if it is not a message of text."""
     if not isinstance(message, Mapping):
         return None
     role = message.get("role")

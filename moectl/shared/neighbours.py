@@ -26,8 +26,8 @@ def refuse_foreign() -> None:
 
 
 def foreign() -> str | None:
-    """Which of the three packages is not the one that came with moectl, whose it is and where; None
-    if all are ours."""
+    """Return a sentence on the first of the three packages that did not come with moectl: its name,
+    its owner and its place. Return None if all are ours."""
     home = Path(__file__).parents[2]
     for name in PACKAGES:
         spec = find_spec(name)
@@ -48,8 +48,8 @@ def foreign() -> str | None:
 
 
 def sharing() -> dict[str, list[str]]:
-    """By package name: the other installed distributions that own files under it, with their
-    versions."""
+    """Return the other installed distributions that own files under a package of ours, with their
+    versions, by package name."""
     owners = metadata.packages_distributions()
     others = {
         name: sorted({owner for owner in owners.get(name, []) if owner != "moectl"})

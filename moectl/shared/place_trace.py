@@ -1,5 +1,5 @@
-"""What a trace is replayed on: experts of few bits, and a machine by its data sheet or as it was
-measured."""
+"""The place that a trace is replayed on: experts of few bits, and a machine by its data sheet or as
+it was measured."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +49,7 @@ def place_trace(
 
 
 def _with_dense(opened: OpenedTrace, bits: int | None) -> OpenedTrace:
-    """The trace with a note on what weights besides experts are taken to cost at few bits."""
+    """Return the trace with a note on the assumed cost of weights beside experts at few bits."""
     if bits is None:
         return opened
     assumed = (*opened.model.assumed, DENSE_ON_GPU.format(bits=bits))

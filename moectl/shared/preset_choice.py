@@ -1,4 +1,4 @@
-"""Which preset runs when the user names none: the best that loses nothing, by what is known before
+"""Choice of a preset when the user names none: the best that loses nothing, by facts known before
 the first token."""
 
 from dataclasses import dataclass, replace
@@ -21,12 +21,15 @@ AUTO = Preset(
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a run: whether the user names policies, every expert fits the budget, the
-    link and near tier of another machine are emulated, the store has predictors for this model, and
-    the memory of this machine holds the model's files, so that a load from disk is a copy. `tuned`:
-    what `moectl tune` found for this model, machine and budget that loses nothing.
-    `decides_on_device`: the GPU itself evicts, which it does as one preset. `note` says what could
-    not be looked at."""
+    """Facts about a run that decide its preset.
+
+    `names_policies`: the user names policies. `fits`: every expert fits the budget.
+    `decides_on_device`: the GPU itself evicts, which it does as one preset. `tuned`: the lossless
+    preset that `moectl tune` found for this model, machine and budget. `is_emulated`: the link and
+    near tier of another machine are emulated. `has_predictors`: the store has predictors for this
+    model. `is_in_memory`: the memory of this machine holds the model's files, so that a load from
+    disk is a copy. `note` says what could not be looked at.
+    """
 
     names_policies: bool = False
     fits: bool = False
@@ -47,7 +50,7 @@ class PresetChoice:
 
 
 def choose(known: Known) -> PresetChoice:
-    """Return the best lossless preset for what is known. Where the rules come from:
+    """Return the best lossless preset for the known facts. The origin of the rules is in
     docs/running.md."""
     if known.names_policies:
         return PresetChoice("on-demand", "the policies named replace its own")
@@ -67,8 +70,8 @@ def choose(known: Known) -> PresetChoice:
 
 
 def with_choice(opened: "MoeModel", settings: Settings, store: Path | None) -> tuple[Settings, str]:
-    """Return the settings with the chosen preset in the place of AUTO, and why it was chosen;
-    settings with a preset of the user's as they are, and an empty text."""
+    """Return the settings with the chosen preset in the place of AUTO, and the reason for the
+    choice. Settings with a preset of the user's are returned as they are, with an empty text."""
     if settings.preset is not AUTO:
         return settings, ""
     known = known_of(opened, settings, store)
@@ -96,9 +99,11 @@ def known_of(opened: "MoeModel", settings: Settings, store: Path | None) -> Know
 
 
 def _stored(opened: "MoeModel", settings: Settings, store: Path) -> tuple[Preset | None, bool, str]:
-    """Return the tuned preset, and whether there are predictors; only a note where the store cannot
-    be read now, as while another process writes it: a run that needs no store is not stopped by
-    one."""
+    """Return the tuned preset, and whether there are predictors.
+
+    Return only a note where the store cannot be read now, for example because another process
+    writes it: a run that needs no store is not stopped by one.
+    """
     from artifacts.routing.predictors import (
         COMMAND,
     )  # late: the store's imports take a tenth of a second
@@ -125,7 +130,7 @@ def _stored(opened: "MoeModel", settings: Settings, store: Path) -> tuple[Preset
 
 
 def _reads_files(opened: "MoeModel", settings: Settings) -> bool:
-    """Whether experts come from the model's files by way of the page cache."""
+    """Return whether experts come from the model's files by way of the page cache."""
     on_cpu = opened.model.device.type == "cpu"
     return settings.scaled_to is None and (
         settings.link == "disk" or settings.link == "auto" and on_cpu

@@ -27,12 +27,13 @@ Advance = Callable[[float, float], None]
 
 
 class Phases:
-    """The phases of a long command, which take about so many `shares` of its time.
+    """Phases of a long command; `shares` are their approximate shares of its time.
 
-    On a terminal one line shows the phase, how much of the whole is done and the time left. Without
-    one each phase that lasts is told, or every phase `at_once`, with the seconds from the first to
-    its begin, and again every minute; one or two phases not before the first minute is over; if
-    `is_quiet`, none. `limit_s`: what the whole may take. Phases within a phase only move it.
+    On a terminal one line shows the phase, the share of the whole that is done and the time left.
+    Without a terminal each phase that lasts is told, or every phase `at_once`, with the seconds
+    from the first to its begin, and again every minute. A command of one or two phases tells
+    nothing before its first minute is over; with `is_quiet` no phase is told. `limit_s` is the time
+    limit of the whole. Phases within a phase only move it.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Phases:
         return self._limit_s * self._share(len(self._begun)) - self.elapsed_s
 
     def is_late(self) -> bool:
-        """Whether the present phase has had its time."""
+        """Return whether the present phase has used up its time."""
         return self.left_s < 0
 
     @property
@@ -119,7 +120,7 @@ class Phases:
 
     @property
     def left(self) -> str:
-        """How long the whole will still take, in words; empty where nothing can be said yet."""
+        """Time left for the whole, in words; empty where nothing can be said yet."""
         elapsed_s = self.elapsed_s
         done = self.done
         left_s = (
@@ -184,8 +185,8 @@ class _TimeLeft(ProgressColumn):
 
 @contextmanager
 def progress_bar(what: str, *, unit: str) -> Iterator[Advance]:
-    """Yield a function that moves the present phase, or where there are none the only phase of a
-    command, which is to do `what` to so many of a `unit`."""
+    """Yield a function that moves the present phase. If there is none, begin the only phase of a
+    command, named `what` and `unit`."""
     if phases := _PRESENT.get():
         yield phases.advance
         return

@@ -1,13 +1,13 @@
-"""What Ctrl-C leaves behind: said where the work is done, told by the line that ends the
-command."""
+"""Interruptions by Ctrl-C: the code that does the work says what is kept, and the line that ends
+the command tells it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C within work of which `kept` says what the same command takes up; empty: it keeps
-    nothing."""
+    """Ctrl-C within work that the same command can resume. `kept` says what it takes up; empty if
+    it keeps nothing."""
 
     def __init__(self, kept: str) -> None:
         super().__init__(kept)
@@ -16,8 +16,8 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def resumable(kept: str = "") -> Iterator[None]:
-    """Let an interruption within say what is kept, as `finished samples are kept`; without it, that
-    nothing is."""
+    """Let an interruption within say what is kept, as `finished samples are kept`. Without `kept`
+    it says that nothing is kept."""
     try:
         yield
     except KeyboardInterrupt as interruption:
@@ -29,7 +29,7 @@ def resumable(kept: str = "") -> Iterator[None]:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether DuckDB raised it because Ctrl-C ended one of its queries."""
+    """Return whether DuckDB raised the error because Ctrl-C ended one of its queries."""
     return isinstance(error, RuntimeError) and "Query interrupted" in str(error)
 
 

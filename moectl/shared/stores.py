@@ -1,5 +1,5 @@
-"""What commands ask of a store about a model. Importing this module imports duckdb: import it where
-it is used by a command that can do without a store."""
+"""Access to a store that commands share. Importing this module imports duckdb: a command that can
+do without a store imports it where it is used."""
 
 from pathlib import Path
 

@@ -45,8 +45,8 @@ def _fill_closed() -> None:
 
 
 def lost_output() -> str | None:
-    """Why stdout could not take all of its text, None if it did. The end of a reader (`| head`) is
-    no loss."""
+    """Return the reason why stdout could not take all of its text, None if it did. The end of a
+    reader (`| head`) is no loss."""
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -24,8 +24,8 @@ _PADDING = 0.1
 
 @dataclass(frozen=True, slots=True)
 class TraceSource:
-    """What the user named: at most one of `trace`, `run` and `synthetic`, and what the trace does
-    not say of the model.
+    """Trace as the user named it: at most one of `trace`, `run` and `synthetic`, and facts about
+    the model that the trace does not state.
 
     Raises BadUsage for more than one of them, and for a layer without experts.
     """

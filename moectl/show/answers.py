@@ -1,4 +1,4 @@
-"""What an answer took: in one line, in tables, or as one JSON object."""
+"""The cost of an answer: in one line, in tables, or as one JSON object."""
 
 import sys
 from collections.abc import Iterable, Iterator

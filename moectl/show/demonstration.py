@@ -1,4 +1,4 @@
-"""What `moectl demo` found: a table, one sentence and a picture, all of the same rows."""
+"""The result of `moectl demo`: a table, one sentence and a picture, all of the same rows."""
 
 from dataclasses import asdict, dataclass
 
@@ -20,10 +20,12 @@ KEY = {
 
 @dataclass(frozen=True, slots=True)
 class DemoRow:
-    """One preset at one budget on the held-out texts. `times_full` is the median over rounds of a
-    token's time over that of `full` in the same round, `lower` and `upper` are its quartiles;
-    `altered` counts requests that were not computed as by the full model, `loss_error` is the
-    standard error of `perplexity_ratio`."""
+    """One preset at one budget on the held-out texts.
+
+    `times_full` is the median over rounds of a token's time over the time of `full` in the same
+    round; `lower` and `upper` are its quartiles. `altered` counts requests that were not computed
+    as by the full model. `loss_error` is the standard error of `perplexity_ratio`.
+    """
 
     preset: str
     budget: str
@@ -42,7 +44,7 @@ class DemoRow:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the output is that of the full model."""
+        """True if the output is that of the full model."""
         return is_exact(self.altered)
 
     @property
@@ -52,7 +54,7 @@ class DemoRow:
 
     @property
     def is_distinguishable(self) -> bool:
-        """Whether the loss is told from none."""
+        """True if the loss can be distinguished from zero."""
         return is_distinguishable(self.loss, self.loss_error)
 
 
@@ -106,7 +108,7 @@ def sheet(demonstration: Demonstration) -> Sheet:
 
 
 def sentence(demonstration: Demonstration) -> str:
-    """What was seen, from the rows alone."""
+    """Return a summary of the measurements in one sentence, from the rows alone."""
     rows = {row.preset: row for row in demonstration.at_budget()}
     exact = min((row for row in rows.values() if row.is_exact), key=lambda row: row.times_full)
     fastest = min(rows.values(), key=lambda row: row.times_full)

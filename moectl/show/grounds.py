@@ -1,5 +1,5 @@
-"""What a time rests on (a machine at hand, emulated proportions, virtual time), and what may be
-said of it."""
+"""Grounds of a time (a machine at hand, emulated proportions, virtual time), and the claims that
+they allow."""
 
 from dataclasses import dataclass
 
@@ -12,15 +12,16 @@ TOY_NBYTES = (
 
 @dataclass(frozen=True, slots=True)
 class Grounds:
-    """`says` stands beside every table of such times. Without `is_absolute` only their ratios mean
-    anything."""
+    """Grounds of times. `says` stands beside every table of them; unless `is_absolute` only their
+    ratios mean anything."""
 
     says: str
     is_absolute: bool
 
 
 def simulated(machine: str, experts_nbytes: int) -> Grounds:
-    """Times of a replay on a named machine, of a model whose routed experts take so many bytes.
+    """Return the grounds of a replay on a named machine, of a model whose routed experts take
+    `experts_nbytes` bytes.
 
     On data sheets a toy takes no time at all: everything fits many times over, and what a sheet
     leaves out is most of the time. Costs that were measured `here` hold for a model of any size.
@@ -38,8 +39,8 @@ def simulated(machine: str, experts_nbytes: int) -> Grounds:
 
 
 def measured(link: str, *, device: str = "cpu") -> Grounds:
-    """Times of live runs over a link: the machine's own, an emulated rate, or the proportions of a
-    named machine."""
+    """Return the grounds of live runs over a link: the machine's own, an emulated rate, or the
+    proportions of a named machine."""
     what = device.partition(":")[0].upper().replace("CUDA", "GPU")
     if link in MACHINES:
         return Grounds(f"{what}, in the proportions of {link}", is_absolute=False)

@@ -32,7 +32,7 @@ class NumBytes(int):
 
 
 def fewer(shortfall: str) -> str:
-    """The end of a note where there was less text than was asked for, which `shortfall` says in
+    """Return the end of a note for a text shorter than was asked for; `shortfall` says that in
     words."""
     return f"; only {shortfall}" if shortfall else ""
 

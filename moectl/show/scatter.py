@@ -59,8 +59,8 @@ def scatter(
 
 
 def loss_scale(losses: Sequence[float], *, name: str, start: float, end: float) -> AxisScale:
-    """Upwards, linear below a hundredth and logarithmic above, so that small and large losses are
-    seen. Gains count as 0."""
+    """Return an upward scale, linear below a hundredth and logarithmic above, so that small and
+    large losses are seen. Gains count as 0."""
 
     def bent(value: float) -> float:
         return math.asinh(max(value, 0.0) / 1e-2)
@@ -74,8 +74,8 @@ def loss_scale(losses: Sequence[float], *, name: str, start: float, end: float) 
 
 
 def _free_box(mark: Mark, across: float, upper: float, taken: Sequence[Box], frame: Frame) -> Box:
-    """The place nearest to a mark where its name touches nothing, for exact ones rather below it;
-    the mark itself where a plot is full of names."""
+    """Return the place nearest to a mark where its name touches nothing, for exact ones preferably
+    below it; the mark itself if the plot is full of names."""
     wide = _LETTER * len(mark.name)
     lefts = np.arange(frame.left, frame.width - wide, 4.0)
     middles = np.arange(frame.top + 4, frame.height - frame.bottom - _LINE / 2, 4.0)

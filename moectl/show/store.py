@@ -132,8 +132,8 @@ def entropy_heatmap(percentiles: np.ndarray) -> Heatmap:
 
 
 def similarity(measured: Similarity, layer: int | None) -> Sheet:
-    """How alike experts are, and the loss by the best stand-in over the loss by leaving the expert
-    out.
+    """Return the similarity of experts, and the loss by the best stand-in over the loss by leaving
+    the expert out.
 
     One row for each layer, or for each expert of `layer`.
     """

@@ -60,7 +60,7 @@ def linear_scale(
     end: float,
     shown: Callable[[float], str] = "{:g}".format,
 ) -> AxisScale:
-    """From 0 to `high`, with about five round ticks."""
+    """Return a linear scale from 0 to `high`, with about five round ticks."""
     step = round_step(high / 5)
     ticks = tuple(
         (number * step, shown(number * step))
@@ -70,8 +70,11 @@ def linear_scale(
 
 
 def log_scale(values: Sequence[float], *, name: str, start: float, end: float) -> AxisScale:
-    """Of positive values; ticks at 1, 2 and 5 of each decade, at decades alone where there are
-    many, and at round steps where values lie so close that fewer than three of those are left."""
+    """Return a logarithmic scale of positive values.
+
+    Ticks stand at 1, 2 and 5 of each decade, or at decades alone where there are many. If values
+    lie so close that fewer than three of those ticks are left, they stand at round steps.
+    """
     low = math.log10(min(values) / 1.25)
     high = math.log10(max(values) * 1.25)
     steps = _DECADES if high - low < 2 else (1,)

@@ -1,4 +1,4 @@
-"""What a command says on stderr while its user waits for a model. Nothing here imports torch."""
+"""Messages of a command on stderr while its user waits for a model. Nothing here imports torch."""
 
 import sys
 from time import perf_counter

@@ -66,8 +66,11 @@ def trace_for(
     *,
     token_s: float,
 ) -> OpenedTrace:
-    """The newest trace of this model in the store that has single-request decoding and predictions,
-    else a new one, which the store gets if there was time for all of it."""
+    """Return the newest trace of this model in the store that has single-request decoding and
+    predictions.
+
+    Without one, record a trace; the store gets it if there was time for all of it.
+    """
     if path.exists():
         with Store.open(path, read_only=True) as store:
             runs = [run for run in reversed(store.runs()) if "traces" in run.contents]
@@ -137,8 +140,8 @@ def pace_of(
     folder: Path,
     minutes: Minutes,
 ) -> LiveCosts:
-    """What the model costs where it is to run; for want of time not all that policies themselves
-    take."""
+    """Return the costs of the model where it is to run. If time runs out, some widths and some
+    policies' own times are left out."""
     wanted = {"scaled_to": request.scaled_to, "link": request.link, "experts": request.experts}
     is_late = minutes.phases.is_late
     pace = live_costs(

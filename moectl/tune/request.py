@@ -26,8 +26,8 @@ class TuneRequest:
     `minutes` limits the whole, unless `candidates` is given. `data` is the text for a trace if the
     store has none, `held_out` the text for verification, `check_data` text of another kind for a
     check of the picks. `max_loss` is a share of perplexity. With `clients` picks are the fastest
-    simulated for so many requests at a time; live runs, of one at a time, then only say whether
-    they run and what they lose.
+    simulated for that many requests at a time. Live runs, of one request at a time, then only say
+    whether the picks run and what they lose.
     """
 
     budget: str = "25%"

@@ -17,7 +17,7 @@ LEFT_OUT = "left out for want of time"  # a line of the receipt
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """One pick as predicted and as verified live; `name` is that of the preset it becomes."""
+    """One pick as predicted and as verified live; `name` is the preset that it becomes."""
 
     name: str
     tried: Tried
@@ -27,8 +27,10 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """How much faster a pick is than the best published preset of no larger loss: `here` on the
-    trace of the search, `there` on the other one (the names are the keys in JSON)."""
+    """Share of the time that a pick saves over the fastest published preset of no larger loss.
+
+    `here` is on the trace of the search, `there` on the other one (the names are the keys in JSON).
+    """
 
     name: str
     other: str
@@ -38,8 +40,8 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """All that the command shows. `live` holds what was measured side by side, by name; `why` says
-    why there is no lossy pick."""
+    """Everything that the command shows. `live` holds the presets that were measured side by side,
+    by name; `why` says why there is no lossy pick."""
 
     request: TuneRequest
     shape: Shape

@@ -67,8 +67,8 @@ def _tried(one: Tried) -> dict[str, object]:
 
 
 def _grounds(tuned: Tuned) -> Grounds:
-    """What live times rest on: this machine, an emulated link, or the proportions of another
-    machine."""
+    """Return the grounds of live times: this machine, an emulated link, or the proportions of
+    another machine."""
     return measured(
         tuned.request.link
         if tuned.request.scaled_to is None
@@ -95,8 +95,8 @@ def _answer(pick: Pick) -> tuple:
 
 
 def _told_of_answers(tuned: Tuned) -> Iterator[str]:
-    """Why no answer loses something, what there was no time for, and the command that runs the
-    answer."""
+    """Yield lines on the answers: why no answer loses something, picks whose loss is near the
+    limit, what there was no time for, and the command that runs the answer."""
     asked = tuned.request
     model = str(tuned.receipt["model"])
     if tuned.why:
@@ -115,8 +115,8 @@ def _told_of_answers(tuned: Tuned) -> Iterator[str]:
 
 
 def _beside(tuned: Tuned) -> Sheet:
-    """What was measured live: exact presets first, then those that alter the output, each by
-    time."""
+    """Return a table of the live measurements: exact presets first, then those that alter the
+    output, each by time."""
     grounds = _grounds(tuned)
     ms = ("ms/token",) if grounds.is_absolute else ()
     columns = ("preset", "output", "beside full", *ms, "rounds", "hit rate", "loss")
@@ -236,7 +236,8 @@ def plot(front: Sequence[Tried], picks: Sequence[Tried], *, full_ms: float) -> l
 
 
 def _is_near(quality: CandidateQuality, max_loss: float) -> bool:
-    """Whether the tokens that were read do not tell the loss from the largest that is allowed."""
+    """Return whether the tokens that were read are too few to tell the loss from the largest
+    allowed one."""
     return not is_distinguishable(quality.loss - max_loss, quality.loss_error)
 
 

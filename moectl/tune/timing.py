@@ -1,4 +1,5 @@
-"""How the minutes of a search are shared out among its phases, and what there was no time for."""
+"""The division of a search's minutes among its phases, and the list of what there was no time
+for."""
 
 from dataclasses import dataclass, field
 
@@ -20,15 +21,15 @@ class Minutes:
     left_out: list[str] = field(default_factory=list)
 
     def lack(self, what: str) -> bool:
-        """Whether the present phase has had its time, so that `what` is left out."""
+        """Return whether the present phase has used up its time; if so, list `what` as left out."""
         if self.phases.is_late():
             self.left_out.append(what)
             return True
         return False
 
     def cut(self, text: BenchText, what: str, *, token_s: float, least: int) -> BenchText:
-        """Return as many sequences of the text as the present phase has time for at so many seconds
-        a token, `least` at least; `what` names the text."""
+        """Return as many sequences of the text as the present phase has time for, and at least
+        `least`. A token takes `token_s` seconds; `what` names the text."""
         whole = len(text.sequences)
         fitting = max(0.0, self.phases.left_s) / (len(text.sequences[0]) * token_s)
         num = whole if fitting >= whole else min(whole, max(least, int(fitting)))
@@ -38,7 +39,7 @@ class Minutes:
 
 
 def token_seconds(costs: Costs, shape: Shape, *, loads: bool) -> float:
-    """Return the seconds of a token whose experts are all resident, or all brought first if it
+    """Return the seconds of a token whose experts are all resident, or are all brought first if
     `loads`."""
     each_s = costs.expert.seconds(1) + (
         costs.load_s + costs.load_latency_s + costs.host_s if loads else 0.0

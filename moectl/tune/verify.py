@@ -28,8 +28,8 @@ _BESIDE = ("on-demand", "near", "uniform-bits")
 
 @dataclass(frozen=True, slots=True)
 class VerifiedPicks:
-    """The picks, everything that was measured live beside them by name, and in `why` why no pick
-    loses something."""
+    """The picks, everything that was measured live beside them by name, and in `why` the reason why
+    no pick loses something."""
 
     picks: list[Pick]
     live: dict[str, MeasuredBeside]
@@ -39,11 +39,11 @@ class VerifiedPicks:
 def verified(
     found: SearchResult, verifier: Verifier, request: TuneRequest, minutes: Minutes
 ) -> VerifiedPicks:
-    """Choose a lossless pick, the fastest live of the fastest predicted, and a lossy one, the
-    faster live of two that are good enough live and do not treat misses alike. When the minutes are
-    over, what is not needed for a pick is left out.
+    """Choose a lossless pick and a lossy one.
 
-    Raises Incompatible if no lossless candidate runs.
+    The lossless pick is the fastest live of the fastest predicted. The lossy pick is the faster
+    live of two that are good enough live and do not treat misses alike. When the minutes are over,
+    what is not needed for a pick is left out. Raises Incompatible if no lossless candidate runs.
     """
     if not found.lossless:
         raise Incompatible(f"nothing lossless runs at --budget {request.budget}: give more")
@@ -94,9 +94,11 @@ def verified(
 def _lossy(
     found: SearchResult, verifier: Verifier, request: TuneRequest, minutes: Minutes
 ) -> tuple[dict[str, Tried], str]:
-    """By name, the first candidate that loses little enough live, and the first of those that treat
-    misses otherwise, because predicted times of what is computed near or waited for are rough; or
-    why there is none."""
+    """Return up to two lossy candidates by name, or none and the reason.
+
+    The first loses little enough live; the second too, and treats misses otherwise. There are two
+    because predicted times of near computing and of waiting are rough.
+    """
     minutes.phases.begin("checking what loses something")
     candidates = found.lossy if request.max_loss else []
     if candidates and (
@@ -120,7 +122,7 @@ def _lossy(
 
 
 def _miss(one: Tried) -> str:
-    """The policy that says what becomes of a miss, without its parameters."""
+    """Return the policy that decides what becomes of a miss, without its parameters."""
     return one.combination.miss.partition(":")[0]
 
 

@@ -38,8 +38,8 @@ class BenchSetting:
 
 @dataclass(frozen=True, slots=True)
 class BenchText:
-    """Sequences of equal length; the first `prefill` tokens of each are its prompt. So many tokens
-    were `asked` for, 0 if just these."""
+    """Sequences of equal length; the first `prefill` tokens of each are its prompt. `asked` is the
+    number of tokens that were asked for, 0 if just these."""
 
     sequences: tuple[np.ndarray, ...]
     prefill: int
@@ -55,8 +55,7 @@ class BenchText:
 
     @property
     def shortfall(self) -> str:
-        """By how much there are fewer tokens than were asked for, in words; empty where there are
-        not."""
+        """Message that there are fewer tokens than were asked for; empty where there are not."""
         if self.num_tokens >= self.asked:
             return ""
         num = len(self.sequences)
@@ -71,7 +70,7 @@ class BenchSample:
     """One setting in one round. `ttft_ms` is each sequence's prompt, `tpot_ms` the mean of its
     decoded tokens. Counters, `exposed_ms` of stall and quality are over all sequences without the
     warm-up; `kl_by_text` and `loss_by_text` (of log-likelihood, nats per token) by sequence.
-    `seconds` are those of the whole measurement."""
+    `seconds` is the time of the whole measurement."""
 
     ttft_ms: tuple[float, ...]
     tpot_ms: tuple[float, ...]
@@ -122,9 +121,10 @@ class BenchResult:
 
 
 def text_of(documents: Iterator[Document], tokenizer, *, length: int, num_tokens: int) -> BenchText:
-    """Return `num_tokens` in sequences of `length`, of which half is prompt: the beginnings of the
-    first documents that are long enough; where those are too few, what follows in each of them,
-    then what follows that.
+    """Return `num_tokens` in sequences of `length`; half of each is prompt.
+
+    They are the beginnings of the first documents that are long enough. Where those are too few,
+    the text that follows in each of them is taken too, then the text that follows that.
 
     Raises BadUsage when the tokens make no sequence, BadInput when no document is long enough.
     """
@@ -191,10 +191,10 @@ def summary(samples: Sequence[BenchSample]) -> BenchResult:
 
 
 class LinkEmulations:
-    """How each link is emulated and how much may be prefetched over it, measured once for all
+    """Emulation of each link and the bytes that may be prefetched over it, measured once for all
     settings and rounds.
 
-    `known` starts with those of an interrupted bench; `experts` is as in `Settings`.
+    `known` starts with the links of an interrupted bench; `experts` is as in `Settings`.
     """
 
     def __init__(

@@ -29,11 +29,11 @@ _BETWEEN = TimingEffort(turns=4)
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """Milliseconds per decoded token and of stall, predicted and measured; `ratio` is predicted
-    over measured. `hit_rate` is that of both, since live and simulated runs agree on every counter.
+    over measured. There is one `hit_rate`, since live and simulated runs agree on every counter.
 
-    `pace` is the time of a layer without its experts during the runs over that of the profile. It
-    shows the other work on the machine; `ratio_at_pace` is the ratio with the prediction scaled by
-    it.
+    `pace` is the time of a layer without its experts during the runs, over the same time in the
+    profile. It shows the other work on the machine; `ratio_at_pace` is the ratio with the
+    prediction scaled by it.
     """
 
     preset: str

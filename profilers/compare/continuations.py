@@ -41,8 +41,8 @@ def configuration() -> dict[str, Any]:
 
 
 def items(count: int) -> list[dict[str, Any]]:
-    """Return `count` items, or as many as this Python has text for: `passages`, of which `text`
-    follows the one at the index `answer`; the others are of other modules."""
+    """Return `count` items, or as many as this Python has text for. Each has four `passages`;
+    `text` follows the one at the index `answer`, and the others are of other modules."""
     r = random.Random(_SEED)
     pieces = list(_pieces(r))
     r.shuffle(pieces)

@@ -38,7 +38,8 @@ def continued(session: Session, texts: Sequence[Continued], *, rows: int) -> Non
 
 
 def _has_ended(session: Session, text: Continued) -> bool:
-    """Whether a stop sequence stands among the last tokens, each of which is at least a byte."""
+    """Return whether a stop sequence stands among the last tokens. Each token is at least a byte,
+    so the longest sequence has at most as many tokens as bytes."""
     longest = max((len(term.encode()) for term in text.until), default=0)
     end = session.opened.tokenizer.decode(text.tokens[-longest - 1 :])
     return any(term in end for term in text.until if term)

@@ -26,8 +26,8 @@ Likelihood = tuple[float, bool]
 
 @dataclass(slots=True)
 class Continuations:
-    """What is asked of one text: the `count` last predictions, and which continuations end with
-    them."""
+    """Ids of one text, and the continuations that end with its last predictions; `count` of these
+    are needed."""
 
     ids: tuple[int, ...]
     asked: list[tuple[int, Sequence[int]]] = field(
@@ -52,8 +52,8 @@ def likelihoods(
 
     A pass reads `rows` texts, as long as they are not too many tokens together, and the longest
     texts are read first. A text that several items have in common is read once. Log probabilities
-    are taken in `dtype`, by default that of the logits. Raises what a pass raises, and NotFinite
-    for logits that are no numbers.
+    are taken in `dtype`, by default in the dtype of the logits. Raises what a pass raises, and
+    NotFinite for logits that are no numbers.
     """
     answers: list[Likelihood] = [(0.0, False)] * len(items)
     texts = sorted(_texts(items), key=lambda text: -len(text.ids))

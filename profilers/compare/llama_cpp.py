@@ -49,7 +49,7 @@ class LlamaCpp:
         """Read the text as `quality.read_by` does: a prompt of `prefill` tokens of each sequence,
         then one token after another. `logits` are log-probabilities.
 
-        Seconds are those of llama.cpp's own clock, around its computing: a request takes longer.
+        Seconds are measured by llama.cpp's own clock, around its computing: a request takes longer.
         """
         logits = []
         prefill_s = []
@@ -68,8 +68,8 @@ class LlamaCpp:
         )
 
     def _next(self, ids: np.ndarray, *, keep: bool) -> tuple[np.ndarray, float]:
-        """Return log-probabilities [V] of the token after `ids`, and the seconds of reading those
-        that are new: with `keep` those beyond the last request, else all."""
+        """Return log-probabilities [V] of the token after `ids`, and the seconds of reading the new
+        ones: with `keep` the ids beyond the last request, else all."""
         asked = {
             "prompt": ids.tolist(),
             "n_predict": 1,

@@ -3,8 +3,10 @@ extra `eval`.
 
 Importing this module registers the type for the harness's own interface:
 
-    import profilers.compare.lm_eval_model lm_eval.simple_evaluate(model="moectl",
-    model_args={"pretrained": FOLDER, "preset": "near", "budget": "25%"}, ...)
+    import profilers.compare.lm_eval_model
+    lm_eval.simple_evaluate(
+        model="moectl",
+        model_args={"pretrained": FOLDER, "preset": "near", "budget": "25%"}, ...)
 """
 
 from collections.abc import Sequence
@@ -157,6 +159,6 @@ def _rows(batch_size: int | str | None, most: int | None) -> int:
 
 
 def _is_greedy(options: dict[str, Any]) -> bool:
-    """Whether options of the harness ask for nothing but the most probable tokens."""
+    """Return whether options of the harness ask for nothing but the most probable tokens."""
     own = {name: value for name, value in options.items() if name not in ("until", "max_gen_toks")}
     return own.items() <= _GREEDY.items()

@@ -48,7 +48,7 @@ class BitAssignment:
 @dataclass(frozen=True, slots=True)
 class PrecisionPrice:
     """The quality of one assignment against the full model on the same text: `kl` in nats,
-    `loss_error` the standard error of the ratio. `nbytes` are those of the replicas in memory."""
+    `loss_error` the standard error of the ratio. `nbytes` is the size of the replicas in memory."""
 
     nbytes: int
     perplexity_ratio: float

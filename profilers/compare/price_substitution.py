@@ -29,9 +29,9 @@ from runtime.policies.miss.buddy import Buddy
 class SubstitutionLimits:
     """Limits within which a token's absent experts may be replaced; the others are fetched.
 
-    The fields are those of the buddy policy. Without `percentile` there is no entropy gate. `beta`
-    bounds the share of a token's experts that are absent, `rho` its number of replacements (None:
-    no limit).
+    The fields have the meaning that they have in the buddy policy. Without `percentile` there is no
+    entropy gate. `beta` bounds the share of a token's experts that are absent, `rho` its number of
+    replacements (None: no limit).
     """
 
     name: str
@@ -43,9 +43,9 @@ class SubstitutionLimits:
 
 @dataclass(frozen=True, slots=True)
 class SubstitutionPrice:
-    """The price of one policy with one draw of residents: the shares of all ranks that were
-    `absent` and `replaced`, and the `ratio` of perplexity to that of the full model, with its
-    standard error. A dropped rank counts as replaced."""
+    """The price of one policy with one draw of residents. `absent` and `replaced` are shares of all
+    ranks; `ratio` is perplexity over the perplexity of the full model, with its standard error. A
+    dropped rank counts as replaced."""
 
     absent: float
     replaced: float

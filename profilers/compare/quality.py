@@ -17,7 +17,8 @@ class TextReading:
     """The result of reading held-out text: N scored positions over a vocabulary of V.
 
     `logits` are [N, V] float32, `targets` [N] the text's next tokens. `prefill_s` are the seconds
-    of each prompt, `decode_s` of each decoded token, of which `stall_s` waited for the link.
+    of each prompt, `decode_s` of each decoded token; `stall_s` is the part of these that waited for
+    the link.
     """
 
     logits: torch.Tensor
@@ -114,7 +115,7 @@ def read_by(
 
 
 def compare(reading: TextReading, full: TextReading) -> Quality:
-    """Compare a reading with that of the full model on the same text."""
+    """Compare a reading with the full model's reading of the same text."""
     mine, theirs = (F.log_softmax(r.logits, dim=-1) for r in (reading, full))
     ratio = float(np.exp(reading.nll - full.nll))
     kl = F.kl_div(mine, theirs, log_target=True, reduction="batchmean")
@@ -127,20 +128,19 @@ def compare(reading: TextReading, full: TextReading) -> Quality:
 
 
 def paired_error(lost: torch.Tensor, ratio: float, kl: float) -> float:
-    """Return the standard error of a perplexity ratio from what each scored token lost, nats [N]:
-    readings are paired by token, so that what both find hard does not count."""
+    """Return the standard error of a perplexity ratio from the loss of each scored token, nats [N].
+    Readings are paired by token, so that text that both find hard does not count."""
     return ratio * standard_error(lost) if len(lost) > 1 else expected_error(ratio, kl, 1)
 
 
 def standard_error(lost: torch.Tensor) -> float:
-    """Return the standard error of the mean of what each token [N] lost, nats; NaN of a single
-    one."""
+    """Return the standard error of the mean loss of tokens [N], nats; NaN of a single one."""
     return lost.double().std().item() / len(lost) ** 0.5
 
 
 def expected_error(ratio: float, kl: float, num_scored: int) -> float:
-    """Return about what `paired_error` is where only the mean KL divergence of so many tokens is
-    known."""
+    """Return an estimate of `paired_error` where only the mean KL divergence of `num_scored` tokens
+    is known."""
     return ratio * (2 * max(kl, 0.0) / num_scored) ** 0.5
 
 

@@ -18,7 +18,7 @@ _STANDARD = "tag:yaml.org,2002:"
 
 def check_task_file(path: Path, *, seen: frozenset[Path] = frozenset()) -> None:
     """Raise BadInput for a file that is not YAML, names code or unfolds without end, or that
-    includes such a file."""
+    includes a file of that kind."""
     if path in seen:
         raise BadInput(f"the task file {path} includes itself: leave that out")
     try:

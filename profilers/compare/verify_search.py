@@ -34,8 +34,8 @@ _SAME_TIME = (
 
 @dataclass(frozen=True, slots=True)
 class MeasuredBeside:
-    """One setting measured in the same rounds as others: its result, its time over that of `full`
-    per round, and the number of rounds."""
+    """One setting measured in the same rounds as others: its result, its time over the time of
+    `full` per round, and the number of rounds."""
 
     measured: BenchResult
     to_full: float
@@ -106,7 +106,7 @@ class Verifier:
 
     @property
     def num_scored(self) -> int:
-        """The tokens that a quality is of."""
+        """Number of tokens that a quality is measured on."""
         return self._whole.num_scored
 
     def measured(self) -> dict[Combination, CandidateQuality]:
@@ -162,7 +162,7 @@ class Verifier:
 
 
 def _to_full(samples: Mapping[int, BenchSample], full: Mapping[int, BenchSample]) -> float:
-    """Return the median over rounds of a setting's time over that of `full`."""
+    """Return the median over rounds of a setting's time over the time of `full`."""
     return median(
         fmean(samples[turn].tpot_ms) / fmean(full[turn].tpot_ms) for turn in samples if turn in full
     )
@@ -213,6 +213,6 @@ def _by_time(candidate: Tried) -> tuple[int, float]:
 
 
 def fastest(measured: Mapping[str, MeasuredBeside], names: Iterable[str]) -> str | None:
-    """Return the name of least time over that of `full`, among those that ran."""
+    """Return the name with the least time over the time of `full`, among the settings that ran."""
     ran = [name for name in names if name in measured]
     return min(ran, key=lambda name: measured[name].to_full, default=None)

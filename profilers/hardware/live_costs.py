@@ -1,6 +1,6 @@
 """Measures a model's costs as a live run has them: on this machine, over a link of a given rate, or
 with link and near tier emulated in another machine's proportions. The simulator then ranks policies
-by the times of such a run."""
+by the times of a run on that machine."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -31,9 +31,9 @@ _PARTS = 4  # of an expert; loading one of them shows how seconds depend on byte
 
 @dataclass(frozen=True, slots=True)
 class TimingEffort:
-    """How much to measure: the lengths of prompts in tokens, the turns of every measurement, which
-    a third as many warm up, and the tokens on which policies' own work is measured (0: not at
-    all)."""
+    """Effort of a measurement: `lengths` of prompts in tokens, `turns` of every measurement, with a
+    third as many more to warm up. `deciding` is the number of tokens on which policies' own work is
+    measured (0: not at all)."""
 
     lengths: tuple[int, ...] = LENGTHS
     turns: int = 30

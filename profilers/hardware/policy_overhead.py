@@ -35,9 +35,9 @@ def deciding(
 ) -> dict[str, float]:
     """Return the seconds per layer that each prefetch and eviction policy takes beyond the plain
     one, by axis and text, when all experts of a token are resident. Policies have their default
-    parameters and those that a search tries; a policy that cannot run is left out, and so are those
-    that remain when it `is_late`. `EACH_LOAD` is the time that deciding on a miss adds. `tokens`
-    tokens are decoded, each twice."""
+    parameters and the parameters that a search tries. A policy that cannot run is left out, and so
+    are all that remain when it `is_late`. `EACH_LOAD` is the time that deciding on a miss adds.
+    `tokens` tokens are decoded, each twice."""
     if resolve_link(opened, link=link, near=None, scaled_to=None).kind == "emulated":
         opened = replace(opened, store=RamStore(opened.store))  # one copy for all sessions
     settings = Settings(

@@ -45,9 +45,9 @@ def measure(
     effort: TimingEffort = THOROUGH,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> HardwareProfile:
-    """Measure the whole profile. `folder` holds the checkpoint; `link` is that of a run, and a rate
-    is emulated; `replicas` give the widths to compute in the near tier. Raises BadUsage for a link
-    that is not understood."""
+    """Measure the whole profile. `folder` holds the checkpoint; `link` is the link of a run, and a
+    rate is emulated; `replicas` give the widths to compute in the near tier. Raises BadUsage for a
+    link that is not understood."""
     of_run = link_name(opened, link)
     before = LocalMachine.look(opened.model.device)
     limit = getattr(opened.config, "max_position_embeddings", None) or max(effort.lengths)
@@ -135,8 +135,9 @@ def expert_spread(opened: MoeModel, num_tokens: int, effort: TimingEffort) -> Sp
 def decode_experts(
     opened: MoeModel, link: str, effort: TimingEffort, *, experts: str = EXACT
 ) -> tuple[Spread, dict[str, Spread]]:
-    """Return the seconds of a layer's experts in a pass of one token when all are resident, and
-    what a miss adds: as `miss`, and as `host` without the stall; nothing where there are no misses.
+    """Return the seconds of a layer's experts in a pass of one token when all are resident, and the
+    seconds that a miss adds: as `miss`, and as `host` without the stall. There are none of these
+    where there are no misses.
 
     Two tokens are decoded with a fast tier that holds just the experts of both, so some are loaded.
     Then both are decoded again, with all experts resident but no longer in the processor's caches.

@@ -19,9 +19,10 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a glance does without
 
 @dataclass(frozen=True, slots=True)
 class LocalMachine:
-    """`cores` are those that this process may use, `memory_nbytes` is RAM or the container's limit,
-    `locked_nbytes` the limit of page-locked memory or None, `load` the number of processes that ran
-    or waited in the last minute, None where the system does not count them."""
+    """Properties of this machine. `cores` counts the cores that this process may use,
+    `memory_nbytes` is RAM or the container's limit, `locked_nbytes` the limit of page-locked memory
+    or None. `load` is the number of processes that ran or waited in the last minute, None where the
+    system does not count them."""
 
     processor: str
     cores: int
@@ -48,8 +49,8 @@ class LocalMachine:
 
     @classmethod
     def glance(cls, device: str, threads: int) -> "LocalMachine":
-        """The same without torch, where so many threads would compute on a device as the user names
-        it."""
+        """Observe the machine without torch. `threads` threads would compute on `device`, as the
+        user names it."""
         gpus = gpus_of_driver() if device != "cpu" and cuda_of_torch() else []
         return cls._of(threads, gpus[0] if gpus else None)
 

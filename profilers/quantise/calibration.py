@@ -2,7 +2,7 @@
 
 GPTQ weighs errors by the moments X^T X of a projection's inputs. An expert that few tokens selected
 has too few inputs, so the layer's mean moments are added with the weight of k tokens, k being the
-projection's number of inputs: they are negligible for an expert with many tokens and the only
+projection's number of inputs. They are negligible for an expert with many tokens and the only
 moments of one without. For the second projection the mean is over the expert's own activations on a
 sample of the layer's tokens.
 """

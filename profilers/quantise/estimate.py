@@ -21,9 +21,9 @@ _MOST_TOKENS = 16384  # of the layer, read and kept for the measurement
 def expert_s(
     opened: MoeModel, method: Method, num_tokens: int, *, clock: Callable[[], float] = perf_counter
 ) -> float:
-    """Return the seconds that a worker needs for an average expert on a text of so many tokens: the
-    first expert, with random inputs, by `clock`. What is compiled on first use is compiled
-    before."""
+    """Return the seconds that a worker needs for an average expert on a text of `num_tokens`
+    tokens: the first expert, with random inputs, by `clock`. Code that is compiled on first use is
+    compiled before."""
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         threads = torch.get_num_threads()
         torch.set_num_threads(1)

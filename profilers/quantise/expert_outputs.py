@@ -1,5 +1,5 @@
-"""What experts add to their layer on the calibration text: workers compute it, the command adds it
-up.
+"""Outputs that experts add to their layer on the calibration text: workers compute them, the
+command adds them up.
 
 The next layers' inputs depend on every expert of this one, and on the order in which their outputs
 are added. Workers write the outputs to files; the sum takes them in the order of experts, so that
@@ -62,7 +62,8 @@ class LayerSum:
         )
 
     def wanted(self, expert: int) -> OutputRows | None:
-        """What a worker is to write of an expert; None for one that no token selected."""
+        """Return the outputs that a worker must write for an expert; None unless they are still
+        missing, as for an expert that no token selected."""
         return (
             OutputRows(self._path(expert), self._tokens.by_batch(expert))
             if expert in self.missing

@@ -2,9 +2,9 @@
 every model family.
 
 Every batch is a forward pass on a thread of its own that stops where a layer's experts are called;
-only so many run at a time. When all passes have stopped, the caller has the inputs of that layer's
-experts, computes their outputs and lets the passes continue. A stopped pass holds only its own
-hidden states, and nothing of other layers.
+only a limited number run at a time. When all passes have stopped, the caller has the inputs of that
+layer's experts, computes their outputs and lets the passes continue. A stopped pass holds only its
+own hidden states, and nothing of other layers.
 """
 
 import threading

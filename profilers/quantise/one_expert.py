@@ -40,9 +40,9 @@ LOSS_TOKENS = 2048  # tokens of an expert, at most, on which its replicas' losse
 @dataclass(frozen=True, slots=True)
 class ExpertTask:
     """The arguments of one expert's quantisation, to `path` unless that is None. `weights` are its
-    bytes as `layout` describes them and `module` is that of `calibration.describing`. `rows` of
-    `inputs` are the tokens that selected it, `gates` its routing weights there. `outputs` are
-    wanted besides, if given."""
+    bytes as `layout` describes them, and `module` is the module that `calibration.describing`
+    returns. `rows` of `inputs` are the tokens that selected it, `gates` its routing weights there.
+    `outputs` are wanted besides, if given."""
 
     path: Path | None
     model: str

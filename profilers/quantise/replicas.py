@@ -228,8 +228,8 @@ class _Job:
         return self._sum.totals()
 
     def _finish(self, layer: MoeLayer, unit: Callable[[int], ExpertTask], workers: Workers) -> None:
-        """Wait for the layer's experts and note those that are lost after all attempts; what the
-        next layers need of them is computed here."""
+        """Wait for the layer's experts and note the experts that are lost after all attempts; their
+        outputs, which the next layers need, are computed here."""
         lost = workers.persist(lambda expert: workers.submit(unit(expert), expert))
         self._lost |= {self._key(layer, expert): error for expert, error in lost.items()}
         if len(self._lost) >= _MOST_LOST_AT_FIRST and not self._num_done:
@@ -251,7 +251,7 @@ class _Job:
     def _unit(
         self, layer: MoeLayer, inputs: LayerInputs, tokens: LayerTokens, expert: int
     ) -> ExpertTask:
-        """What is to be done for an expert, whose weights are read anew into the same memory."""
+        """Return the task of an expert. Its weights are read anew into the same memory."""
         self._opened.store.read(layer.index, expert, self._host)
         rows, gates = tokens.of(expert)
         key = self._key(layer, expert)

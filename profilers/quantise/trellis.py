@@ -1,10 +1,10 @@
 """Calibrates one expert for trellis codes, and codes its projections at several widths.
 
-The first projection's errors weigh as they change the expert's output: by the squared derivative of
-the activation with respect to each row, the norm of the column of the second projection that it
-meets, and the squared routing weight. So a row has a Hessian of its own where that fits. The second
-projection is fitted, for each width, to what the expert without loss returns, on the activations
-that the coded first projection gives.
+Errors of the first projection weigh as they change the expert's output: they are weighted by the
+squared derivative of the activation with respect to each row, the norm of the column of the second
+projection that it meets, and the squared routing weight. So a row has a Hessian of its own where
+that fits. The second projection is fitted, for each width, to the outputs of the expert without
+loss, on the activations that the coded first projection gives.
 """
 
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class Tokens:
         return cls(x, torch.from_numpy(own).to(device), len(sample))
 
     def weights(self, num_inputs: int) -> torch.Tensor:
-        """float64 [n] with a sum of 1, for a projection of so many inputs."""
+        """Return float64 [n] with a sum of 1, for a projection of `num_inputs` inputs."""
         sampled = torch.full(
             (self.sampled,), num_inputs / self.sampled, dtype=torch.float64, device=self.own.device
         )
@@ -102,8 +102,9 @@ def code_expert(
 def _fitted(
     down: torch.Tensor, seen: torch.Tensor, exact: torch.Tensor, weights: torch.Tensor, damp: float
 ) -> Encoder:
-    """The encoder of the second projection that on the activations `seen` [n, I] comes nearest to
-    its outputs on those of the expert without loss, `exact` [n, I]."""
+    """Return the encoder of the second projection whose outputs on the activations `seen` [n, I]
+    come nearest to the original's outputs on `exact` [n, I], the activations of the expert without
+    loss."""
     weighted = (seen * weights.to(seen)[:, None]).T
     moments, shared = (
         (weighted @ other).to(moments_dtype(len(weighted))) for other in (seen, exact)
@@ -140,7 +141,8 @@ def _sensitivity(
 
 
 def _hessians(inputs: LayerInputs, tokens: Tokens, sensitivity: torch.Tensor) -> np.ndarray:
-    """[G, in, in] of rotated inputs: of each group, its own moments and those of all tokens."""
+    """Return [G, in, in] of rotated inputs: for each group, its own moments and the moments of all
+    tokens."""
     weights = tokens.weights(tokens.x.shape[1])
     num_inputs = tokens.x.shape[1]
     own = tokens.x[: len(tokens.own)] * tokens.own.sqrt()[:, None].to(tokens.x)
@@ -163,8 +165,9 @@ def _hessians(inputs: LayerInputs, tokens: Tokens, sensitivity: torch.Tensor) ->
 
 
 def _add_moments(hessians: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> None:
-    """Add the moments of x [n, in], weighted for each group by `weights` [n, G], to `hessians` [G,
-    in, in]: for many groups by the products of inputs, half of which are the others."""
+    """Add the moments of x [n, in], weighted for each group by `weights` [n, G], to `hessians`
+    [G, in, in]. For many groups they come from products of inputs: half of these are computed, the
+    others mirrored."""
     num_groups, size = hessians.shape[:2]
     for group in range(num_groups if num_groups < _MANY_GROUPS else 0):
         hessians[group] += (x * weights[:, group, None]).T @ x

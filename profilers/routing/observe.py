@@ -87,8 +87,8 @@ class RoutingProfile:
 
 @dataclass(frozen=True, slots=True)
 class RoutingForesight:
-    """Predictions that a kept trace holds for each layer's input: those of the routers of the next
-    `distance` layers and, if given, those of a fitted predictor for as many layers as it has."""
+    """Predictions that a kept trace holds for each layer's input: of the routers of the next
+    `distance` layers and, if given, of a fitted predictor for as many layers as it has."""
 
     distance: int = 1
     predictor: Predictor | None = None

@@ -106,7 +106,7 @@ class RidgeFit:
         return dict(zip(TARGETS, np.split(weights, len(TARGETS), axis=3), strict=True))
 
     def _wraps(self, layer: int, distance: int) -> bool:
-        """Whether the target is in the next token's pass."""
+        """Return whether the target is in the next token's pass."""
         return layer + distance >= self.shape.num_layers
 
     def _begin(self, batch: RouterBatch) -> None:

@@ -46,8 +46,8 @@ class PredictorPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedPredictors:
-    """Predictors, and recall@k on the test text, [L, D] each: theirs and that of the controls, by
-    name."""
+    """Predictors, and recall@k on the test text, [L, D] each, by name: of the predictors and of the
+    controls."""
 
     run_id: int
     predictors: Predictors

@@ -42,8 +42,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How sequences are batched: `batch` at a time, each of at most `length` tokens and with a
-    prompt of `prefill`.
+    """Division of sequences into batches: `batch` at a time, each of at most `length` tokens and
+    with a prompt of `prefill`.
 
     Shard `index` of `count` takes every `count`-th batch: the batches, and with them all rounding,
     do not depend on the number of shards.

@@ -1,7 +1,7 @@
 """Reads the text that a data specification names and cuts it into token sequences.
 
-A data specification is a path (a file or a folder; an existing path takes precedence),
-`hf:name[:config[:split]]`, `builtin` (docstrings of the running Python's standard library) or
+A data specification is one of four: a path (a file or a folder; an existing path takes precedence);
+`hf:name[:config[:split]]`; `builtin` (docstrings of the running Python's standard library); or
 `builtin:held-out` (the part of them that the demo model was not trained on).
 """
 

@@ -38,7 +38,7 @@ SCOPES = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def is_held_out(name: str) -> bool:
-    """Whether a document is kept from training: one in ten is, those whose crc32(name) is a
+    """Return whether a document is kept from training: one in ten is, if its crc32(name) is a
     multiple of ten."""
     return zlib.crc32(name.encode()) % 10 == 0
 

@@ -22,7 +22,8 @@ def check_executor(text: str) -> None:
 
 
 def is_spread(text: str, jobs: int | None) -> bool:
-    """Whether tasks go to workers: of this machine only where their number is given."""
+    """Return whether tasks go to workers; they go to workers of this machine only where their
+    number is given."""
     return jobs is not None or text != LOCAL
 
 

@@ -1,4 +1,4 @@
-"""Distributes tasks to workers: processes of this machine, or those of another executor.
+"""Distributes tasks to workers: processes of this machine, or workers of another executor.
 
 A worker process ends with the process that started it. When a worker process dies, the process that
 started it is told.
@@ -29,7 +29,7 @@ _LARGE_NBYTES = 1 << 20
 
 
 class Worker(Protocol):
-    """Does one task at a time; `name` is that of the task it was last sent."""
+    """Does one task at a time; `name` is the name of the task it was last sent."""
 
     name: Hashable
 
@@ -113,8 +113,9 @@ class Workers:
         return lost
 
     def persist(self, again: Callable[[Hashable], None]) -> Lost:
-        """As `finish`, but try lost tasks again first, `ATTEMPTS` times in all, since memory may
-        have been short only for a moment. `again` submits the task of a name."""
+        """Wait for all tasks as `finish` does, but try lost tasks again first, `ATTEMPTS` times in
+        all, since memory may have been short only for a moment. `again` submits the task of a
+        name."""
         lost = self.finish()
         for _ in range(ATTEMPTS - 1):
             for name in lost:

@@ -91,14 +91,14 @@ class Cache:
         return [key for key in keys if states[key] == LOADING]
 
     def is_whole(self, layer: int) -> bool:
-        """Whether every expert of a layer is resident."""
+        """Return whether every expert of a layer is resident."""
         first = layer * self.shape.num_experts
         num_experts = self.shape.num_experts
         return self.states.count(RESIDENT, first, first + num_experts) == num_experts
 
     def of_device(self, device: int) -> dict[str, int]:
-        """Return the slots of a device, their bytes and the number of its resident keys; `hops` is
-        1 unless it computes everything but experts too."""
+        """Return the slots of a device, their bytes and the number of its resident keys. `hops` is
+        0 on the device that also computes everything but experts, else 1."""
         pools = [pool for pool in self.pools if pool.device == device]
         resident = np.flatnonzero(self.state == RESIDENT)
         return {

@@ -42,8 +42,8 @@ _LOW = Counter.LOW
 
 
 class Controller:
-    """`window`: bytes that prefetches may move per step, besides those that a miss policy lends; a
-    prefetched key is resident once its bytes have been moved.
+    """`window`: bytes that prefetches may move per step, besides the bytes that a miss policy
+    lends; a prefetched key is resident once its bytes have been moved.
 
     `nbytes`: size of one expert, by bits. `pieces` says which parts of an expert are keys of their
     own: states, slots, pins and counters are per piece, while policies speak of whole experts.
@@ -220,7 +220,8 @@ class Controller:
     def _settle(
         self, step: Step, weights: np.ndarray | None, experts: list[int], used: list[int]
     ) -> Plan:
-        """Plan as `_plan` does a step that changes nothing in the cache: everything is resident."""
+        """Plan, as `_plan` does, a step that changes nothing in the cache because everything is
+        resident."""
         self._eviction.used(experts, step, self.now)
         if self._pieces.is_cut:
             self.mover.cache.touch(used)
@@ -274,7 +275,8 @@ class Controller:
 
     @property
     def counts_chosen(self) -> bool:
-        """Whether `count_fixed` has to know which experts a token chose, and not only how many."""
+        """True if `count_fixed` needs to know which experts a token chose, and not only how
+        many."""
         return self.holds_low or self.counters.is_spread
 
     def count_fixed(

@@ -107,7 +107,7 @@ class Counters:
     def add_to_layers(
         self, counters: Iterable[Counter], first: int, num_layers: int, amount: int
     ) -> None:
-        """Add `amount` in each of so many layers."""
+        """Add `amount` to these counters in `num_layers` layers from `first` on."""
         for counter in counters:
             if num_layers == 1:
                 self.add(counter, first, amount)
@@ -189,7 +189,8 @@ class Counters:
                 self.add(_OF_BITS[place.bits], layer, 1)
 
     def cells_of(self, bits: Sequence[Width]) -> np.ndarray:
-        """Where `add_to` counts keys that are computed at these `bits` [L * E]: int [L, E]."""
+        """Return the cells, int [L, E], in which `add_to` counts keys that are computed at these
+        `bits` [L * E]."""
         rows = np.array([int(_OF_BITS[width]) for width in bits], np.int64).reshape(
             self._num_layers, -1
         )
@@ -216,7 +217,8 @@ def _nothing() -> None: ...
 
 
 def by_layer(table: np.ndarray) -> list[dict[str, int]]:
-    """Return one dictionary a layer of a table [F, L]; of a table of fractions, fractions."""
+    """Return one dictionary for each layer of a table [F, L]; a table of fractions gives
+    fractions."""
     return [{c.name.lower(): column[c] for c in Counter} for column in table.T.tolist()]
 
 
@@ -226,15 +228,15 @@ def totals(layers: list[dict[str, int]]) -> dict[str, int]:
 
 
 def altered(counters: Mapping[str, int]) -> int:
-    """Requests that were not computed as the full model computes them; 0 where the output is the
-    same."""
+    """Return the number of requests that were not computed as the full model computes them; 0 where
+    the output is the same."""
     return sum(counters[name] for name in _ALTERING)
 
 
 def is_exact(num_altered: int | None) -> bool | None:
-    """Return whether the output is the full model's, up to rounding: of all requests none was
-    `altered`. A measured divergence never says so: few tokens may hide what was altered. None where
-    nothing was counted, as of another program."""
+    """Return whether the output is the full model's, up to rounding: no request was `altered`. A
+    measured divergence is no proof of that: few tokens may hide what was altered. None where
+    nothing was counted, as for another program."""
     return None if num_altered is None else num_altered == 0
 
 

@@ -1,5 +1,4 @@
-"""Hands a cache to a device that decides by itself, and takes it back, so that both decide as
-one."""
+"""Handover of a cache to a device that decides by itself, and back, so that both decide alike."""
 
 from dataclasses import dataclass, replace
 
@@ -25,11 +24,14 @@ _KINDS = {Lru: LAST_USE, Lfu: USES, LateHorizon: TURNS}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotTables:
-    """What a device must know of every layer's slots, int32: `table` [L, E] is the slot of each
-    expert in its layer, `owner` [L, S] the expert of each slot, -1 for none; a layer with fewer
-    than S slots has the first ones. `stamp` [L, E] orders experts, of which that with the least
-    goes first: by their last use, their uses, or the turns that a policy gives them. `unused` [L,
-    E] is 1 for those that were prefetched and not used yet."""
+    """Slot tables of all layers as a device needs them, int32. `table` [L, E] is the slot of each
+    expert in its layer, `owner` [L, S] the expert of each slot, -1 for none in both; a layer with
+    fewer than S slots has the first ones.
+
+    `stamp` [L, E] orders experts by their last use, their uses, or the turns that a policy gives
+    them; the expert with the least goes first. `unused` [L, E] is 1 for experts that were
+    prefetched and not used yet.
+    """
 
     table: np.ndarray
     owner: np.ndarray
@@ -48,15 +50,15 @@ class TokenOnDevice:
 
 class CacheOnDevice:
     """The controller's books of one-token steps that a device decides: on-demand loads, and in each
-    layer eviction by `lru`, by `lfu` without decay, or by `late_horizon`; with `num_named` above 0
-    also what `next_gate` prefetches, up to `most_ahead` experts a step, none of which is under way
-    when the step ends. `kind` says what stamps are.
+    layer eviction by `lru`, by `lfu` without decay, or by `late_horizon`. With `num_named` above 0
+    the device also prefetches what `next_gate` names, up to `most_ahead` experts a step; no
+    prefetch is under way when the step ends. `kind` says what stamps are.
 
     After `hand_over` the device's clock is `clock()` during a token, and it stamps experts with
-    that; with `TURNS` the host writes `turns()` before each token instead, and tells the policy by
-    `learn` what tokens used. Until `take_back` the controller's cache stays what it was. A step
-    that the device has begun is noted by `stepped`, what came of it by `count`, which may come
-    later; the controller then counts as if it had decided itself.
+    that. With `TURNS` the host writes `turns()` before each token instead, and tells the policy by
+    `learn` what tokens used. Until `take_back` the controller's cache stays what it was. `stepped`
+    notes a step that the device has begun, and `count`, which may come later, its results; the
+    controller then counts as if it had decided itself.
     """
 
     def __init__(self, controller: Controller, policies: Policies) -> None:
@@ -74,7 +76,8 @@ class CacheOnDevice:
         self.first_slots = np.cumsum([0, *self.num_slots[:-1]]).tolist()
 
     def hand_over(self) -> SlotTables:
-        """What the controller's cache holds between two passes, as the device takes it."""
+        """Return the contents of the controller's cache between two passes, as the device takes
+        them."""
         controller = self._controller
         cache = controller.cache
         shape = controller.shape
@@ -92,7 +95,8 @@ class CacheOnDevice:
         return SlotTables(table, owner, self._stamps(), unused)
 
     def turns(self) -> np.ndarray:
-        """When each expert of a layer goes in the pass under way, [L, E] int32."""
+        """Return the place of each expert in its layer's eviction order for the pass under way, [L,
+        E] int32."""
         return self._eviction.turns(self._controller.now)
 
     def _stamps(self) -> np.ndarray:
@@ -108,12 +112,12 @@ class CacheOnDevice:
         )
 
     def _steps(self) -> np.ndarray:
-        """By key, the number of the step whose stamp would be 0, [L * E]."""
+        """Return for each key the number of the step whose stamp would be 0, [L * E]."""
         shape = self._controller.shape
         return self._first_step + np.repeat(np.arange(shape.num_layers), shape.num_experts)
 
     def clock(self) -> int:
-        """What the device's clock is during the token whose first step comes next."""
+        """Return the device's clock during the token whose first step comes next."""
         return self._controller.now.step - self._first_step + 1
 
     def stepped(self, first: int, num_layers: int = 1) -> None:
@@ -127,7 +131,7 @@ class CacheOnDevice:
         return self._controller.counters
 
     def ended(self) -> TokenOnDevice:
-        """The token whose last layer the device has begun."""
+        """Return the token whose last layer the device has begun."""
         return TokenOnDevice(self.counters.table, replace(self._controller.now))
 
     def count(
@@ -139,9 +143,9 @@ class CacheOnDevice:
         wasted: np.ndarray | int = 0,
         collisions: np.ndarray | int = 0,
     ) -> None:
-        """Count a token by what each layer loaded, evicted and prefetched, by how many of the
-        evicted had been prefetched and not used, and how many of the loaded evicted in the same
-        token, [L] each."""
+        """Count a token by what each layer loaded, evicted and prefetched. `wasted`: how many of
+        the evicted had been prefetched and not used; `collisions`: how many of the loaded were
+        evicted in the same token. All are [L], or 0."""
         shape = self._controller.shape
         table = token.table
         table[Counter.REQUESTS] += shape.top_k
@@ -167,7 +171,7 @@ class CacheOnDevice:
             self._eviction.used((layer * num_experts + experts).tolist(), step, now)
 
     def take_back(self, owner: np.ndarray, stamp: np.ndarray, unused: np.ndarray) -> None:
-        """Make the controller's cache what the device says, as in `SlotTables`."""
+        """Set the controller's cache to the device's state, given as in `SlotTables`."""
         first_keys = np.arange(len(owner))[:, None] * self._controller.shape.num_experts
         keys = np.where(owner >= 0, owner + first_keys, _FREE)
         if self.kind == LAST_USE:

@@ -29,8 +29,8 @@ def distinct(selected: np.ndarray) -> list[int]:
 
 
 def queues(eviction: Eviction, cache: Cache) -> Sequence[Iterable[int]]:
-    """Return by pool the policy's own order of its keys; nothing where the policy has none, or
-    pools, but for those that are passing, are not of a layer each."""
+    """Return the policy's own order of its keys for each pool. Return nothing if the policy keeps
+    none, or if the pools, except passing ones, are not one for each layer."""
     size = cache.shape.num_experts
     pools = [(pool.first, pool.stop) for pool in cache.pools if not pool.is_passing]
     layers = [(first, first + size) for first in range(0, cache.shape.num_keys, size)]
@@ -90,7 +90,7 @@ def _first_leaving(ranks, older, state, pinned, start, stop, victims):
     as many as fit. The order is `ranks`, then `older`, then the key. Returns how many there are."""
 
     def leaves_before(key, other):
-        """Whether `key` is evicted before `other`, which has a lower number."""
+        """Return whether `key` is evicted before `other`, which has a lower number."""
         return ranks[key] < ranks[other] or (
             ranks[key] == ranks[other] and older[key] < older[other]
         )

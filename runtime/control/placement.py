@@ -1,5 +1,5 @@
-"""Which keys a placement wants resident in a layer, which of them are still absent, and which
-others have to leave."""
+"""Placements of layers: the keys wanted resident, which of them are still absent, and which others
+have to leave."""
 
 from runtime.control.cache import ABSENT, RESIDENT, Cache
 
@@ -20,8 +20,7 @@ class Placements:
         self._wanted.clear()
 
     def leaving(self, cache: Cache, layer: int) -> list[int]:
-        """Return the residents of a layer that are not wanted, ascending, without those that are
-        pinned."""
+        """Return the residents of a layer that are neither wanted nor pinned, ascending."""
         if layer not in self._wanted:
             return []
         num_experts = cache.shape.num_experts

@@ -1,4 +1,4 @@
-"""What the controller asks the engine to do for one step.
+"""Plan of one step: what the controller asks the engine to do.
 
 These objects are never changed after they are made; a frozen dataclass would take three times as
 long to make, at every step.
@@ -43,9 +43,9 @@ class Plan:
     router's weights if given.
 
     Every expert used is in a wave, in `near`, or in `low`, which is computed at once on resident
-    replicas. Of what the link brings ahead of its use, `placed` is sent for before anything is
-    computed, because any wave may use it; `prefetches` are issued behind the last wave's loads,
-    into slots that it leaves alone, or before any if `is_ahead`.
+    replicas. Two fields hold what the link brings ahead of its use. `placed` is sent for before
+    anything is computed, because any wave may use it. `prefetches` are issued behind the last
+    wave's loads, into slots that it leaves alone, or before any if `is_ahead`.
     """
 
     layer: int

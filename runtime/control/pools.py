@@ -79,8 +79,8 @@ class Partitions:
 
     @property
     def hops(self) -> np.ndarray | None:
-        """[E] devices between an expert and the compute: 0 on the first device, 1 on all others;
-        None for a single device."""
+        """Number [E] of devices between an expert and the compute: 0 on the first device, 1 on all
+        others; None for a single device."""
         if self.count == 1:
             return None
         return (np.arange(self.num_experts) % self.count > 0).astype(np.int64)

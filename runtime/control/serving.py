@@ -16,11 +16,11 @@ from runtime.policies.base import Step
 
 
 class Service(StrEnum):
-    """How a step is served.
+    """Way of serving a step.
 
     `pinned`, as in a live run: what the step wants is pinned and loaded, then prefetches are sent;
     none of the proposed keys is evicted for another. `unprotected`: the same, but proposed keys may
-    be evicted for others. `one_by_one`: as `OneByOneController`.
+    be evicted for others. `one_by_one`: as `OneByOneController` does.
     """
 
     PINNED = "pinned"
@@ -123,8 +123,8 @@ _CONTROLLERS: Mapping[Service, type[Controller]] = {
 
 
 def controller_kind(serving: str, policies: Policies) -> type[Controller]:
-    """Return the controller that serves so. Raises BadUsage for an unknown way, and for one by one
-    with policies that do other than fetch whole experts when they are absent."""
+    """Return the controller that serves this way. Raises BadUsage for an unknown way, and for one
+    by one with policies that do anything but fetch whole experts when they are absent."""
     if serving not in list(Service):
         raise BadUsage(f"--serving is {', '.join(Service)}, not {serving!r}")
     if serving == Service.ONE_BY_ONE:

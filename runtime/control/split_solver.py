@@ -100,7 +100,7 @@ def candidates(curves: Curves, shape: Shape, unsolved: SolvedSplit) -> list[Solv
 
 
 def solved_anew(curves: Curves, shape: Shape, split: SolvedSplit) -> SolvedSplit:
-    """Return what `split` would be if it had been solved from these curves; it must have latencies
+    """Return `split` as it would be if it had been solved from these curves; it must have latencies
     and a solver."""
     assert split.latencies is not None, f"a split of unknown latencies, {split.source}"
     terms = {"solver": split.solver, "zeta": split.zeta}

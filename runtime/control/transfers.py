@@ -276,8 +276,8 @@ class Mover:
         return loads
 
     def _make_way(self, coming: list[int], keys: list[int], key: int, room: int) -> list[int]:
-        """Victims in the pool of `key` for the keys `coming` into it, as many as `room` bytes need;
-        none of `keys`."""
+        """Return victims in the pool of `key` for the keys `coming` into it, as many as `room`
+        bytes need; none of `keys`."""
         cache = self.cache
         states = self.cache.states
         most = len(keys)
@@ -292,7 +292,7 @@ class Mover:
         return self._victims_sparing(keys, key, most)
 
     def _victims_sparing(self, keys: list[int], pool_key: int, count: int) -> list[int]:
-        """Up to `count` victims in the pool of `pool_key`, none of them in `keys`."""
+        """Return up to `count` victims in the pool of `pool_key`, none of them in `keys`."""
         states = self.cache.states
         pins = self.cache.pins
         spared = [key for key in keys if states[key] and not pins[key]]
@@ -321,8 +321,8 @@ class Mover:
                 counters.spread(_PREFETCH_BYTES, [key], self._pieces.num_bytes([key]))
 
     def end_step(self, pinned: list[int]) -> None:
-        """Unpin what the step used, evict of it what is not to be resident, and move the step's
-        share of bytes."""
+        """Unpin what the step used, evict what is not to stay resident, and move the step's share
+        of bytes."""
         self.cache.unpin(pinned)
         self._leave(self.placements.leaving(self.cache, self._now.layer))
         if self.arrivals.queue:

@@ -16,9 +16,9 @@ Launch = Callable[[MoeLayer, torch.Tensor, torch.Tensor, torch.Tensor], torch.Te
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seam:
-    """Between two graphs the host has the experts of `layer` computed: `given` is their input, as
-    the first graph left it, `letter` what it tells the host, and `out` is where the second graph
-    reads their output."""
+    """Gap between two graphs, in which the host has the experts of `layer` computed. The first
+    graph leaves their input in `given` and tells the host by `letter`; the second graph reads their
+    output from `out`."""
 
     layer: MoeLayer
     given: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -28,8 +28,8 @@ class Seam:
 
 class CapturedPass:
     """Graphs that are captured one after another, and replayed in the same order. They share one
-    pool of memory: what a graph leaves there may be overwritten by a later one, never by an earlier
-    one.
+    pool of memory: the tensors that a graph leaves there may be overwritten by a later graph, never
+    by an earlier one.
 
     With `launch` the experts are part of the graph, which is then a single one; otherwise each
     layer's are a seam. `chosen` has the ids [1, K] of each layer.
@@ -51,9 +51,9 @@ class CapturedPass:
     def capture(
         self, forward: Callable[[], object], stream: torch.cuda.Stream, end: Callable[[], None]
     ) -> None:
-        """Capture what `forward` and then `end` queue; the former calls `experts` for each layer.
-        Nothing is computed. Raises whatever the model or the driver raises where the host would
-        have to wait for the device."""
+        """Capture the work that `forward` and then `end` queue; the former calls `experts` for each
+        layer. Nothing is computed. Raises whatever the model or the driver raises where the host
+        would have to wait for the device."""
         stream.wait_stream(torch.cuda.current_stream(stream.device))
         with torch.cuda.stream(stream):
             self._begin()
@@ -68,7 +68,9 @@ class CapturedPass:
     def experts(
         self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Where a layer's experts would be computed."""
+        """Capture the experts of a layer, and return the tensor [1, H] from which their output is
+        read. With `launch` they become part of the graph; otherwise the graph ends here, at a
+        seam."""
         self.chosen.append(ids)
         if self._launch is not None:
             return self._launch(layer, hidden, ids, weights)
@@ -81,7 +83,7 @@ class CapturedPass:
         return out
 
     def replay(self, experts: Launch) -> None:
-        """Queue the whole pass again; `experts` has those of each seam computed."""
+        """Queue the whole pass again; `experts` computes the experts of each seam."""
         for graph, seam in zip(self._graphs, self._seams, strict=False):
             seam.letter.forget()
             graph.replay()
@@ -97,8 +99,9 @@ class CapturedPass:
         self._graphs.append(graph)
 
     def _abandon(self, device: torch.device) -> None:
-        """End a capture that failed. The driver may say so again; torch's allocator would then go
-        on asking the graph, when that is long gone, which memory is its own."""
+        """End a capture that failed. The driver may raise the error again; without this, torch's
+        allocator would go on asking the graph which memory is its own, long after the graph is
+        gone."""
         try:
             self._graphs[-1].capture_end()
         except RuntimeError:

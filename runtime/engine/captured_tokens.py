@@ -22,7 +22,7 @@ from runtime.model.open import MoeLayer, MoeModel
 # tokens that there is room for, a power of two: a chat outgrows it rarely
 _LEAST = 512
 _SPARE = 128
-# of the largest logit, by what is summed in another order
+# largest difference, relative to the largest logit, when sums run in another order
 _ALIKE = {torch.float32: 1e-4}
 _COARSE = 5e-2
 # who knows where a token's experts are
@@ -32,13 +32,13 @@ _HOST = "host"
 
 
 class CapturedTokens:
-    """Takes the place of the model's `forward` from `install` to `uninstall`. Hooks of the model
-    itself are called as ever; what hooks of routers see is part of a graph, and no other hook of a
-    module inside is.
+    """Replaces the model's `forward` from `install` to `uninstall`. Hooks of the model itself are
+    called as before. The work of router hooks is part of a graph; no other hook of an inner module
+    is called.
 
-    `launch` takes the place of a layer's experts while a pass is captured, and is None otherwise.
-    `why_not` says why the last token was not one that can be captured. After a capture that fails
-    no other one is tried.
+    `launch` replaces a layer's experts while a pass is captured, and is None otherwise. `why_not`
+    is the reason why the last token could not be captured. After a capture that fails no other one
+    is tried.
     """
 
     def __init__(
@@ -81,15 +81,15 @@ class CapturedTokens:
         self.why_not = "it was stopped"
 
     def drop(self) -> None:
-        """Forget what was captured: addresses may have changed. The next token is launched one by
+        """Drop the captured graphs: addresses may have changed. The next token is launched one by
         one."""
         if self._past is not None:
             self._past.leave()
         self._past = self._captured = self._key = self._seen = None
 
     def receipt(self) -> dict[str, object]:
-        """How many tokens were replayed, of how many graphs each, and how often they were
-        captured."""
+        """Return the number of tokens that were replayed, the number of graphs of each, the number
+        of captures, and `why_not`."""
         graphs = self._captured.num_graphs if self._captured else 0
         return {
             "tokens": self.num_tokens,
@@ -111,13 +111,14 @@ class CapturedTokens:
         return self._replay(token)
 
     def _is_ready(self, token: OneToken) -> bool:
-        """Whether a graph is there for this token, and its keys and values where it reads them."""
+        """Return whether there is a graph for this token, and its keys and values lie where the
+        graph reads them. Captures the graph and copies the sequence there if that can be done."""
         way, self.why_not = self._way(token)
         if way is None:
             return False
         key = (way, self._watcher.wanted)
         if key != self._key or not self._past.has_room(token.past, token.num_tokens):
-            if key != self._seen:  # a first token compiles kernels, and makes what the host keeps
+            if key != self._seen:  # a first token compiles kernels, and makes the host's buffers
                 self._seen = key
                 return False
             self._show_embedded(token)
@@ -131,7 +132,8 @@ class CapturedTokens:
         return True
 
     def _way(self, token: OneToken) -> tuple[str | None, str | None]:
-        """Who knows where the token's experts are; or why it cannot be captured."""
+        """Return who knows where the token's experts are (device, resident or host) and None; or
+        None and the reason why the token cannot be captured."""
         reason = (
             f"forwards are given {', '.join(token.others)}"
             if token.others
@@ -184,13 +186,13 @@ class CapturedTokens:
         return True
 
     def _show_embedded(self, token: OneToken) -> None:
-        """Have the embedding's hook show the host what a policy or an observer asks for: once a
-        pass, and not from within a graph."""
+        """Call the embedding, so that its hook shows the host the embeddings that a policy or an
+        observer asks for: once a pass, and not from within a graph."""
         if self._watcher.sees_embeddings:
             self._model.get_input_embeddings()(token.ids)
 
     def _put(self, token: OneToken) -> None:
-        """Write a token to where graphs read it."""
+        """Write a token to the addresses from which graphs read it."""
         self._ids.copy_(token.ids)
         if token.positions is None:
             self._positions.fill_(token.num_tokens)
@@ -230,7 +232,7 @@ class CapturedTokens:
 
 
 def has_graphs(device: torch.device) -> bool:
-    """Whether work that is queued on the device can be captured."""
+    """Return whether work that is queued on the device can be captured."""
     return device.type == "cuda"
 
 
@@ -252,9 +254,9 @@ def _end() -> None: ...
 def _rehearse(
     model: Callable[..., object], forward: Callable[[], object], past: FixedPast, token: OneToken
 ) -> None:
-    """Compute the token without experts, once as it was asked for and once from a fixed memory:
-    libraries prepare then what a capture must not make. Raises RuntimeError where something else is
-    said from there."""
+    """Compute the token without experts, once as it was asked for and once from memory at fixed
+    addresses. Libraries thereby make the preparations that a capture must not make. Raises
+    RuntimeError where the logits of both differ."""
     asked = {"input_ids": token.ids, "position_ids": token.positions, "use_cache": True}
     theirs = model(**asked, past_key_values=twin_of(token.past)).logits.float()
     copied = twin_of(token.past)

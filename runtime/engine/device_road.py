@@ -1,5 +1,5 @@
 """The device road: a GPU finds a decoded token's experts, evicts and prefetches as the policies do,
-brings what is missing and computes, and the host waits for none of it, nor for the counters."""
+loads missing experts and computes. The host waits for none of it, nor for the counters."""
 
 import threading
 from collections import deque
@@ -25,17 +25,17 @@ class DeviceRoad:
     """Computes tokens whose layers the device decides, by the kernels of
     `runtime.kernels.gpu.decide`.
 
-    The device has the cache from the first such token until `give_back`, which the host asks for
-    where it decides itself again, as for a prompt. Meanwhile the controller's cache is out of date.
-    The device sends its counters at the end of each pass. The host reads them at the end of a later
-    pass, if they have come by then, or waits for them when counters are asked for. Where the host
-    writes the order in which experts go, it does so before each token, once it knows what the token
-    before used.
+    The device has the cache from the first such token until `give_back`. The host calls that before
+    it decides itself again, as for a prompt. Meanwhile the controller's cache is out of date. The
+    device sends its counters at the end of each pass. The host reads them at the end of a later
+    pass, if they have come by then, or waits for them when counters are asked for. For an eviction
+    policy whose order the host writes, the host does so before each token, once it knows which
+    experts the token before used.
 
-    What is prefetched in a layer is copied on a stream of its own, behind the layer's demands,
-    while its experts and the next layer's attention are computed; the next layer's demands wait for
-    it. `prefetches` says whether that is done. `settle` is called before the device takes the
-    cache: it has compute wait for all copies that are under way.
+    Experts that are prefetched in a layer are copied on a separate stream, behind the layer's
+    demands, while the layer's experts and the next layer's attention are computed. The next layer's
+    demands wait for them. `prefetches` says whether that is done. `settle` is called before the
+    device takes the cache: it makes compute wait for all copies that are under way.
     """
 
     def __init__(
@@ -96,16 +96,16 @@ class DeviceRoad:
         weights: torch.Tensor,
         foreseen: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One layer of one token: hidden [1, H], ids and weights [1, K] as the router left them ->
-        [1, H]. `foreseen` [1, E] is what the next layer's router says of this one's input, where
-        experts are prefetched."""
+        """Compute one layer of one token: hidden [1, H], ids and weights [1, K] as the router left
+        them -> [1, H]. `foreseen` [1, E] is the distribution that the next layer's router gives for
+        this one's input, where experts are prefetched."""
         if not self._is_in_token:
             self.begin_token()
         self._books.stepped(layer)
         return self.launch(layer, hidden, ids, weights, foreseen)
 
     def begin_token(self) -> None:
-        """See to it that the device has the cache, and knows the time of this token."""
+        """Make sure that the device has the cache and knows the time of this token."""
         self._is_in_token = True
         if self._branch:
             self._branch.is_open = (
@@ -127,8 +127,8 @@ class DeviceRoad:
         self._is_queued = True
 
     def queue_counters(self) -> None:
-        """Have the device send its counters, for the host to read when they are there, once nothing
-        is under way."""
+        """Make the device send its counters once nothing is under way; the host reads them when
+        they have come."""
         if self._branch:
             self._branch.join()
         self._letters.queue(self._cache.told)
@@ -154,8 +154,8 @@ class DeviceRoad:
         return self._output.forward_at(self._starts[layer], slots, hidden, ids, weights)
 
     def end_pass(self) -> None:
-        """Have the device send the counters of this pass if it went this way, and count those that
-        have come."""
+        """Make the device send the counters of this pass if the pass took this road, and count the
+        passes whose counters have come."""
         if self._is_in_token:
             if not self._is_queued:
                 self.queue_counters()
@@ -169,7 +169,7 @@ class DeviceRoad:
         self._count_sent(waits=True)
 
     def _prefetch(self, layer: int, foreseen: torch.Tensor) -> None:
-        """Send for what the next layer is foreseen to use."""
+        """Request the experts that the next layer is predicted to use."""
         decide = kernels("gpu.decide")
         slots, missing = self._ahead
         decide.resolve_ahead(
@@ -207,7 +207,7 @@ class DeviceRoad:
 
     @property
     def _is_full(self) -> bool:
-        """Whether the next letter would overwrite one that was not read."""
+        """True if the next letter would overwrite one that was not read."""
         return len(self._sent) == self._letters.COUNT
 
     def give_back(self) -> None:
@@ -244,8 +244,8 @@ class DeviceRoad:
         self._counted = self._no_counts()
 
     def _for_experts(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for the slots of so many experts, and for what is missing of them, [1, count]
-        each."""
+        """Return room for the slots of `count` experts, and for the missing ones among these
+        experts, [1, count] each."""
         slots, missing = (
             torch.zeros(1, count, dtype=torch.int32, device=self._device) for _ in range(2)
         )
@@ -267,7 +267,7 @@ class _Branch:
 
     @contextmanager
     def forked(self) -> Iterator[None]:
-        """Queue on this stream, behind what computes so far."""
+        """Queue on this stream, behind the work that the computing stream has so far."""
         self._begun.record(torch.cuda.current_stream(self._device))
         self._stream.wait_event(self._begun)
         with torch.cuda.stream(self._stream):
@@ -276,7 +276,7 @@ class _Branch:
         self.is_open = True
 
     def join(self) -> None:
-        """Have compute wait for what was queued here."""
+        """Make compute wait for the work that was queued here."""
         if self.is_open:
             torch.cuda.current_stream(self._device).wait_event(self._done)
             self.is_open = False

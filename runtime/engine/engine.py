@@ -161,8 +161,8 @@ class Engine:
         self.steps.lay_out(slots)
 
     def open_pass(self, opening: Opening) -> None:
-        """Prefetch what a policy proposes before the first layer has run; call it once the input is
-        embedded."""
+        """Prefetch the experts that a policy proposes before the first layer has run; call it once
+        the input is embedded."""
         try:
             self.steps.open_pass(opening)
         except BaseException:
@@ -252,8 +252,8 @@ class Engine:
     def _run_by_either(
         self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """As `StepExecutor.run`, with a token decided on the device. An observer's steps are copied
-        to the host."""
+        """Do the same as `StepExecutor.run`, but let the device decide a single token unless plans
+        are asked for. Its step is copied to the host if there is an observer."""
         if hidden.shape[0] > 1 or self.steps.on_plan is not None:
             self.road.give_back()
             return self.steps.run(layer, hidden, ids, weights)
@@ -267,7 +267,7 @@ class Engine:
         return self.road.forward(layer.index, hidden, ids, weights, foreseen)
 
     def _settle(self) -> None:
-        """Have compute wait for every copy that is under way."""
+        """Make compute wait for every copy that is under way."""
         pending = self.steps.pending
         self.steps.link.collect_all([*pending.values()])
         pending.clear()

@@ -1,9 +1,9 @@
-"""Layers of a cache at addresses that stay, by what a layer keeps: all keys and values, those of a
-window, the states of linear attention, or nothing. The layers of a lodged sequence read from these
-addresses.
+"""Layers of a kv cache at fixed addresses. A layer keeps all keys and values, the keys and values
+of a window, the states of linear attention, or nothing. The layers of a lodged sequence read from
+these addresses.
 
-Not those with an index of keys: which keys it selects among equal ones depends on the room behind
-them.
+Layers with an index of keys are left out: which of several equal keys the index selects depends on
+the room behind them.
 """
 
 import copy
@@ -58,7 +58,8 @@ class FixedWindow(StaticLayer):
 
 
 def fixed_like(layer: object, count: torch.Tensor, length: int) -> Fixed:
-    """Room for `length` tokens of what `layer` keeps. The device counts them in `count`."""
+    """Return a fixed layer like `layer`, with room for `length` tokens. The device counts the
+    tokens in `count`."""
     if isinstance(layer, _EMPTY):
         return layer
     if isinstance(layer, LinearAttentionLayer):
@@ -74,8 +75,8 @@ def fixed_like(layer: object, count: torch.Tensor, length: int) -> Fixed:
 
 
 def lodged(layer: object, fixed: Fixed, lodging: Lodging, num_tokens: int) -> object:
-    """Copy what a layer of so many tokens keeps to `fixed`. Returns the layer that takes its place
-    in its cache."""
+    """Copy the contents of a layer of `num_tokens` tokens to `fixed`. Returns the layer that takes
+    its place in its cache."""
     if isinstance(layer, LinearAttentionLayer):
         _share(layer, fixed)
     if isinstance(layer, (LinearAttentionLayer, *_EMPTY)):
@@ -87,7 +88,7 @@ def lodged(layer: object, fixed: Fixed, lodging: Lodging, num_tokens: int) -> ob
 
 
 def is_lodged(layer: object, fixed: Fixed) -> bool:
-    """Whether all that this layer keeps lies in `fixed`."""
+    """Return whether everything that this layer keeps lies in `fixed`."""
     if isinstance(layer, _EMPTY):
         return True
     if isinstance(layer, LinearAttentionLayer):
@@ -100,7 +101,7 @@ def is_lodged(layer: object, fixed: Fixed) -> bool:
 
 
 def settle(layer: object, fixed: Fixed) -> None:
-    """Give a layer of its own what it still has in `fixed`."""
+    """Copy everything that a layer still has in `fixed` to memory of its own."""
     if isinstance(layer, LinearAttentionLayer):
         for name in _STATES:
             own = getattr(layer, name)
@@ -117,7 +118,7 @@ def settle(layer: object, fixed: Fixed) -> None:
 
 
 def twin(layer: object) -> object:
-    """A layer that keeps the same, and leaves this one as it is whatever is added to it."""
+    """Return a copy of a layer; additions to the copy leave this layer as it is."""
     other = copy.copy(layer)
     if isinstance(
         layer, LinearAttentionLayer
@@ -134,14 +135,15 @@ def twin(layer: object) -> object:
 
 
 def reason_not_fixed(layer: object) -> str | None:
-    """Why there is no room like this layer at addresses that stay; None if there is."""
+    """Return the reason why this layer cannot be kept at fixed addresses, None if it can."""
     if type(layer) not in _KINDS:
         return f"a layer keeps a {type(layer).__name__}"
     return "a layer records its past" if getattr(layer, "record_past", False) else None
 
 
 def _states_like(layer: LinearAttentionLayer) -> LinearAttentionLayer:
-    """The states of linear attention never grow; transformers writes them in place."""
+    """Return fixed memory with room for the states of linear attention, which never grow;
+    transformers writes them in place."""
     fixed = LinearAttentionLayer(layer.number_of_states)
     for number in range(layer.number_of_states):
         states = {name: getattr(layer, name)[number] for name in _STATES}
@@ -153,7 +155,7 @@ def _states_like(layer: LinearAttentionLayer) -> LinearAttentionLayer:
 
 
 def _share(layer: LinearAttentionLayer, fixed: LinearAttentionLayer) -> None:
-    """Copy a layer's states to `fixed`, and have it use those."""
+    """Copy a layer's states to `fixed`, and make the layer use those."""
     for name in _STATES:
         own = getattr(layer, name)
         there = getattr(fixed, name)
@@ -164,8 +166,8 @@ def _share(layer: LinearAttentionLayer, fixed: LinearAttentionLayer) -> None:
 
 
 def _places(fixed: StaticLayer, num_tokens: int) -> torch.Tensor:
-    """Where the tokens of a sequence lie, in their order; of a window, those that the next token
-    sees."""
+    """Return the positions in `fixed` of a sequence's tokens, in their order; for a window, only of
+    the tokens that the next one sees."""
     count = min(num_tokens, _most(fixed))
     return (
         torch.arange(num_tokens - count, num_tokens, device=fixed.keys.device) % fixed.max_cache_len
@@ -173,12 +175,13 @@ def _places(fixed: StaticLayer, num_tokens: int) -> torch.Tensor:
 
 
 def _most(fixed: StaticLayer) -> int:
-    """Tokens that the next one sees at most; it takes the place of the oldest in a window."""
+    """Return the largest number of tokens that the next one sees; in a window it takes the place of
+    the oldest."""
     return fixed.max_cache_len - fixed.is_sliding
 
 
 def _shown(name: str) -> property:
-    """A property that reads from the fixed layer until another value is set."""
+    """Return a property that reads from the fixed layer until another value is set."""
 
     def get(layer: "_Shown") -> torch.Tensor | int:
         return vars(layer)[name] if name in vars(layer) else layer.read(name)
@@ -202,7 +205,7 @@ class _Shown:
         self._lodging = lodging
 
     def read(self, name: str) -> torch.Tensor | int:
-        """A part as it lies there."""
+        """Return a part as it lies in the fixed layer."""
         num_tokens = self._lodging.num_tokens
         if name == "cumulative_length":
             return num_tokens
@@ -212,7 +215,7 @@ class _Shown:
         return whole.index_select(2, _places(self.fixed, num_tokens))
 
     def settle(self) -> None:
-        """Copy out what still lies there."""
+        """Copy out everything that still lies in the fixed layer."""
         for name in _PARTS:
             if name not in vars(self):
                 part = self.read(name)
@@ -225,7 +228,7 @@ class Lodged(_Shown, DynamicLayer):
 
 
 class LodgedWindow(_Shown, DynamicSlidingWindowLayer):
-    """A layer that keeps the last ones."""
+    """A layer that keeps the keys and values of a window."""
 
 
 _KINDS = (

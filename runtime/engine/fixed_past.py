@@ -1,4 +1,4 @@
-"""What a model remembers of one sequence, at addresses that stay, as a CUDA graph needs it.
+"""Memory of one sequence (keys, values and states) at fixed addresses, as a CUDA graph needs it.
 
 A sequence is lodged there while its tokens are replayed. Its cache object still gives the same keys
 and values. The sequence is copied out when another one is lodged. A pass of another kind finds it
@@ -23,8 +23,8 @@ from runtime.engine.fixed_layers import (
 
 
 class FixedPast:
-    """Room for `length` tokens of a sequence like `past`. `cache` is what the model is given; its
-    layers count tokens on the device. `num_tokens` is how many the lodged sequence has."""
+    """Room for `length` tokens of a sequence like `past`. `cache` is given to the model; its layers
+    count tokens on the device. `num_tokens` is the number of tokens of the lodged sequence."""
 
     def __init__(self, past: DynamicCache, length: int, device: torch.device) -> None:
         self.length = length
@@ -37,11 +37,12 @@ class FixedPast:
         self.cache = Cache(layers=[*self._layers])
 
     def has_room(self, past: DynamicCache, num_tokens: int) -> bool:
-        """Whether a sequence of so many tokens can be lodged, and one more be added."""
+        """Return whether a sequence of `num_tokens` tokens can be lodged, and one more token be
+        added."""
         return num_tokens < self.length and len(past.layers) == len(self._layers)
 
     def holds(self, past: DynamicCache) -> bool:
-        """Whether this sequence is lodged here, and nothing was done to it elsewhere."""
+        """Return whether this sequence is lodged here, and was not changed elsewhere."""
         return self._guest() is past and all(map(is_lodged, past.layers, self._layers))
 
     def lodge(self, past: DynamicCache, num_tokens: int) -> None:
@@ -60,19 +61,19 @@ class FixedPast:
         self._guest = _nobody
 
     def count(self, num_tokens: int) -> None:
-        """Have the model take so many tokens for seen."""
+        """Make the model take `num_tokens` tokens for seen."""
         self._counts.fill_(num_tokens)
 
 
 def twin_of(past: DynamicCache) -> DynamicCache:
-    """The memory of the same sequence, which may go on otherwise."""
+    """Return a copy of a sequence's memory, which may be continued differently."""
     other = copy.copy(past)
     other.layers = [*map(twin, past.layers)]
     return other
 
 
 def reason_not_lodged(past: object) -> str | None:
-    """Why a sequence with this memory cannot be lodged; None if it can."""
+    """Return the reason why a sequence with this memory cannot be lodged, None if it can."""
     if type(past) is not DynamicCache or past.offloading:
         return f"keys and values are in a {type(past).__name__}"
     return next(filter(None, map(reason_not_fixed, past.layers)), None)

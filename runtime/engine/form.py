@@ -1,5 +1,5 @@
-"""What a form of experts in RAM does, whatever the form: one token by several experts, one expert
-on a few tokens."""
+"""Interface of CPU expert backends: one token times several experts, or one expert times a few
+tokens."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from runtime.engine.token_operands import TokenOperands
 
 @dataclass(frozen=True, slots=True)
 class LayerForm:
-    """What the kernel of a whole layer knows of experts [H, I neurons]: by `matrices` the kind of
-    gate, up and down and where they begin in an expert of `nbytes`."""
+    """Layout of experts [H, I neurons] for the kernel of a whole layer: `matrices` has the kind of
+    gate, up and down, and the offset of each in an expert of `nbytes`."""
 
     hidden_size: int
     num_neurons: int
@@ -24,19 +24,20 @@ class LayerForm:
 
 
 class CpuForm(ABC):
-    """Multiplies tokens by experts of one form; on up to `most_tokens`, an expert takes it less
-    time than torch."""
+    """Backend that multiplies tokens by experts of one form. It takes less time than torch for up
+    to `most_tokens` tokens of an expert."""
 
     most_tokens: int = 1
 
     def whole(self) -> LayerForm | None:
-        """How the kernel of a whole layer takes such experts; None: it does not."""
+        """Return the layout of these experts for the kernel of a whole layer; None if it does not
+        take them."""
         return None
 
     @abstractmethod
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
-        """Add the output of the expert at each address of `starts` to its row. Only segments look
-        at `places`."""
+        """Add the output of the expert at each address of `starts` to its row. Only the backend of
+        segments reads `places`."""
 
     def forward(self, place: Place, start: int, x: torch.Tensor, like: np.ndarray) -> torch.Tensor:
         """Compute the expert at this address on its tokens, x [t, H] -> [t, H]: here one after

@@ -1,5 +1,6 @@
-"""The forms in which experts lie in RAM, beside those as published and in trellis codes, with
-compiled code for a few tokens."""
+"""CPU backends of experts in RAM, with compiled code for a few tokens: at full precision, cut in
+segments, and as packed replicas. Experts as published and in trellis codes have modules of their
+own."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
@@ -54,7 +55,8 @@ class TokenKernels:
         self._x = self._token.numpy()
 
     def is_packed(self, bits: Width) -> bool:
-        """Whether experts of so many bits are replicas, packed or in trellis codes."""
+        """Return whether experts at this number of bits are replicas, packed or in trellis
+        codes."""
         return isinstance(self._forms[bits], CpuPacked | CpuTrellis)
 
     def starts_of(self, slots: Sequence[int]) -> list[int]:
@@ -64,9 +66,10 @@ class TokenKernels:
     def whole_layer(
         self, starts: np.ndarray, replicas: tuple, top_k: int
     ) -> Callable[[int, int, int, bool, int], bool]:
-        """The kernel of a layer whose experts begin at `starts` [E], 0 for one that is absent or
-        its replica: of the addresses of x, ids and weights, whether those are float32, and the
-        address of the output. It returns whether all are there."""
+        """Return the kernel of a layer whose experts begin at `starts` [E], 0 for an expert that is
+        absent or has only its replica. The kernel takes the addresses of x, ids and weights,
+        whether the weights are float32, and the address of the output. It returns whether all
+        experts are there."""
         form = self.whole_form
         like = self._like
         sizes = form.hidden_size, form.num_neurons, top_k
@@ -77,8 +80,8 @@ class TokenKernels:
 
     @property
     def whole_form(self) -> LayerForm | None:
-        """How kernels take whole layers of unreduced experts, or of the replicas that stay where
-        there is nothing else; None: they do not."""
+        """Layout in which kernels take the experts of a whole layer: experts at full precision, or
+        the resident replicas where there are no slots. None if no kernel does."""
         if self._shadows and not self._starts:
             forms = [self._forms[bits] for bits in self._shadows.layouts]
             return (
@@ -89,14 +92,15 @@ class TokenKernels:
         return self._forms[FULL_BITS].whole() if FULL_BITS in self._forms else None
 
     def whole_replicas(self, num_layers: int) -> tuple:
-        """The replicas that stay, by layer, as kernels take them where there is nothing else."""
+        """Return the resident replicas by layer, as kernels take them, where there are no slots;
+        otherwise no replicas."""
         if not self._shadows or self._starts:
             return kernels("cpu.whole_layer").no_replicas(num_layers)
         return self._forms[self._shadows.widths[0]].of_layers(self._shadows, num_layers)
 
     def computes_layers(self, top_k: int) -> bool:
-        """Whether there is a `whole_layer` for a token's `top_k` experts, which threads would not
-        share."""
+        """Return whether there is a `whole_layer` kernel for a token's `top_k` experts, and threads
+        would not share them."""
         form = self.whole_form
         return form is not None and self._threads.num_shares(top_k * form.nbytes) == 1
 
@@ -124,8 +128,8 @@ class TokenKernels:
             self._add(places, starts, rows, y)
 
     def _shares(self, places: Sequence[Place], rows: Sequence[int]) -> list[list[int]]:
-        """Indices of places by thread. Those of one row, as segments of one expert, stay together
-        and in their order, so that its sum does."""
+        """Return the indices of places by thread. Places of one row, such as the segments of one
+        expert, stay together and in their order, so that the order of their sum does not change."""
         by_row: dict[int, list[int]] = {}
         for i, row in enumerate(rows):
             by_row.setdefault(row, []).append(i)
@@ -138,7 +142,7 @@ class TokenKernels:
     def _add(
         self, places: Sequence[Place], starts: Sequence[int], rows: Sequence[int], y: np.ndarray
     ) -> None:
-        """As `add` on this thread, places of one form in one call."""
+        """Do the same as `add` on this thread, with one call for all places of one form."""
         forms = dict.fromkeys(self._forms[place.bits] for place in places)
         if len(forms) == 1:
             form = next(iter(forms))
@@ -162,7 +166,7 @@ class TokenKernels:
         rows: Sequence[int],
         y: np.ndarray,
     ) -> None:
-        """As `_add`, of the places with these indices."""
+        """Do the same as `_add` for the places with these indices."""
         self._add(
             [places[i] for i in chosen], [starts[i] for i in chosen], [rows[i] for i in chosen], y
         )
@@ -177,7 +181,7 @@ class TokenKernels:
         return torch.from_numpy(y).to(hidden.dtype)[:, None]
 
     def takes(self, place: Place, num_tokens: int) -> bool:
-        """Whether `forward` computes an expert sooner than torch on so many tokens."""
+        """Return whether `forward` computes an expert on `num_tokens` tokens faster than torch."""
         return num_tokens <= self._forms[place.bits].most_tokens
 
     def forward(self, place: Place, start: int, x: torch.Tensor) -> torch.Tensor:
@@ -188,7 +192,8 @@ class TokenKernels:
 def forms_of(
     slow: SlowTier | SegmentTier, shadows: Shadows | None, opened: MoeModel
 ) -> dict[int, CpuForm]:
-    """By bits, the form of experts that come from the slow tier or stay in the fast one."""
+    """Return the backend for each number of bits, for experts that come from the slow tier or stay
+    in the fast one."""
     if isinstance(slow, SegmentTier):
         return dict.fromkeys(slow.stores, CpuSegments(slow))
     gate = clamped_gate(opened.layers[0].experts)
@@ -202,8 +207,8 @@ def forms_of(
 
 
 def sizes_of(slow: SlowTier | SegmentTier, shadows: Shadows | None) -> Callable[[Place], int]:
-    """The function that gives the bytes of an expert that comes from the slow tier or stays in the
-    fast one."""
+    """Return the function that gives the size in bytes of an expert that comes from the slow tier
+    or stays in the fast one."""
     if isinstance(slow, SegmentTier):
         return slow.num_bytes
     nbytes = {bits: layout.nbytes for bits, layout in _layouts(slow, shadows).items()}
@@ -217,8 +222,9 @@ def _layouts(slow: SlowTier, shadows: Shadows | None) -> dict[int, StoredLayout 
 
 
 def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:
-    """Whether there is compiled code for whole experts of this module and layout, and for their
-    replicas if they have any: those know SiLU's gate and no bias."""
+    """Return whether there is compiled code for whole experts of this module and layout, and for
+    their replicas if they have any. The code for replicas supports only SiLU's gate without
+    bias."""
     if is_plain(module):
         return isinstance(layout, ExpertLayout | ReplicaLayout) or has_published_form(layout)
     return clamped_gate(module) is not None and not has_replicas and has_published_form(layout)
@@ -227,7 +233,8 @@ def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:
 def form_of(
     layout: StoredLayout | ReplicaLayout, dtype: torch.dtype, gate: ClampedGate | None = None
 ) -> CpuForm:
-    """The form of experts with this layout and gate (None: SiLU), for a model of this dtype."""
+    """Return the backend of experts with this layout and gate (None: SiLU), for a model of this
+    dtype."""
     if isinstance(layout, MixedLayout):
         return CpuMixed(layout, dtype, gate)
     if isinstance(layout, QuantisedLayout):
@@ -238,7 +245,7 @@ def form_of(
 
 
 class CpuWhole(CpuForm):
-    """Experts as the module has them."""
+    """Backend of experts as the module has them."""
 
     def __init__(self, layout: ExpertLayout) -> None:
         inner, down = layout.parts
@@ -250,7 +257,7 @@ class CpuWhole(CpuForm):
 
     @cached_property
     def _has_tiles(self) -> bool:
-        """Whether there is a kernel for several tokens; asked only where experts are fused, as this
+        """True if there is a kernel for several tokens. Read it only where experts are fused, as it
         imports numba."""
         if self._dtype is torch.float32 or any(
             size % kernels("cpu.pairs").STEP for size in self._shape
@@ -293,7 +300,7 @@ class CpuWhole(CpuForm):
 
 
 class CpuSegments(CpuForm):
-    """Segments of experts; a top lies behind its head."""
+    """Backend of segments of experts; a top segment lies behind its head."""
 
     def __init__(self, slow: SegmentTier) -> None:
         itemsize = slow.layout.dtype.itemsize
@@ -318,7 +325,7 @@ class CpuSegments(CpuForm):
 
 
 class CpuPacked(CpuForm):
-    """Replicas of one width."""
+    """Backend of packed replicas of one width."""
 
     def __init__(self, layout: ReplicaLayout, dtype: torch.dtype) -> None:
         packed = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))
@@ -335,7 +342,8 @@ class CpuPacked(CpuForm):
 
 
 def _offsets(offsets: dict[str, int], name: str) -> list[int]:
-    """Of words, scales and zero-points; that of the words again where there are no zero-points."""
+    """Return the offsets of words, scales and zero-points. Without zero-points, the offset of the
+    words is repeated in their place."""
     words, zeros, scales = (offsets.get(f"{name}.{part}") for part in PARTS)
     return [words, scales, words if zeros is None else zeros]
 

@@ -1,5 +1,5 @@
-"""The forms in which experts lie on a GPU (at full precision, cut in two, packed, as published),
-with the kernels of each."""
+"""GPU backends of experts (at full precision, cut in two, packed, in trellis codes, as published),
+each with its kernels."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -27,18 +27,18 @@ from runtime.tiers.slow_split import SegmentTier
 
 
 class GpuForm(Protocol):
-    """Multiplies a few tokens by experts of one form, each found by its number."""
+    """Backend that multiplies a few tokens by experts of one form, each found by its number."""
 
     def number(self, place: Place) -> int: ...
 
     def multiply(self, x: torch.Tensor, numbers: Numbers, y: torch.Tensor) -> None:
-        """Write y [T * K, H] of x [T, H], where numbers [T, K], or those of one token, are not
-        below zero. It is float32; of experts as published it may be of x's type."""
+        """Write the rows of y [T * K, H] for x [T, H] whose numbers [T, K], or those of one token,
+        are not below zero. y is float32; for experts as published it may have x's type."""
 
 
 class GpuForms:
-    """The form of every resident expert. `full` is that of whole experts as the checkpoint has
-    them, None where all are cut."""
+    """Backends of all resident experts. `full` is the backend of whole experts as the checkpoint
+    has them, None where all are cut."""
 
     def __init__(self, resident: ResidentExperts, module: nn.Module) -> None:
         slots = resident.slots
@@ -71,7 +71,7 @@ class GpuForms:
         return self.full is None
 
     def grouped(self, places: Sequence[Place]) -> dict[GpuForm, Sequence[Place]]:
-        """Places by the form of the expert or segment there."""
+        """Return the places grouped by the backend of the expert or segment there."""
         if self._packed is not None and not self._packed:
             return {self.full: places}
         by_form: dict[GpuForm, list[Place]] = {}
@@ -80,7 +80,7 @@ class GpuForms:
         return by_form
 
     def of(self, place: Place) -> GpuForm:
-        """The form of the expert or segment at a place."""
+        """Return the backend of the expert or segment at a place."""
         if self.are_cut:
             return self._by_row[place.key // self._num_experts]
         return (
@@ -91,8 +91,8 @@ class GpuForms:
 
 
 class GpuFullPrecision:
-    """Experts or segments in slots, at `starts`, counted in weights from the beginning of the
-    `arena`."""
+    """Backend of experts or segments in slots, at `starts`, counted in weights from the beginning
+    of the `arena`."""
 
     def __init__(
         self, arena: torch.Tensor, starts: torch.Tensor, strides: Strides, gate: Gate
@@ -111,7 +111,7 @@ class GpuFullPrecision:
         strides: Strides,
         gate: Gate,
     ) -> "GpuFullPrecision":
-        """The same with `arena` uint8 and `starts` in bytes."""
+        """Return the backend for `arena` uint8 and `starts` in bytes."""
         in_weights = torch.tensor([start // dtype.itemsize for start in starts], dtype=torch.int64)
         return cls(arena.view(dtype), in_weights.to(arena.device), strides, gate)
 
@@ -119,7 +119,7 @@ class GpuFullPrecision:
         return place.slot
 
     def starts(self, slots: Sequence[int]) -> torch.Tensor:
-        """Where these slots begin."""
+        """Return the offsets of these slots in the arena, counted in weights."""
         return self._starts[torch.tensor(slots, device=self._starts.device)]
 
     def multiply(
@@ -131,8 +131,8 @@ class GpuFullPrecision:
         starts: torch.Tensor | None = None,
         total: Total | None = None,
     ) -> None:
-        """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise. With
-        `total` the outputs of one token are then added up."""
+        """Do the same as `GpuForm.multiply`. `numbers` index `starts` if given, and slots
+        otherwise. With `total` the outputs of one token are then added up."""
         starts = self._starts if starts is None else starts
         self._of_token.multiply(x, numbers, starts, self._arena, y, total=total)
 
@@ -154,8 +154,8 @@ class GpuFullPrecision:
 
 
 class GpuPacked:
-    """Replicas of one width in `buffer`, uint8, at `starts`, counted in bytes: by slot, or by key
-    where they stay."""
+    """Backend of packed replicas of one width in `buffer`, uint8, at `starts`, counted in bytes: by
+    slot, or by key for resident replicas."""
 
     def __init__(
         self, layout: ReplicaLayout, buffer: torch.Tensor, starts: Sequence[int], *, is_by_key: bool
@@ -177,7 +177,8 @@ class GpuPacked:
 
 
 class GpuTrellis:
-    """Replicas of one width in trellis codes in `buffer`, as `GpuPacked` has them."""
+    """Backend of replicas of one width in trellis codes. `buffer` and `starts` are as in
+    `GpuPacked`."""
 
     def __init__(
         self, layout: TrellisLayout, buffer: torch.Tensor, starts: Sequence[int], *, is_by_key: bool
@@ -202,7 +203,7 @@ class GpuTrellis:
 
 
 def offsets_of(layout: TrellisLayout, name: str) -> dict[str, int]:
-    """Where the parts of a projection lie in a replica, in bytes."""
+    """Return the offset of each part of a projection in a replica, in bytes."""
     parts = (part for part in layout.parts if part.name.startswith(f"{name}."))
     return {part.name.partition(".")[2]: part.offset for part in parts}
 
@@ -210,14 +211,14 @@ def offsets_of(layout: TrellisLayout, name: str) -> dict[str, int]:
 def replica_form(
     layout: ReplicaLayout, buffer: torch.Tensor, starts: Sequence[int], *, is_by_key: bool
 ) -> GpuPacked | GpuTrellis:
-    """The form of replicas with this layout."""
+    """Return the backend of replicas with this layout."""
     kind = GpuTrellis if isinstance(layout, TrellisLayout) else GpuPacked
     return kind(layout, buffer, starts, is_by_key=is_by_key)
 
 
 def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:
-    """Whether there are kernels for whole experts of this module and layout, and for their replicas
-    if they have any: those know SiLU's gate and no bias."""
+    """Return whether there are kernels for whole experts of this module and layout, and for their
+    replicas if they have any. Kernels for replicas support only SiLU's gate without bias."""
     gate = gate_of(module)
     if gate is None or has_replicas and not is_plain(module):
         return False
@@ -234,7 +235,7 @@ def full_form(
     *,
     is_transposed: bool = False,
 ) -> GpuFullPrecision | GpuPublished:
-    """The form of whole experts of this gate in `arena`, uint8, at `starts`, in bytes;
+    """Return the backend of whole experts with this gate in `arena`, uint8, at `starts`, in bytes.
     `is_transposed`: at full precision each matrix lies [in, out]."""
     if isinstance(layout, QuantisedLayout):
         return GpuPublished(
@@ -245,8 +246,8 @@ def full_form(
 
 
 def segment_strides(layout: NeuronLayout, nbytes: int, *, is_bottom: bool) -> Strides:
-    """Strides of a segment of so many bytes: each neuron has its row of gate, its row of up if
-    there is one, its column of down, its biases."""
+    """Return the strides of a segment of `nbytes` bytes: each neuron has its row of gate, its row
+    of up if there is one, its column of down, and its biases."""
     segment = layout.segment(nbytes, is_bottom=is_bottom)
     hidden = layout.hidden
     row = layout.width
@@ -269,7 +270,7 @@ def segment_strides(layout: NeuronLayout, nbytes: int, *, is_bottom: bool) -> St
 
 
 def packed_matrix(layout: ReplicaLayout, name: str) -> Matrix:
-    """Where the projection of that name lies in a replica."""
+    """Return the layout of the projection called `name` in a replica."""
     packed: Packed = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))[name]
     offsets = {part.name: part.offset for part in layout.parts}
     words, zeros, scales = (offsets.get(f"{name}.{part}", 0) for part in PARTS)
@@ -289,7 +290,7 @@ def packed_matrix(layout: ReplicaLayout, name: str) -> Matrix:
 def _segment_forms(
     slow: SegmentTier, num_experts: int, gate: Gate, arena: torch.Tensor, starts: Sequence[int]
 ) -> dict[int, GpuFullPrecision]:
-    """Forms by row of the slow tier: the segments of a row are equally large."""
+    """Return the backends by row of the slow tier: the segments of a row are equally large."""
     sizes = slow.segments.nbytes
     forms = {}
     dtype = slow.layout.dtype

@@ -1,4 +1,5 @@
-"""Experts that lie in RAM as they were published, with compiled code for one token."""
+"""CPU backends of experts that lie in RAM as they were published, with compiled code for one
+token."""
 
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_uint8
@@ -45,8 +46,8 @@ float32."""
 
 
 class PublishedMatrix(NamedTuple):
-    """One matrix [num_outputs, num_inputs] of an expert: by role its tensors and where they begin,
-    in bytes."""
+    """One matrix [num_outputs, num_inputs] of an expert: its tensors by role, and the offset of
+    each in bytes."""
 
     format: Format
     tensors: Mapping[str, Piece]
@@ -56,8 +57,8 @@ class PublishedMatrix(NamedTuple):
 
 
 class CpuPublished(CpuForm):
-    """Experts in a published format, for a model of this dtype. They have the clamped `gate` and
-    biases, or SiLU's and none."""
+    """Backend of experts in a published format, for a model of this dtype. They have the clamped
+    `gate` and biases, or SiLU's gate and no biases."""
 
     most_tokens = _MOST_TOKENS
 
@@ -94,7 +95,8 @@ class CpuPublished(CpuForm):
         return LayerForm(*down[0][3:], (*rows, *_places(down[0], 1)), self._layout.nbytes)
 
     def _is_in_blocks_of_32(self, matrix: PublishedMatrix) -> bool:
-        """Whether its rows are multiplied as those of dense layers."""
+        """Return whether the rows of this matrix are multiplied in the same way as rows of dense
+        layers."""
         form = matrix.format
         has_blocks = isinstance(form, GgmlBlocks) and form.num_weights == 32
         return has_blocks and (self._dtype is not torch.float16 or form.name not in _OF_FLOAT16)
@@ -109,8 +111,8 @@ class CpuPublished(CpuForm):
 
     @cached_property
     def _multipliers(self) -> tuple[list[Multiplier], list[Multiplier]]:
-        """Those of gate and up, and those of down. Kernels are compiled here, so that a run that
-        does not use them does not wait for them."""
+        """Multipliers of gate and up, and multipliers of down. Kernels are compiled on first
+        access, so that a run that does not use them does not wait for them."""
         return tuple(_multipliers(self._layout, part, self._dtype) for part in (GATE_UP, DOWN))
 
     def _multiply(
@@ -122,7 +124,8 @@ class CpuPublished(CpuForm):
 
 
 class CpuMixed(CpuForm):
-    """Experts in several layouts, of which the first byte of a slot gives the number."""
+    """Backend of experts in several layouts; the first byte of a slot is the number of its
+    layout."""
 
     most_tokens = _MOST_TOKENS
 
@@ -140,7 +143,8 @@ class CpuMixed(CpuForm):
 
 
 def has_published_form(layout: Layout) -> bool:
-    """Whether experts lie as published, and there is compiled code for each of their matrices."""
+    """Return whether experts lie as published, and there is compiled code for each of their
+    matrices."""
     if isinstance(layout, MixedLayout):
         return all(has_published_form(each) for each in layout.layouts)
     return isinstance(layout, QuantisedLayout) and all(
@@ -154,8 +158,8 @@ def has_published_form(layout: Layout) -> bool:
 
 
 def _multipliers(layout: QuantisedLayout, part: str, dtype: torch.dtype) -> list[Multiplier]:
-    """The matrices that are the rows of one part, each with its rows and its kernel for x in this
-    dtype."""
+    """Return the matrices that are the rows of one part, each with its rows and its kernel for x in
+    this dtype."""
     multipliers = []
     first = 0
     lanes = kernels("cpu.lanes")
@@ -173,7 +177,7 @@ def _multipliers(layout: QuantisedLayout, part: str, dtype: torch.dtype) -> list
 
 
 def _matrices(layout: QuantisedLayout, part: str) -> list[PublishedMatrix]:
-    """The matrices that are the rows of one part."""
+    """Return the matrices that are the rows of one part."""
     return [_matrix(placed) for placed in layout.matrices[part]]
 
 
@@ -184,7 +188,8 @@ def _matrix(placed: PlacedPieces) -> PublishedMatrix:
 
 
 def _places(matrix: PublishedMatrix, count: int) -> list[tuple[int, int]]:
-    """Kind and place of so many matrices of equal size, which a matrix in blocks is by rows."""
+    """Return the kind and offset of `count` matrices of equal size, into which the rows of a matrix
+    in blocks are divided."""
     start = matrix.offsets["blocks"]
     nbytes = matrix.tensors["blocks"].nbytes // count
     return [
@@ -194,7 +199,7 @@ def _places(matrix: PublishedMatrix, count: int) -> list[tuple[int, int]]:
 
 
 def _fields(described: Described) -> list[int]:
-    """The fields of `runtime.kernels.cpu.published`."""
+    """Return the fields of `runtime.kernels.cpu.published`."""
     names = kernels("cpu.published")
     values = [_NOT_THERE] * kernels("cpu.published").NUM_FIELDS
     for name, value in described.items():
@@ -203,7 +208,7 @@ def _fields(described: Described) -> list[int]:
 
 
 def _scales(matrix: PublishedMatrix, role: str, num_groups: int) -> Described:
-    """What the kernels know of scales in groups of columns."""
+    """Return the fields that describe scales in groups of columns to the kernels."""
     return {
         "SCALES": matrix.offsets[role],
         "SCALE_TYPE": _SCALE_TYPES[matrix.tensors[role].dtype],

@@ -1,4 +1,4 @@
-"""Experts on a GPU in the format in which the checkpoint publishes them, with their kernels."""
+"""GPU backend of experts in the format in which the checkpoint publishes them, with its kernels."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,8 @@ from runtime.model.quantised_layout import QuantisedLayout
 
 
 class GpuPublished:
-    """Experts in slots, at `starts`, counted in bytes from the beginning of the `arena`, uint8."""
+    """Backend of experts in slots, at `starts`, counted in bytes from the beginning of the `arena`,
+    uint8."""
 
     def __init__(
         self, layout: QuantisedLayout, arena: torch.Tensor, starts: torch.Tensor, gate: Gate
@@ -30,7 +31,7 @@ class GpuPublished:
         return place.slot
 
     def starts(self, slots: Sequence[int]) -> torch.Tensor:
-        """Where these slots begin."""
+        """Return the offsets of these slots in the arena, in bytes."""
         return self._starts[torch.tensor(slots, device=self._starts.device)]
 
     def multiply(
@@ -42,14 +43,14 @@ class GpuPublished:
         starts: torch.Tensor | None = None,
         total: Total | None = None,
     ) -> None:
-        """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise. With
-        `total` the outputs of one token are then added up."""
+        """Do the same as `GpuForm.multiply`. `numbers` index `starts` if given, and slots
+        otherwise. With `total` the outputs of one token are then added up."""
         starts = self._starts if starts is None else starts
         own = {"matrices": self._matrices, "total": total}
         kernels("gpu.gated_published").multiply(x, numbers, starts, self._arena, y=y, **own)
 
     def weights(self, place: Place) -> dict[str, torch.Tensor]:
-        """The dequantised expert at a place, as the module has it."""
+        """Return the dequantised expert at a place, as the module has it."""
         expert = self._arena[self._places[place.slot] :]
         matrices = self._matrices
         of_inner = (
@@ -62,7 +63,7 @@ class GpuPublished:
     def _dequantised(
         self, name: str, expert: torch.Tensor, matrices: Sequence[StoredMatrix]
     ) -> dict[str, torch.Tensor]:
-        """A part of the expert, with its bias; `matrices` are its rows."""
+        """Return a dequantised part of the expert, with its bias; `matrices` are its rows."""
         dtype = self._layout.dtype
         first = matrices[0]
         shape = sum(matrix.num_outputs for matrix in matrices), first.num_inputs

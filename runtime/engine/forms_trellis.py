@@ -1,4 +1,4 @@
-"""Replicas in trellis codes in RAM, as kernels for one token take them."""
+"""CPU backend of replicas in trellis codes in RAM, with kernels for one token."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,8 +17,8 @@ from runtime.tiers.shadow_replicas import Shadows
 
 
 class CpuTrellis(CpuForm):
-    """Replicas in trellis codes, of any width in `layouts`: all of a token in one call, which
-    rotates it once."""
+    """Backend of replicas in trellis codes, of any width in `layouts`. One call takes all replicas
+    of a token, and rotates the token once."""
 
     def __init__(self, layouts: Mapping[Width, TrellisLayout], dtype: torch.dtype) -> None:
         self._functions = kernels("cpu.trellis_vectors").functions()
@@ -41,14 +41,15 @@ class CpuTrellis(CpuForm):
         self._nbytes = max(layout.nbytes for layout in layouts.values())
 
     def of_absent(self) -> LayerForm:
-        """How the kernel of a whole layer takes experts of which there are only replicas."""
+        """Return the layout for the kernel of a whole layer where experts have only replicas."""
         nowhere = kernels("cpu.linear").PLAIN, 0
         return LayerForm(
             len(self._rotations[0]), len(self._rotations[1]), (nowhere,) * 3, self._nbytes
         )
 
     def of_layers(self, shadows: Shadows, num_layers: int) -> tuple:
-        """Every expert's replica, as `runtime.kernels.cpu.whole_layer` takes those of L layers."""
+        """Return the replicas of all experts of L layers, as `runtime.kernels.cpu.whole_layer`
+        takes them."""
         starts = [shadows.address(key) for key in range(len(shadows.starts))]
         tables = (
             table.reshape(num_layers, -1, *table.shape[1:])
@@ -64,7 +65,7 @@ class CpuTrellis(CpuForm):
     def _tables(
         self, widths: Sequence[Width], starts: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Addresses [n, 2, 4] and sizes [n, 2, 5] of replicas."""
+        """Return addresses [n, 2, 4] and sizes [n, 2, 5] of replicas."""
         rows = [self._rows[bits] for bits in widths]
         return self._are_there[rows] * np.array(starts)[:, None, None] + self._offsets[
             rows
@@ -72,7 +73,8 @@ class CpuTrellis(CpuForm):
 
 
 def _coded_offsets(layout: TrellisLayout) -> np.ndarray:
-    """Where the parts of both matrices lie in a replica, [2, 4]; -1 for one that is not there."""
+    """Return the offsets of the parts of both matrices in a replica, [2, 4]; -1 for a part that is
+    not there."""
     places = {part.name: part.offset for part in layout.parts}
     return np.array(
         [[places.get(f"{name}.{part}", -1) for part in trellis.PARTS] for name in (GATE_UP, DOWN)]

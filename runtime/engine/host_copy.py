@@ -1,5 +1,5 @@
-"""Copies from the device to the host: what policies must see of a step, and the tokens of the near
-tier."""
+"""Copies from the device to the host: the tensors of a step that policies must see, and the tokens
+of the near tier."""
 
 import time
 from itertools import accumulate
@@ -16,10 +16,12 @@ _POLLS = 4096  # between looks at the stream, which say whether the GPU still wo
 
 
 class HostCopy:
-    """What the host sees of a step, in one piece, in a page-locked buffer that is kept.
+    """Copies the tensors of a step that the host must see, in one piece, into a page-locked buffer
+    that is kept.
 
-    Of many tokens it is copied, and the host waits for an event of this copy alone. Of one token a
-    kernel writes it there, and the host polls: it needs no launch to pack, no copy and no event.
+    For many tokens the tensors are copied, and the host waits for an event of this copy alone. For
+    one token a kernel writes them to the host, and the host polls: this needs no launch to pack, no
+    copy and no event.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -30,7 +32,8 @@ class HostCopy:
         self._mailbox = Mailbox(device) if is_gpu and has_triton() else None
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[np.ndarray]:
-        """[T, *] tensors as arrays: the first, of ids, as int64 and the others as float32."""
+        """Return [T, *] tensors as arrays: the first, of ids, as int64 and the others as
+        float32."""
         widths = [tensor.shape[1] for tensor in tensors]
         if self._mailbox and tensors[0].shape[0] == 1:
             return separated(self._mailbox(tensors), widths)
@@ -40,7 +43,7 @@ class HostCopy:
         return separated(self._fetch(joined(tensors)), widths)
 
     def send(self, tensors: list[torch.Tensor]) -> "Letter":
-        """Have a CUDA graph that is being captured send these [1, *] tensors each time it is
+        """Make the CUDA graph that is being captured send these [1, *] tensors each time it is
         replayed."""
         return self._mailbox.repeated(tensors)
 
@@ -56,8 +59,7 @@ class HostCopy:
 
 
 class Mailbox:
-    """Memory of the host that a kernel writes: what it sends, and before it the number of the
-    letter."""
+    """Host memory that a kernel writes: the number of the letter, then its content."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -67,14 +69,16 @@ class Mailbox:
         self._letter = self._words.numpy()  # the same memory
 
     def __call__(self, tensors: list[torch.Tensor]) -> np.ndarray:
-        """What `joined` gives for one token, [1, sum of widths] float32; the next call overwrites
-        it. Raises OutOfResources where the GPU ends its work without writing it."""
+        """Send the tensors of one token and return them joined as by `joined`, [1, sum of widths]
+        float32; the next call overwrites the result. Raises OutOfResources where the GPU ends its
+        work without writing it."""
         self._send(tensors)
         wait_for(self._letter, self._number, self._device)
         return self._letter[1 : self._count].view(np.float32)[None]
 
     def repeated(self, tensors: list[torch.Tensor]) -> "Letter":
-        """Have the CUDA graph that is being captured send these each time it is replayed."""
+        """Make the CUDA graph that is being captured send these tensors each time it is
+        replayed."""
         self._send(tensors)
         return Letter(
             self._letter, self._number, [tensor.shape[1] for tensor in tensors], self._device
@@ -99,8 +103,8 @@ class Mailbox:
 
 
 class Letter:
-    """What a CUDA graph sends each time it is replayed, under a `number` that no other letter has:
-    the host forgets the one before, and then waits for it again."""
+    """Message that a CUDA graph sends each time it is replayed, under a `number` that no other
+    letter has. The host forgets the message before, and then waits for the number again."""
 
     def __init__(
         self, letter: np.ndarray, number: int, widths: list[int], device: torch.device
@@ -111,20 +115,20 @@ class Letter:
         self._letter = letter  # kept: the graph knows the address only
 
     def forget(self) -> None:
-        """Call it before the graph is queued: the one before has been read, so that nothing else
-        writes there."""
+        """Clear the number; call it before the graph is queued. The letter before has been read by
+        then, so that nothing else writes there."""
         self._letter[0] = 0
 
     def read(self) -> list[np.ndarray]:
-        """What `HostCopy` returns of the same tensors. Waits for it."""
+        """Return the same arrays as `HostCopy` for the same tensors. Waits for the letter."""
         wait_for(self._letter, self._number, self._device)
         content = self._letter[1 : 1 + sum(self._widths)].view(np.float32)[None]
         return separated(content, self._widths)
 
 
 class NumberedLetters:
-    """Memory of the host for the last `COUNT` letters of `width` int32 each. The device numbers
-    them itself: they are sent in the same way each time, so that a CUDA graph can."""
+    """Host memory for the last `COUNT` letters of `width` int32 each. The device numbers the
+    letters itself. Every letter is sent in the same way, so that a CUDA graph can send it."""
 
     COUNT: ClassVar[int] = 16
 
@@ -137,7 +141,7 @@ class NumberedLetters:
             self._on_device = torch.zeros(1, dtype=torch.int32, device=device)
 
     def queue(self, values: torch.Tensor) -> None:
-        """Have the device send these [width] int32 next."""
+        """Make the device send these [width] int32 next."""
         kernels("gpu.mailbox").send_next(values, self._on_device, self._words, self.COUNT)
 
     def sent(self) -> int:
@@ -147,16 +151,17 @@ class NumberedLetters:
         return self._number
 
     def skip(self) -> None:
-        """Let no letter that was queued and not noted be taken for a later one."""
+        """Skip numbers, so that no letter that was queued and not noted is taken for a later
+        one."""
         self._number = (self._number + self.COUNT) % _MOST + 1
         self._on_device.fill_(self._number)
 
     def has_come(self, number: int) -> bool:
-        """Whether `read` would return at once."""
+        """Return whether `read` would return at once."""
         return bool(self._letters[number % self.COUNT, 0] == number)
 
     def read(self, number: int) -> np.ndarray:
-        """The values [width] of this letter. Waits for it."""
+        """Return the values [width] of this letter. Waits for it."""
         letter = self._letters[number % self.COUNT]
         if not self.has_come(number):
             wait_for(letter, number, self._device)
@@ -164,7 +169,7 @@ class NumberedLetters:
 
 
 def wait_for(letter: np.ndarray, number: int, device: torch.device) -> None:
-    """Return once this number begins the letter. Raises OutOfResources where the GPU ends its work
+    """Wait until this number begins the letter. Raises OutOfResources where the GPU ends its work
     without it."""
     polls = 0
     while letter[0] != number:
@@ -177,13 +182,15 @@ def wait_for(letter: np.ndarray, number: int, device: torch.device) -> None:
 
 
 def _is_idle(device: torch.device) -> bool:
-    """Whether the GPU has ended all that was queued. Raises its error if there was one."""
+    """Return whether the GPU has ended all work that is queued on its current stream. Raises the
+    GPU's error if there was one."""
     return torch.cuda.current_stream(device).query()
 
 
 class HostTokens:
-    """A step's tokens on the host, and what the host makes of them on the device: each goes in one
-    copy, through page-locked memory that is kept, while the device computes."""
+    """Copies a step's tokens to the host, and the results that the host computes from them to the
+    device. Each goes in one copy, through page-locked memory that is kept, while the device
+    computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -203,13 +210,14 @@ class HostTokens:
             self._fetched.record(torch.cuda.current_stream(self._device))
 
     def there(self) -> torch.Tensor:
-        """What `fetch` copied, once it is on the host; the next `fetch` overwrites it."""
+        """Return the tokens that `fetch` copied, once they are on the host; the next `fetch`
+        overwrites them."""
         if self._has_streams:
             self._fetched.synchronize()
         return self._tokens
 
     def bring(self, numbers: np.ndarray, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`numbers` int64 [n] and `values` [n, H] on the device."""
+        """Return `numbers` int64 [n] and `values` [n, H] on the device."""
         if not self._has_streams:
             return torch.from_numpy(numbers), values
         first = numbers.nbytes
@@ -226,7 +234,7 @@ class HostTokens:
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether the device computes and copies while the host goes on."""
+    """Return whether the device computes and copies while the host goes on."""
     return device.type == "cuda"
 
 
@@ -235,21 +243,22 @@ def _with_room(memory: torch.Tensor, nbytes: int) -> torch.Tensor:
 
 
 def page_locked(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor [count], page-locked where there is a GPU, that may be written in and
-    out of inference mode."""
+    """Return an uninitialised tensor [count], page-locked where there is a GPU. It may be written
+    both in and out of inference mode."""
     with torch.inference_mode(False):
         return torch.empty(count, dtype=dtype, pin_memory=torch.cuda.is_available())
 
 
 def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """All in one tensor [T, sum of widths] float32; the first, of ids, as the bits of int32."""
+    """Join all tensors into one [T, sum of widths] float32; the first, of ids, goes in as the bits
+    of int32."""
     ids, *others = tensors
     return torch.cat([ids.int().view(torch.float32), *others], dim=1)
 
 
 def separated(values: np.ndarray, widths: list[int]) -> list[np.ndarray]:
-    """Copies of what `joined` took: ids as int64, the others as float32. Those of one token are
-    parts of one array."""
+    """Return copies of the tensors that `joined` took: ids as int64, the others as float32. For one
+    token the others are parts of one array."""
     first, *following = widths
     ids = values[:, :first].view(np.int32).astype(np.int64)
     others = values[:, first:]
@@ -265,8 +274,8 @@ def separated(values: np.ndarray, widths: list[int]) -> list[np.ndarray]:
 
 
 def real_rows(mask: torch.Tensor | None, batch: int, length: int) -> np.ndarray | None:
-    """Rows of the flattened batch that are not padding; None when all are real, or for a mask of
-    another kind."""
+    """Return the rows of the flattened batch that are not padding; None when all are real, or for a
+    mask of another kind."""
     if (
         length == 1 or mask is None or mask.dim() != 2 or mask.shape[0] != batch
     ):  # a decoded token is never padding

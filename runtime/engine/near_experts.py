@@ -21,11 +21,11 @@ _HOST = torch.device("cpu")
 
 
 class NearExperts:
-    """Computes near experts on a step's tokens: call `begin`, queue what the device computes
-    meanwhile, then `outputs`.
+    """Computes near experts on a step's tokens: call `begin`, queue the work that the device does
+    meanwhile, then call `outputs`.
 
-    The CPU's kernels compute experts that they know, on few tokens, with numba; torch computes the
-    others.
+    The CPU's kernels compute the experts that they support, on few tokens, with numba; torch
+    computes the others.
     """
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
@@ -36,15 +36,15 @@ class NearExperts:
         self._tokens = HostTokens(resident.slots.device)
 
     def begin(self, hidden: torch.Tensor) -> None:
-        """Send for tokens [T, H], before the device is given more to do."""
+        """Begin to copy tokens [T, H] to the host, before the device is given more to do."""
         self._tokens.fetch(hidden)
 
     def outputs(
         self, module: nn.Module, places: Sequence[Place], near: NearTier, experts: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the experts at `places`, where tokens go to `experts` [T, K]: pairs [n], numbered
-        T * K, and their outputs [n, H], both on the device. Those of two segments of an expert are
-        added up."""
+        """Compute the experts at `places`, where tokens go to `experts` [T, K]. Returns pairs [n],
+        numbered T * K, and their outputs [n, H], both on the device. The outputs of two segments of
+        an expert are added up."""
         tokens = self._tokens.there()
         assigned = assign(experts, _HOST)
         found: dict[int, torch.Tensor] = {}
@@ -59,8 +59,8 @@ class NearExperts:
 
     @cached_property
     def _kernels(self) -> TokenKernels | None:
-        """Those of the CPU, if they know such experts; made when first needed, as some import
-        numba."""
+        """The CPU's kernels, if they support these experts, else None; made on first access, as
+        some import numba."""
         opened = self._opened
         resident = self._resident
         has_replicas = resident.shadows is not None or len(resident.slow.stores) > 1
@@ -78,7 +78,7 @@ class NearExperts:
         tokens: torch.Tensor,
         assigned: dict[int, Assigned],
     ) -> list[torch.Tensor]:
-        """The output [t, H] of each of `places` on its tokens of `tokens` [T, H]."""
+        """Return the output [t, H] of each of `places` on its tokens of `tokens` [T, H]."""
         if self._kernels and len(tokens) == 1 and (contents := near.contents_in_ram(places)):
             starts = [content.data_ptr() for content in contents]
             return list(self._kernels.outputs(tokens, places, starts).unbind())
@@ -94,7 +94,7 @@ class NearExperts:
 
 
 def _pairs(assigned: Assigned, top_k: int) -> np.ndarray:
-    """The numbers of an expert's pairs, int64 [t]."""
+    """Return the numbers of an expert's pairs, int64 [t]."""
     if assigned.tokens is None:
         return np.array([assigned.ranks])
     return assigned.tokens.numpy() * top_k + assigned.ranks.numpy()

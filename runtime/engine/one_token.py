@@ -1,4 +1,4 @@
-"""The calls of a model that decode one token of one sequence, by what they are given."""
+"""Calls of a model that decode one token of one sequence, recognised by their arguments."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ _TAKEN |= {"logits_to_keep", "return_dict", "tokenizer"}  # which change nothing
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OneToken:
-    """A token `ids` [1, 1] behind the `num_tokens` that `past` has; at `positions` [1, 1], or None
+    """A token `ids` [1, 1] that follows the `num_tokens` of `past`, at `positions` [1, 1], or None
     for the next one. `mask` [1, num_tokens + 1] has ones for tokens that are seen; None: all are.
-    `others` are names of what else the forward is given."""
+    `others` are the names of further arguments that the forward is given."""
 
     ids: torch.Tensor
     positions: torch.Tensor | None
@@ -25,7 +25,8 @@ class OneToken:
 
     @classmethod
     def of(cls, args: tuple, named: Mapping[str, object]) -> "OneToken | None":
-        """What a forward is asked for; None for anything else than one more token of a sequence."""
+        """Return the token that a forward is asked to decode; None for anything else than one more
+        token of a sequence."""
         ids = named.get("input_ids", args[0] if args else None)
         past = named.get("past_key_values")
         is_plain = (
@@ -50,7 +51,7 @@ class OneToken:
 
     @property
     def sees_all(self) -> bool:
-        """Whether no token before is hidden. Waits for the device where there is a mask."""
+        """True if no earlier token is hidden. Waits for the device where there is a mask."""
         return self.mask is None or bool(self.mask.all())
 
 

@@ -29,11 +29,11 @@ class StepOutput(Protocol):
         there."""
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
-        """Compute `places` in the near tier, and before them or together with them what is `ready`
-        for `add`."""
+        """Compute `places` in the near tier, and the `ready` experts as by `add`, before them or
+        together with them."""
 
     def finish(self) -> torch.Tensor:
-        """The layer's output [T, H]."""
+        """Return the layer's output [T, H]."""
 
     def forward(
         self,
@@ -43,8 +43,8 @@ class StepOutput(Protocol):
         places: Sequence[Place],
         weights: torch.Tensor,
     ) -> torch.Tensor:
-        """A whole step of one token [1, H] whose `experts` are all there, with `weights` [1, K]:
-        [1, H]."""
+        """Compute a whole step of one token [1, H] whose `experts` are all there, with `weights`
+        [1, K]: [1, H]."""
 
 
 class TokenOutput(StepOutput, Protocol):
@@ -53,7 +53,8 @@ class TokenOutput(StepOutput, Protocol):
     def begin_token(
         self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray
     ) -> None:
-        """A token [1, H] that goes to `experts` [K], -1 for none, with `weights` [K] float32."""
+        """Begin a token [1, H] that goes to `experts` [K], -1 for none, with `weights` [K]
+        float32."""
 
 
 class BatchOutput(StepOutput, Protocol):
@@ -62,19 +63,19 @@ class BatchOutput(StepOutput, Protocol):
     def begin(
         self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, weights: torch.Tensor
     ) -> None:
-        """Tokens [T, H] that go to `experts` [T, K], -1 for none, with `weights` [T, K] where the
-        tokens are."""
+        """Begin tokens [T, H] that go to `experts` [T, K], -1 for none, with `weights` [T, K] on
+        the tokens' device."""
 
     def clear(self) -> None:
-        """Drop an unfinished step and what is known of the contents of slots."""
+        """Drop an unfinished step and everything known of the contents of slots."""
 
 
 def choose_output(
     opened: MoeModel, *, num_devices: int = 1, has_replicas: bool = False
 ) -> type[CpuOutput] | type[GpuOutput] | None:
-    """The compiled output for experts of this model's kind where it is, whole or cut in two; None
-    where only torch computes them. A GPU's kernels know one arena of slots, and so one device;
-    those of replicas, which may be used beside experts as published, know SiLU's gate and no
-    bias."""
+    """Return the compiled output for this model's experts on their device, whole or cut in two;
+    None where only torch computes them. A GPU's kernels support one arena of slots, and so one
+    device. Kernels for replicas, which may be used beside experts as published, support only SiLU's
+    gate without bias."""
     kinds = (CpuOutput, GpuOutput) if num_devices == 1 else (CpuOutput,)
     return next((kind for kind in kinds if kind.suits(opened, has_replicas=has_replicas)), None)

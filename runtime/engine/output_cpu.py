@@ -1,9 +1,9 @@
 """One token's experts on a CPU in compiled code: weights are read once, where they lie, and one
 call takes all experts.
 
-The result is that of the model's own code up to the order of additions within a product: some 1e-7
-in float32. In bfloat16, rounded wherever the module rounds, hardly ever does a bit differ.
-docs/performance.md has figures.
+The result equals the one of the model's own code up to the order of additions within a product:
+some 1e-7 in float32. In bfloat16, rounded wherever the module rounds, hardly ever does a bit
+differ. docs/performance.md has figures.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,11 +27,11 @@ from runtime.tiers.near import NearTier
 
 
 class CpuOutput:
-    """The output of a layer for one token, in compiled code on `threads`. It computes near experts
-    as well.
+    """Output of a layer for one token, in compiled code on `threads`. It computes near experts as
+    well.
 
-    `whole` has, by layer, the kernel of layers whose experts, or the replicas in their place, never
-    leave.
+    `whole` has, by layer, the kernels of layers whose experts, or the replicas in their place,
+    never leave.
     """
 
     name: ClassVar[str] = "fused"
@@ -48,8 +48,8 @@ class CpuOutput:
 
     @staticmethod
     def suits(opened: MoeModel, *, has_replicas: bool = False) -> bool:
-        """Whether kernels exist for such experts: gated by SiLU, without bias, each matrix by rows;
-        and gpt-oss's as published, where no replicas are computed beside them."""
+        """Return whether kernels exist for the model's experts: gated by SiLU, without bias, each
+        matrix by rows; and gpt-oss's as published, where no replicas are computed beside them."""
         has_kernels = has_form(
             opened.layers[0].experts, opened.store.layout, has_replicas=has_replicas
         )
@@ -57,8 +57,8 @@ class CpuOutput:
 
     @staticmethod
     def timed_expert(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
-        """A function to be timed: it computes expert number i of `contents`, uint8 on the CPU, on
-        one token."""
+        """Return a function to be timed: it computes expert number i of `contents`, uint8 on the
+        CPU, on one token."""
         first = opened.layers[0]
         form = form_of(opened.store.layout, opened.dtype, clamped_gate(first.experts))
         hidden = first.hidden_size
@@ -72,7 +72,8 @@ class CpuOutput:
     def begin_token(
         self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray
     ) -> None:
-        """A token [1, H] that goes to `experts` [K], -1 for none, with `weights` [K] float32."""
+        """Begin a token [1, H] that goes to `experts` [K], -1 for none, with `weights` [K]
+        float32."""
         applied: dict[int, float] = {}
         for expert, weight in zip(experts, weights, strict=True):
             applied[expert] = applied.get(expert, 0) + weight  # a router may select an expert twice
@@ -86,8 +87,8 @@ class CpuOutput:
         self._add(places, self._kernels.starts(places))
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
-        """Compute what is `ready` for `add` and `places` where they lie in the near tier, from RAM
-        all in one call."""
+        """Compute the `ready` experts as by `add`, and `places` where they lie in the near tier;
+        from RAM all in one call."""
         if contents := near.contents_in_ram(places):
             starts = [content.data_ptr() for content in contents]
             self._add([*ready, *places], self._kernels.starts(ready) + starts)
@@ -97,7 +98,7 @@ class CpuOutput:
             self._add([place], [near.content(place).data_ptr()])
 
     def finish(self) -> torch.Tensor:
-        """The layer's output [1, H]."""
+        """Return the layer's output [1, H]."""
         out = torch.empty_like(self._hidden)
         kernels("cpu.gated").combine(
             self._y, self._weights, len(self._weights), out.view(self._as_numpy).numpy()[0]
@@ -112,8 +113,8 @@ class CpuOutput:
         places: Sequence[Place],
         weights: torch.Tensor,
     ) -> torch.Tensor:
-        """A whole step of one token [1, H] whose `experts` are all there, with `weights` [1, K]:
-        [1, H]."""
+        """Compute a whole step of one token [1, H] whose `experts` are all there, with `weights`
+        [1, K]: [1, H]."""
         order = sorted(range(len(experts)), key=experts.__getitem__)
         self._start(hidden, weights.float().numpy()[0, order])
         ordered = [places[rank] for rank in order]
@@ -122,11 +123,12 @@ class CpuOutput:
 
     @property
     def computes_layers(self) -> bool:
-        """Whether a whole layer is one kernel."""
+        """True if one kernel computes a whole layer."""
         return self._kernels.computes_layers(self._top_k)
 
     def note_layer(self, layer: int, slots: Sequence[int]) -> None:
-        """The experts of a layer lie, whole, in `slots` [E], `NO_SLOT` for one that is absent."""
+        """Note that the experts of a layer lie, whole, in `slots` [E], `NO_SLOT` for one that is
+        absent."""
         starts = self.all_whole.starts[layer]
         starts[:] = self._kernels.starts_of(slots)
         self.whole[layer] = self._kernels.whole_layer(
@@ -135,7 +137,7 @@ class CpuOutput:
 
     @cached_property
     def all_whole(self) -> WholeExperts:
-        """Where the experts of layers begin that are noted."""
+        """Addresses, matrices and replicas of the experts in the layers that are noted."""
         form = self._kernels.whole_form
         shape = self._shape
         starts = np.zeros((shape.num_layers, shape.num_experts), np.int64)
@@ -148,8 +150,8 @@ class CpuOutput:
     def forward_whole(
         self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor | None:
-        """A whole step of one token [1, H] in a layer that is noted, ids and weights [1, K] as the
-        router left them; None if an expert is absent."""
+        """Compute a whole step of one token [1, H] in a layer that is noted, ids and weights [1, K]
+        as the router left them; None if an expert is absent."""
         hidden = hidden.contiguous()
         ids = ids.contiguous()
         weights = weights.contiguous()

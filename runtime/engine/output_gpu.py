@@ -1,6 +1,6 @@
 """A step's experts on a GPU in a few kernels, which find each expert in the arena of slots.
 
-The result is that of the model's own code up to the order of additions within a product, as it is
+The result equals the one of the model's own code up to the order of additions within a product, as
 in `runtime.engine.output_cpu`.
 """
 
@@ -33,15 +33,15 @@ _FEW = 8
 
 
 class GpuOutput:
-    """The output of a layer in Triton kernels.
+    """Output of a layer in Triton kernels.
 
-    Many tokens are sorted by expert, and a tile of them reads an expert's weights once; a single
-    token reads them by itself, and of experts as published each of a few does. Torch computes on
-    many tokens replicas of few bits and experts as published, which a kernel dequantises. What is
-    near the host computes meanwhile. The last kernel of a token's experts adds them up, where all
-    that it computes lie as the checkpoint has them.
+    Many tokens are sorted by expert, and a tile of them reads an expert's weights once. A single
+    token reads the weights by itself; for experts as published, so does each of a few tokens. On
+    many tokens, torch computes replicas of few bits, and experts as published, which a kernel
+    dequantises. The host computes near experts meanwhile. The last kernel of a token's experts adds
+    them up, if all experts that it computes lie as the checkpoint has them.
 
-    `whole` has, by layer, where each expert begins [E], for layers whose experts are all resident.
+    `whole` has, by layer, the offset of each expert [E], for layers whose experts are all resident.
     """
 
     name: ClassVar[str] = "fused, triton"
@@ -66,8 +66,8 @@ class GpuOutput:
 
     @staticmethod
     def suits(opened: MoeModel, *, has_replicas: bool = False) -> bool:
-        """Whether kernels exist for such experts, and for the replicas that are computed beside
-        them."""
+        """Return whether kernels exist for the model's experts, and for the replicas that are
+        computed beside them."""
         layout = opened.store.layout
         has_kernels = (
             has_form(opened.layers[0].experts, layout, has_replicas=has_replicas)
@@ -77,8 +77,8 @@ class GpuOutput:
 
     @staticmethod
     def timed_expert(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
-        """A function to be timed: it computes expert number i of `contents`, uint8 on the GPU, on
-        one token."""
+        """Return a function to be timed: it computes expert number i of `contents`, uint8 on the
+        GPU, on one token."""
         layout = opened.store.layout
         device = contents[0].device
         first = opened.layers[0]
@@ -96,7 +96,8 @@ class GpuOutput:
     def begin_token(
         self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray
     ) -> None:
-        """A token [1, H] that goes to `experts` [K], -1 for none, with `weights` [K] float32."""
+        """Begin a token [1, H] that goes to `experts` [K], -1 for none, with `weights` [K]
+        float32."""
         selected = np.array([experts], np.int32)
         rows = np.stack((selected, np.ascontiguousarray(weights, np.float32)[None].view(np.int32)))
         sent = self._to_device(rows)
@@ -111,15 +112,16 @@ class GpuOutput:
         ids: torch.Tensor,
         weights: torch.Tensor,
     ) -> None:
-        """A token [1, H] that goes to `experts` [1, K] as its router chose: `ids` and `weights` [1,
-        K] are where it left them, on the device, so that nothing is copied there."""
+        """Begin a token [1, H] that goes to `experts` [1, K] as its router chose. `ids` and
+        `weights` [1, K] are on the device, where the router left them, so that nothing is copied
+        there."""
         self._start(module, hidden, experts, ids.contiguous(), weights)
         self._groups = None
 
     def begin(
         self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, weights: torch.Tensor
     ) -> None:
-        """Tokens [T, H] that go to `experts` [T, K], -1 for none, with `weights` [T, K]."""
+        """Begin tokens [T, H] that go to `experts` [T, K], -1 for none, with `weights` [T, K]."""
         self._groups = groups = SortedPairs(experts)
         sent = self._to_device(np.stack((experts.astype(np.int32).ravel(), groups.order)))
         self._start(module, hidden, experts, sent[0].view(experts.shape), weights)
@@ -141,7 +143,7 @@ class GpuOutput:
                 self._add_by_torch(form, alike)
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
-        """Compute what is `ready` for `add`, and meanwhile `places` on the host."""
+        """Compute the `ready` experts as by `add`, and meanwhile `places` on the host."""
         self._near.begin(self._hidden)
         self.add(ready)
         pairs, outputs = self._near.outputs(self._module, places, near, self._experts)
@@ -152,7 +154,7 @@ class GpuOutput:
             self._y.index_copy_(0, pairs, outputs.to(self._y.dtype))
 
     def add_output(self, expert: int, y: torch.Tensor) -> None:
-        """Take an expert's output on its tokens [t, H], or that of a segment, computed
+        """Take the output of an expert, or of a segment, on its tokens [t, H], computed
         elsewhere."""
         tokens, ranks = self._assigned_to(expert)
         by_token = self._y.view(*self._experts.shape, -1)
@@ -161,8 +163,8 @@ class GpuOutput:
         by_token[rows] = by_token[rows] + y if self._forms.are_cut else y
 
     def finish(self) -> torch.Tensor:
-        """The layer's output [T, H]. Drops the tensors of the step: a prompt's would stay while
-        tokens follow it."""
+        """Return the layer's output [T, H]. Drops the tensors of the step: those of a prompt would
+        otherwise stay while tokens follow it."""
         output = self._output
         if output is None:
             output = torch.empty_like(self._hidden)
@@ -184,8 +186,8 @@ class GpuOutput:
         places: Sequence[Place],
         weights: torch.Tensor,
     ) -> torch.Tensor:
-        """A whole step of one token [1, H] whose `experts` are all there, with `weights` [1, K]:
-        [1, H]."""
+        """Compute a whole step of one token [1, H] whose `experts` are all there, with `weights`
+        [1, K]: [1, H]."""
         selected = np.array([experts], np.int32)
         self._start(module, hidden, selected, self._to_device(selected), weights)
         self._groups = None
@@ -193,19 +195,20 @@ class GpuOutput:
         return self.finish()
 
     def note_layer(self, layer: int, slots: Sequence[int]) -> None:
-        """Every expert of a layer lies, whole, in one of `slots` [E]."""
+        """Note that every expert of a layer lies, whole, in one of `slots` [E]."""
         self.whole[layer] = self.starts(slots)
 
     def forward_whole(
         self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """A whole step of one token [1, H] in a layer that is noted as whole, ids and weights [1,
-        K] as the router left them on the device: the host neither reads them nor waits."""
+        """Compute a whole step of one token [1, H] in a layer that is noted as whole, ids and
+        weights [1, K] as the router left them on the device. The host neither reads them nor
+        waits."""
         ids = ids.contiguous()
         return self.forward_at(self.whole[layer], ids, hidden, ids, weights)
 
     def starts(self, slots: Sequence[int]) -> torch.Tensor:
-        """Where these slots begin, for `forward_at`."""
+        """Return the offsets of these slots for `forward_at`."""
         return self._forms.full.starts(slots)
 
     def forward_at(
@@ -216,8 +219,8 @@ class GpuOutput:
         ids: torch.Tensor,
         weights: torch.Tensor,
     ) -> torch.Tensor:
-        """A whole step of one token [1, H] whose experts `ids` [1, K] begin at the `numbers` [1, K]
-        of `starts`, with `weights` [1, K]; all on the device."""
+        """Compute a whole step of one token [1, H] whose experts `ids` [1, K] begin at the
+        `numbers` [1, K] of `starts`, with `weights` [1, K]; all on the device."""
         total = self._total(ids, weights, hidden)
         self._forms.full.multiply(
             hidden.contiguous(), numbers, self._outputs(ids.numel()), starts=starts, total=total
@@ -261,8 +264,8 @@ class GpuOutput:
         self._y = new(experts.size, hidden.shape[1], dtype=dtype, device=self._device)
 
     def _outputs(self, count: int) -> torch.Tensor:
-        """Room for the outputs of a token's experts, float32 [count, H]. It is kept: one stream
-        computes all steps."""
+        """Return room for the outputs of a token's experts, float32 [count, H]. It is kept: one
+        stream computes all steps."""
         if count not in self._kept:
             with torch.inference_mode(
                 False
@@ -307,13 +310,14 @@ class GpuOutput:
             self.add_output(expert, y)
 
     def _total(self, keys: torch.Tensor, weights: torch.Tensor, hidden: torch.Tensor) -> Total:
-        """For the last kernel of a token [1, H]."""
+        """Return the operands with which the last kernel of a token [1, H] adds up its experts."""
         return Total(
             keys, weights.contiguous(), torch.empty_like(hidden), self._done, self._is_wide
         )
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        """The driver takes so small an array at once: the host does not wait for queued work."""
+        """Copy an array to the device. The driver takes a small array at once: the host does not
+        wait for queued work."""
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
 

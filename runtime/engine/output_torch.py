@@ -1,5 +1,5 @@
-"""The output of a layer step by torch: bit for bit the sum that the model's own code makes, unless
-it is fused."""
+"""Output of a layer step by torch: bit for bit the sum that the model's own code makes, unless it
+is fused."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -23,9 +23,9 @@ _slot = attrgetter("slot")
 class TorchOutput:
     """Takes experts as they are computed, in any order, and adds them up in the model's order.
 
-    `batched` computes several experts of one token in one call, if anything does so to the bit.
-    `kernels` computes one token's replicas of few bits, which have no bits of the model to keep; if
-    `is_fused`, any expert on few tokens. The model adds experts up in `sum_dtype`.
+    `batched`, if given, computes several experts of one token in one call with the same bits.
+    `kernels` computes one token's replicas of few bits, which need not match the model's bits; if
+    `is_fused`, also any expert on few tokens. The model adds experts up in `sum_dtype`.
     """
 
     name: ClassVar[str] = "torch"
@@ -50,7 +50,7 @@ class TorchOutput:
     def begin(
         self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, weights: torch.Tensor
     ) -> None:
-        """Tokens [T, H] that go to `experts` [T, K], -1 for none, with `weights` [T, K]."""
+        """Begin tokens [T, H] that go to `experts` [T, K], -1 for none, with `weights` [T, K]."""
         self._module = module
         self._hidden = hidden
         self._weights = weights
@@ -79,8 +79,8 @@ class TorchOutput:
             self.add_output(place.key % self._num_experts, self._forward(place))
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
-        """Compute `places` in the near tier, and before them or together with them what is `ready`
-        for `add`."""
+        """Compute `places` in the near tier, and the `ready` experts as by `add`, before them or
+        together with them."""
         if (
             self._can_batch(places)
             and self._can_batch(ready)
@@ -99,13 +99,13 @@ class TorchOutput:
                 self.add_output(key, self._forward_near(place, near, gather(host, own)))
 
     def add_output(self, expert: int, y: torch.Tensor) -> None:
-        """Take an expert's output on its tokens [t, H], or that of one of its segments, which add
+        """Take the output of an expert on its tokens [t, H], or of one of its segments, which add
         up to it."""
         self._outputs[expert] = self._outputs[expert] + y if expert in self._outputs else y
 
     def finish(self) -> torch.Tensor:
-        """The layer's output [T, H]. Experts add up in ascending order, or the sum would round
-        differently."""
+        """Return the layer's output [T, H]. Experts add up in ascending order, or the sum would
+        round differently."""
         out = torch.zeros_like(self._hidden, dtype=self._sum_dtype)
         dtype = self._hidden.dtype
         for expert in sorted(self._outputs):
@@ -122,7 +122,7 @@ class TorchOutput:
         places: Sequence[Place],
         weights: torch.Tensor,
     ) -> torch.Tensor:
-        """A whole step of one token [1, H] whose `experts`, none twice, are all there, with
+        """Compute a whole step of one token [1, H] whose `experts`, none twice, are all there, with
         `weights` [1, K]: [1, H].
 
         It makes few calls: one more takes as long as a small expert.
@@ -147,7 +147,7 @@ class TorchOutput:
         self._outputs: dict[int, torch.Tensor] = {}
 
     def _forward(self, place: Place) -> torch.Tensor:
-        """The output [t, H] of one expert, or a segment of one, on its tokens."""
+        """Return the output [t, H] of one expert, or of a segment of one, on its tokens."""
         expert = place.key % self._num_experts
         if self._across:
             return self._across.forward(self._module, place, expert)
@@ -158,7 +158,7 @@ class TorchOutput:
         return self._resident.forward(self._module, place, x)
 
     def _forward_near(self, place: Place, near: NearTier, x: torch.Tensor) -> torch.Tensor:
-        """The same of an expert in the near tier on its tokens, x [t, H] on the host."""
+        """Return the output of an expert in the near tier on its tokens, x [t, H] on the host."""
         if self._few and self._few.takes(place, len(x)):
             return self._few.forward(place, near.content(place).data_ptr(), x)
         return near.forward(self._module, place, x).to(self._hidden.device, non_blocking=True)
@@ -166,7 +166,8 @@ class TorchOutput:
     def _forward_all(
         self, module: nn.Module, hidden: torch.Tensor, places: Sequence[Place]
     ) -> torch.Tensor:
-        """The output of each expert, all of them packed or none, for a token [1, H]: [n, 1, H]."""
+        """Return the output of each expert, all of them packed or none, for a token [1, H]: [n, 1,
+        H]."""
         if self._kernels and self._kernels.is_packed(places[0].bits):
             return self._kernels.outputs(hidden, places, self._kernels.starts(places))
         if self._batched and is_full(places[0]):
@@ -179,7 +180,7 @@ class TorchOutput:
         return self._packed is not None and self._packed.is_packed(place.bits)
 
     def _can_batch(self, places: Sequence[Place]) -> bool:
-        """Whether these experts of the step can be computed in one call with others."""
+        """Return whether these experts of the step can be computed in one call with others."""
         if not self._batched or not self._is_one_row:
             return False
         return all(is_full(place) and not self._is_packed(place) for place in places)

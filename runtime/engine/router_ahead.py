@@ -18,8 +18,8 @@ _CARRIED = (
 
 
 class RouterAnswer(NamedTuple):
-    """What a router gives ahead: a distribution [T, E], and what the next router takes of it; None:
-    nothing."""
+    """Answer of a router that is asked ahead: a distribution [T, E], and the tensor that the next
+    router takes of it; None: nothing."""
 
     p: torch.Tensor
     carried: torch.Tensor | None = None
@@ -32,8 +32,8 @@ class RouterAhead:
     A whole router takes ten times as long as its matrix. Where it selects the largest logits and
     these are its matrix times the input (`is_matrix`), the distribution is the softmax of that
     product. Every other router runs whole, with its correction bias, its groups and its further
-    `arguments`, which are its block's tensors, the ids of the pass, or what the router before it
-    gave.
+    `arguments`. These are tensors of its block, the ids of the pass, or the output of the router
+    before it.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class RouterAhead:
     def answer(
         self, x: torch.Tensor, ids: torch.Tensor | None, carried: torch.Tensor | None = None
     ) -> RouterAnswer:
-        """The answer for x [.., H], the tokens of which have these ids; `carried` is of the router
-        before."""
+        """Return the answer for x [.., H], whose tokens have these ids; `carried` comes from the
+        router before."""
         if self._is_matrix and x.dtype == self._gate.weight.dtype:
             return RouterAnswer(_product(self._gate, x).softmax(-1, dtype=torch.float32))
         given = {_OF_THE_PASS: ids, _CARRIED: carried}
@@ -65,7 +65,7 @@ class RouterAhead:
 
 
 def routers_ahead(opened: MoeModel) -> list[RouterAhead]:
-    """The routers of all layers. There must be no `reason_not_asked`."""
+    """Return the routers of all layers. There must be no `reason_not_asked`."""
     is_matrix: dict[type, bool] = {}
     routers = []
     for layer in opened.layers:
@@ -80,8 +80,8 @@ def routers_ahead(opened: MoeModel) -> list[RouterAhead]:
 
 
 def reason_not_asked(opened: MoeModel) -> str | None:
-    """One line on why routers of this model cannot be asked ahead: they take what only their own
-    layer knows. None: all can be asked."""
+    """Return one line on why routers of this model cannot be asked ahead: they take arguments that
+    only their own layer knows. None: all can be asked."""
     for layer in opened.layers:
         _, unknown = _further(layer.gate, _block(opened, layer.name))
         if unknown:
@@ -93,13 +93,13 @@ def reason_not_asked(opened: MoeModel) -> str | None:
 
 
 def carried_on(output: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
-    """Of a router's outputs what the next router takes; None: it takes nothing."""
+    """Return the output of a router that the next router takes; None if it takes nothing."""
     return output[3] if len(output) > 3 else None
 
 
 def ranked_first(p: torch.Tensor, selected: torch.Tensor) -> torch.Tensor:
-    """Give the values of distributions `p` [T, E] to experts anew: the largest K to the `selected`
-    [T, K] and the rest to the others, both in the order that they have in `p`.
+    """Assign the values of distributions `p` [T, E] to experts anew: the largest K to the
+    `selected` [T, K] and the rest to the others, both in the order that they have in `p`.
 
     The values of the other experts are reduced by one unit in the last place, so that none of them
     ties with a selected expert.
@@ -117,10 +117,11 @@ def _block(opened: MoeModel, experts: str) -> nn.Module:
 
 
 def _further(gate: nn.Module, block: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the router's arguments beside its input: those that its block, the pass or the
-    router before has, and the unknown.
+    """Return the names of the router's arguments beside its input: the known ones, which its block,
+    the pass or the router before has, and the unknown ones.
 
-    One that may be left out is, if its block has no more to give than the router's input.
+    An optional argument that none of them has is left out, if the block's forward takes nothing but
+    the router's input.
     """
     known = []
     unknown = []
@@ -133,17 +134,17 @@ def _further(gate: nn.Module, block: nn.Module) -> tuple[tuple[str, ...], tuple[
 
 
 def _parameters(module: nn.Module) -> list[Parameter]:
-    """What the forward of this module's class takes."""
+    """Return the parameters of the forward of this module's class, without `self`."""
     return list(signature(type(module).forward).parameters.values())[1:]
 
 
 def _selects_by_its_matrix(gate: nn.Module) -> bool:
-    """Whether the router selects the largest of its logits, and these are its matrix times its
-    input.
+    """Return whether the router selects the largest of its logits, and these are its matrix times
+    its input.
 
-    Any other state, such as a correction bias, says no: it may change the choice for few tokens.
-    Without such state only the code is left, and limits to groups show on some of a few hundred
-    random tokens.
+    A router with any other state, such as a correction bias, counts as one that does not: the state
+    may change the choice for few tokens. Without such state only the code is left, and limits to
+    groups show on some of a few hundred random tokens.
     """
     state = {name for name, _ in (*gate.named_parameters(), *gate.named_buffers())}
     if "weight" not in state or not state <= {"weight", "bias"} or gate.weight.dim() != 2:
@@ -167,5 +168,5 @@ def _product(gate: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def _run(gate: nn.Module, x: torch.Tensor, **further: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The router's output, without its hooks, which would keep the result."""
+    """Return the router's output, without its hooks, which would keep the result."""
     return type(gate).forward(gate, x, **further)

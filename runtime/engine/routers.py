@@ -20,8 +20,8 @@ from runtime.policies.step import Opening, Step, last_tokens
 
 @dataclass(slots=True)
 class _Routed:
-    """A router's input, its logits and what it carries to the next router, kept until its experts
-    are called."""
+    """A router's input, its logits and the tensor that it carries to the next router, kept until
+    its experts are called."""
 
     x: torch.Tensor | None = None
     logits: torch.Tensor | None = None
@@ -30,9 +30,10 @@ class _Routed:
 
 @dataclass(slots=True)
 class _Pass:
-    """The pass under way: its phase, the rows that are tokens (None: all), their requests, which
-    are of prompts beside decoded ones, the ids of all rows, each request's mean, and what the first
-    routers carried to the next."""
+    """The pass under way. `rows` are the rows that are tokens (None: all), `requests` their
+    requests. `prompts` tells which of them are of prompts, where others are decoded. `ids` are
+    those of all rows, `embedding` is each request's mean, and `carried` is the output of the first
+    routers for the next ones."""
 
     phase: int
     rows: np.ndarray | None
@@ -50,10 +51,10 @@ class Watcher:
 
     `on_pass` is called with the request of each row of a pass, `on_step` with every step,
     `on_opening` once the input of a pass is embedded. `first_request` is the number of the first
-    request of the coming passes; with `decodes` they count as decoding, however many tokens they
-    have. `token_requests`, if given, has the request of each token of the next pass, in place of
-    one request for each row of it; the tokens of a request stand together. With `is_watching`
-    routers are hooked, with `sees_embeddings` the embedding.
+    request of the coming passes. With `decodes` these passes count as decoding, however many tokens
+    they have. `token_requests`, if given, has the request of each token of the next pass, in place
+    of one request for each row; the tokens of a request stand together. With `is_watching` routers
+    are hooked, with `sees_embeddings` the embedding.
     """
 
     def __init__(self, opened: MoeModel) -> None:
@@ -71,7 +72,7 @@ class Watcher:
         self._routed = [_Routed() for _ in opened.layers]
         self._ahead: list[RouterAhead] = []  # of all layers, once predictions are seen
         self._pass = _Pass(PREFILL, None, np.zeros(0, np.int32))
-        self._letter: Letter | None = None  # of which the next step is made
+        self._letter: Letter | None = None  # from which the next step is made
         self._pass_index = -1
         self._newest = -1  # of the requests that were seen
         self._handles: list = []
@@ -94,9 +95,9 @@ class Watcher:
             self._watch_embedding()
 
     def see_predictions(self, distance: int = 1, predictor: Predictor | None = None) -> None:
-        """Make steps carry predictions from here on: what the routers of the next `distance` layers
-        give for this router's input, and what the fitted predictor, if there is one, gives for it.
-        The routers' are left out where there is a `reason_not_asked`."""
+        """Make steps carry predictions from here on: the distributions that the routers of the next
+        `distance` layers give for this router's input, and the fitted predictor's, if there is one.
+        The routers' predictions are left out where there is a `reason_not_asked`."""
         if distance and reason_not_asked(self._opened) is None:
             self._distance = max(self._distance, distance)
             self._ahead = self._ahead or routers_ahead(self._opened)
@@ -111,7 +112,7 @@ class Watcher:
         self.is_watching = self.sees_embeddings = False
 
     def begin_pass(self, args: tuple, kwargs: dict) -> int:
-        """Note whose tokens the model is given. Returns the number of tokens."""
+        """Note the requests whose tokens the model is given. Returns the number of tokens."""
         ids = kwargs.get("input_ids", args[0] if args else None)
         batch, length = (ids if ids is not None else kwargs["inputs_embeds"]).shape[:2]
         requests = self.token_requests
@@ -133,8 +134,8 @@ class Watcher:
         return len(requests)
 
     def _phases(self, requests: np.ndarray) -> tuple[int, np.ndarray | None]:
-        """Return the phase of a pass, and which tokens [T] are of prompts if others are decoded:
-        those of requests with several tokens in this pass, and of requests that were not seen
+        """Return the phase of a pass, and which tokens [T] are of prompts if others are decoded.
+        Tokens are of prompts if their request has several tokens in this pass, or was not seen
         before."""
         last = last_tokens(requests)
         counts = np.diff(last, prepend=-1)
@@ -151,8 +152,8 @@ class Watcher:
             self._embed(kwargs["inputs_embeds"])
 
     def step(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Step:
-        """One layer as policies see it, with ids and weights [T, K]. This is the only copy of a
-        step to the host."""
+        """Return one layer as policies see it, with ids and weights [T, K]. This is the only copy
+        of a step to the host."""
         letter = self._letter
         self._letter = None
         arrays = letter.read() if letter else self._to_host(self._to_be_seen(layer, ids, weights))
@@ -185,21 +186,21 @@ class Watcher:
         return step
 
     def foreseen(self, layer: int) -> torch.Tensor:
-        """What the next layer's router says of this one's input, [T, E], where the host sees
-        nothing else of it."""
+        """Return the distribution [T, E] that the next layer's router gives for this one's input,
+        where the host sees nothing else of the step."""
         nearest, *_ = self._predictions(layer, self._routed[layer])
         self._forget(layer)
         return nearest
 
     @property
     def wanted(self) -> tuple[object, ...]:
-        """What else than ids and weights steps carry."""
+        """The settings that decide the contents of steps besides ids and weights."""
         return self._wants_probabilities, self._distance, self.predictor, self.is_watching
 
     @contextmanager
     def captured(self, ids: torch.Tensor) -> Iterator[None]:
-        """While a pass is captured, take it for one of these `ids` [1, 1], which stay where they
-        are."""
+        """Take the pass, while it is captured, for one of these `ids` [1, 1], whose address is
+        fixed."""
         before = self._pass.ids
         self._pass.ids = ids
         try:
@@ -209,7 +210,8 @@ class Watcher:
             self._pass.carried.clear()
 
     def send(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Letter:
-        """Have a graph that is being captured send what a step of this layer will be made of."""
+        """Make the graph that is being captured send the tensors from which a step of this layer is
+        made."""
         letter = self._to_host.send(self._to_be_seen(layer, ids, weights))
         self._forget(layer)
         return letter
@@ -221,7 +223,7 @@ class Watcher:
     def _to_be_seen(
         self, layer: int, ids: torch.Tensor, weights: torch.Tensor
     ) -> list[torch.Tensor]:
-        """What the host must see of a layer, [T, *] each."""
+        """Return the tensors of a layer that the host must see, [T, *] each."""
         routed = self._routed[layer]
         tensors = [ids, weights]
         if self._wants_probabilities:
@@ -232,7 +234,8 @@ class Watcher:
         return tensors
 
     def _forget(self, layer: int) -> None:
-        """Drop what was kept of a layer: all layers of a long prompt would fill a GPU."""
+        """Drop the tensors that were kept of a layer: those of all layers of a long prompt would
+        fill a GPU."""
         routed = self._routed[layer]
         routed.x = routed.logits = routed.carried = None
         if layer == len(self._routed) - 1:
@@ -256,9 +259,9 @@ class Watcher:
         self._handles.append(self._opened.model.get_input_embeddings().register_forward_hook(embed))
 
     def _embed(self, given: torch.Tensor) -> None:
-        """Copy the input of the pass [B, S, H] to the host at once, apart from the steps: a search
-        by it runs while the first layer attends. Once a pass: what else is embedded is not its
-        input."""
+        """Copy the input of the pass [B, S, H] to the host at once, apart from the steps, so that a
+        search by it runs while the first layer attends. Does so once a pass: anything embedded
+        later is not its input."""
         if self._pass_index < 0 or self._pass.embedding is not None:
             return
         tokens = given.detach().flatten(0, -2).float().cpu().numpy()
@@ -278,9 +281,9 @@ class Watcher:
         return hook
 
     def _predictions(self, layer: int, routed: _Routed) -> list[torch.Tensor]:
-        """The distributions [T, E] of each of the next D routers on this router's input. The ids of
-        the next pass are not known yet, nor what its routers carry: routers that read them are
-        asked with those of this pass."""
+        """Return the distributions [T, E] of each of the next D routers for this router's input.
+        The ids of the next pass are not known yet, nor the tensors that its routers carry: routers
+        that read them are asked with those of this pass."""
         if layer < self._distance:
             self._pass.carried.append(routed.carried)
         carried = routed.carried
@@ -296,7 +299,8 @@ class Watcher:
 
 
 def _stacked(ahead: list[np.ndarray]) -> np.ndarray | None:
-    """The distributions of D layers, each [T, E], as one array [T, D, E]; None for no layer."""
+    """Join the distributions of D layers, each [T, E], to one array [T, D, E]; None for no
+    layer."""
     if len(ahead) == 1:
         return ahead[0][:, None]
     return np.stack(ahead, axis=1) if ahead else None

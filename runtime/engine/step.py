@@ -30,9 +30,9 @@ class StepExecutor:
     """Executes the controller's plans, one MoE layer of one pass at a time.
 
     `pending` has the transfers that were issued and not collected, by slot. `num_not_landed` counts
-    experts that the controller took for resident, that had not landed, and that were therefore
-    computed on the replica beside the slots. `last_token` has by layer what the last pass did that
-    gave answers a token each: its plan, or the router's choice [1, K] where nothing was left to
+    experts that the controller took for resident, but that had not landed and were therefore
+    computed on the replica beside the slots. `last_token` has, by layer, the plan of the last pass
+    in which each answer got one token, or the router's choice [1, K] where nothing was left to
     plan. `on_plan` is called with every step that was planned, and its plan.
     """
 
@@ -112,8 +112,8 @@ class StepExecutor:
         del self._fused_output, self._token_output, self._batch_output, self._whole_output
 
     def clear(self) -> None:
-        """Cancel every transfer and drop what outputs remember of slots and of an unfinished
-        step."""
+        """Cancel every transfer, and drop everything that outputs keep of slots and of an
+        unfinished step."""
         self.pending.clear()
         self.link.clear()  # also transfers that were issued and not yet noted as pending
         self._batch_output.clear()
@@ -127,7 +127,7 @@ class StepExecutor:
         self._all_arrived(places)
 
     def open_pass(self, opening: Opening) -> None:
-        """Send for what the controller brings before the first layer has run."""
+        """Issue the loads that the controller asks for before the first layer has run."""
         self._issue(self.controller.open_pass(opening), PREFETCH)
 
     def run(
@@ -161,8 +161,8 @@ class StepExecutor:
     def _forward_whole(
         self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor | None:
-        """The output of one token where experts never leave, without asking the controller where
-        they are; None where one may be absent."""
+        """Return the output of one token where experts never leave, without asking the controller
+        where they are; None where one may be absent."""
         if self.pending or not self._can_skip_planning or not self._is_noted(layer):
             return None
         out = self._whole_output.forward_whole(layer, hidden, ids, weights)
@@ -187,13 +187,13 @@ class StepExecutor:
         return True
 
     def whole(self) -> WholeExperts | None:
-        """Where the experts of all layers are, if one token can be computed without asking the
-        controller."""
+        """Return the addresses of the experts of all layers, if one token can be computed without
+        asking the controller; otherwise None."""
         is_there = isinstance(self._whole_output, CpuOutput) and self.is_settled()
         return self._whole_output.all_whole if is_there else None
 
     def is_settled(self) -> bool:
-        """Whether one token can be computed without asking the controller in any layer."""
+        """Return whether one token can be computed in every layer without asking the controller."""
         can_skip = self.watcher.on_step is None and not self.pending and self._can_skip_planning
         layers = range(self.controller.shape.num_layers)
         return can_skip and self._whole_output is not None and all(map(self._is_noted, layers))
@@ -204,7 +204,7 @@ class StepExecutor:
         self._count_fixed(0, chosen)
 
     def count(self, first: int, chosen: torch.Tensor) -> None:
-        """Count one token's use of n layers from number `first` on, by what routers chose in each,
+        """Count one token's use of n layers from number `first` on, by the routers' choice in each,
         [n, K]."""
         if len(chosen):
             of_layers = chosen[:, None].unbind()
@@ -212,8 +212,8 @@ class StepExecutor:
             self._count_fixed(first, of_layers)
 
     def _count_fixed(self, first: int, chosen: Sequence[torch.Tensor]) -> None:
-        """Count one token's use of layers by their ids, [1, K] each. Those on a device are read,
-        which waits for it, only where they are counted one by one."""
+        """Count one token's use of layers by their ids, [1, K] each. Ids on a device are read,
+        which waits for it, only where experts are counted one by one."""
         read = torch.cat(tuple(chosen)).cpu().numpy() if self.controller.counts_chosen else None
         self.controller.count_fixed(first, len(chosen), chosen=read)
 
@@ -248,7 +248,7 @@ class StepExecutor:
         return self._batch_output
 
     def _compute(self, plan: Plan, num_tokens: int, output: StepOutput) -> None:
-        """Every used expert: residents first, near ones while loads are under way, arrivals
+        """Compute every used expert: residents first, near ones while loads are under way, arrivals
         last."""
         self.near.begin(plan.near)
         self._issue(plan.placed, PREFETCH)
@@ -324,8 +324,8 @@ class StepExecutor:
                 self._issue((load,), DEMAND)
 
     def _arrived(self, place: Place) -> Place:
-        """Where to compute an expert: in its slot once it has landed, or without waiting on the
-        replica that stays."""
+        """Return the place at which to compute an expert: its slot once it has landed, or the
+        replica that stays, if there is one, without waiting."""
         if self._shadows and not self.link.has_landed(self.pending[place.slot]):
             self.num_not_landed += 1
             return Place(place.key, NO_SLOT, self.controller.cache.shadows[place.key].item())
@@ -333,7 +333,7 @@ class StepExecutor:
         return place
 
     def _all_arrived(self, coming: Sequence[Place]) -> list[Place]:
-        """As `_arrived`, for several at once."""
+        """Do the same as `_arrived` for several experts at once."""
         if self._shadows:
             return [self._arrived(place) for place in coming]
         self.link.collect_all([self.pending.pop(place.slot) for place in coming])
@@ -346,13 +346,14 @@ class StepExecutor:
                 self.pending[place.slot] = transfer
 
     def _freed(self, place: Place) -> Wanted:
-        """A load into a slot, into which nothing else comes from here on."""
+        """Return a load into a slot, after cancelling the transfer that is under way into it, if
+        any."""
         if place.slot in self.pending:
             self.link.cancel(self.pending.pop(place.slot))
         return Wanted(place.key, self.resident.room(place), place.bits)
 
     def _all_rows(self, selected: np.ndarray, num_rows: int) -> np.ndarray:
-        """The plan's experts with rows for padding: [rows, K], -1 there."""
+        """Return the plan's experts with rows for padding: [rows, K], -1 there."""
         if self.watcher.rows is None:
             return selected
         full = np.full((num_rows, selected.shape[1]), -1, np.int64)
@@ -360,8 +361,8 @@ class StepExecutor:
         return full
 
     def _reweighted(self, planned: np.ndarray, weights: torch.Tensor) -> torch.Tensor:
-        """The plan's weights with rows for padding, on the device and in the type of the router's
-        `weights`."""
+        """Return the plan's weights with rows for padding, on the device and in the type of the
+        router's `weights`."""
         full = torch.from_numpy(np.ascontiguousarray(planned)).to(weights)
         if self.watcher.rows is None:
             return full

@@ -1,4 +1,4 @@
-"""What a CPU's kernels for one token take."""
+"""Operands of CPU kernels for one token."""
 
 from typing import NamedTuple
 

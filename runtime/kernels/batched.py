@@ -27,15 +27,15 @@ Views = dict[str, torch.Tensor]
 
 
 class ExpertBatch(NamedTuple):
-    """n experts, each as views of its parts, and, if they lie side by side, each part of all of
-    them [n, *shape]."""
+    """The n experts of one batch: views of each expert's parts, and, if the experts lie side by
+    side, each part of all of them [n, *shape]."""
 
     alone: Sequence[Views]
     beside: Views | None
 
 
 class SequentialExperts:
-    """Computes low-bit experts one after another, behind the interface of `BatchedExperts`."""
+    """Low-bit experts computed one after another, behind the interface of `BatchedExperts`."""
 
     def __init__(self, project: Callable[..., torch.Tensor]) -> None:
         self._project = project
@@ -55,8 +55,8 @@ class SequentialExperts:
 
 
 class BatchedExperts:
-    """Computes up to `num_experts` experts on one token; the projections named in `batched` are one
-    product each."""
+    """Up to `num_experts` experts on one token; the projections named in `batched` are one product
+    each."""
 
     def __init__(
         self, module: nn.Module, layout: ExpertLayout, num_experts: int, *, batched: Collection[str]
@@ -146,7 +146,7 @@ def is_worth_batching(opened: MoeModel) -> bool:
 
 
 class _Trial:
-    """Compares `BatchedExperts` with one expert after another, on random weights.
+    """Comparison of `BatchedExperts` with one expert after another, on random weights.
 
     The order in which a kernel adds depends on shapes, not on values. Weights whose products cancel
     except for rounding make the order visible, which rounding to bfloat16 would mostly hide. They

@@ -1,4 +1,4 @@
-"""The gate of gpt-oss's experts, which compiled kernels know beside SiLU's."""
+"""Gate of gpt-oss's experts, which compiled kernels support besides SiLU."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,15 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 @dataclass(frozen=True, slots=True)
 class ClampedGate:
-    """gpt-oss's activation `(up + 1) * gate * sigmoid(alpha * gate)`, gate at most `limit`, up
-    within it; rows of gate and up take turns, and both have a bias."""
+    """gpt-oss's activation `(up + 1) * gate * sigmoid(alpha * gate)`, with gate clamped to at most
+    `limit` and up to [-limit, limit]. Rows of gate and up alternate, and both have a bias."""
 
     alpha: float
     limit: float
 
 
 def clamped_gate(module: nn.Module) -> ClampedGate | None:
-    """The activation of gpt-oss's experts; None for others."""
+    """Return the activation of gpt-oss's experts, or None for others."""
     if getattr(type(module), "_apply_gate", None) is not GptOssExperts._apply_gate:
         return None
     return ClampedGate(module.alpha, module.limit)

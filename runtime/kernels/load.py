@@ -1,4 +1,4 @@
-"""Compiled kernels, imported when they are first needed, and the dtypes that those for a CPU
+"""Imports of compiled kernels when they are first needed, and the dtypes that the CPU's kernels
 take."""
 
 from functools import cache
@@ -20,8 +20,8 @@ with it."""
 
 @cache
 def has_numba() -> bool:
-    """Whether numba can be imported: one that does not fit the machine's numpy is found, and then
-    fails."""
+    """Return whether numba can be imported: one that does not fit the machine's numpy is found, and
+    then fails."""
     try:
         import numba  # noqa: F401
     except Exception:

@@ -59,7 +59,7 @@ def make_ready(widths: Iterable[int], dtype: torch.dtype, device: torch.device) 
 
 
 def kernel_name(device: torch.device) -> str:
-    """Return what computes on replicas on this device, for the receipt."""
+    """Return the name of the kernels that compute on replicas on this device, for the receipt."""
     if _kernels(device) is None:
         return "torch, dequantised (no triton)"
     return f"{'numba' if device.type == 'cpu' else 'triton'}, unpacked from {MANY_TOKENS} tokens on"

@@ -1,4 +1,4 @@
-"""Products with replicas of any code: packed, or a trellis's."""
+"""Products with replicas in any code, packed or trellis."""
 
 from collections.abc import Iterable
 
@@ -38,6 +38,6 @@ def make_ready(
 
 
 def kernel_names(device: torch.device, *, has_packed: bool, has_trellis: bool) -> str:
-    """What computes on replicas on this device, for the receipt."""
+    """Return the names of the kernels that compute on replicas on this device, for the receipt."""
     named = [f"trellis codes: {trellis.kernel_name(device)}"] if has_trellis else []
     return "; ".join(([f"{low_bit.kernel_name(device)}"] if has_packed else []) + named)

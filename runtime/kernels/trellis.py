@@ -28,7 +28,8 @@ def linear(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
 
 
 def kernel_name(device: torch.device) -> str:
-    """What computes on trellis codes on this device, for the receipt."""
+    """Return the name of the kernels that compute on trellis codes on this device, for the
+    receipt."""
     compiled = _kernels(device)
     if compiled is None:
         return "torch, dequantised (no triton)"
@@ -39,7 +40,7 @@ def kernel_name(device: torch.device) -> str:
 
 
 def _kernels(device: torch.device) -> ModuleType | None:
-    """The compiled kernels for this device, or None where torch must compute."""
+    """Return the compiled kernels for this device, or None where torch must compute."""
     if device.type == "cpu":
         return kernels("cpu.trellis")
     return kernels("gpu.trellis") if device.type == "cuda" and has_triton() else None

@@ -1,2 +1,2 @@
-"""How bytes come from the slow tier into a slot: from disk, over CUDA, emulated, one link per
-device."""
+"""Links that bring bytes from the slow tier into a slot: from disk, over CUDA, emulated, one link
+per device."""

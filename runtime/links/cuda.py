@@ -31,19 +31,19 @@ class _Staging:
 
 
 class CudaLink(ThreadLink):
-    """Has two copy streams, one for demands and one for prefetches.
+    """Link with two copy streams, one for demands and one for prefetches.
 
     A demand from pinned memory is queued on its stream at once. A thread hands over prefetches
     piece by piece, and none while demands are under way, so that a demand waits for two pieces at
-    most. What is left of a prefetch that compute asks for is queued as a demand; what is left of a
-    cancelled one is not copied. From memory that is not pinned the thread moves all transfers: it
-    reads them through pinned buffers of `slot_nbytes`.
+    most. The rest of a prefetch that compute asks for is queued as a demand; the rest of a
+    cancelled prefetch is not copied. From memory that is not pinned the thread moves all transfers:
+    it reads them through pinned buffers of `slot_nbytes`.
 
     Events order each slot's accesses. A slot is written after all compute that was queued when its
-    transfer was issued, as no other compute may still read it, and after the previous copy into it,
-    which may be under way on the other stream. It is read after its copy: the compute stream waits
-    on collection. The slots are one tensor that outlives the link, so that the allocator need not
-    know of the streams.
+    transfer was issued, as no other compute may still read it. It is also written after the
+    previous copy into it, which may be under way on the other stream. It is read after its copy:
+    the compute stream waits on collection. The slots are one tensor that outlives the link, so that
+    the allocator need not know of the streams.
     """
 
     kind = "cuda"
@@ -77,7 +77,7 @@ class CudaLink(ThreadLink):
         self._demanded = torch.cuda.Event()  # the end of the last demand
         self._unread = (
             torch.cuda.Event()
-        )  # after it, compute no longer reads what the slots of the last demands held
+        )  # after it, compute no longer reads the old contents of the last demands' slots
         self._pieces = deque(
             torch.cuda.Event() for _ in range(_IN_FLIGHT)
         )  # the ends of the thread's last pieces
@@ -119,7 +119,8 @@ class CudaLink(ThreadLink):
         self.collect_all([transfer])
 
     def collect_all(self, transfers: Sequence[CudaTransfer]) -> None:
-        """The compute stream waits for the copies; the host waits only until they are queued."""
+        """Make the compute stream wait for the copies; the host waits only until they are
+        queued."""
         if late := self._late(transfers):
             stream = torch.cuda.current_stream(self._device)
             asked = self._pool.take()
@@ -136,15 +137,15 @@ class CudaLink(ThreadLink):
             self._waits.append((asked, resumed))
 
     def cancel(self, transfer: CudaTransfer) -> None:
-        """Nothing more of it is copied. What was handed over goes before the next copy into the
-        slot."""
+        """Copy nothing more of the transfer. The bytes that were handed over are copied before the
+        next copy into the slot."""
         with self._wake:
             if not transfer.started:
                 self._unqueue(transfer)
         self._take([transfer])
 
     def clear(self) -> None:
-        """Remove every transfer from the queue; nothing more is copied of those that have begun."""
+        """Remove every transfer from the queue; transfers that have begun copy nothing more."""
         super().clear()
         self._views.clear()  # experts may be cut anew
         with self._wake:
@@ -152,12 +153,12 @@ class CudaLink(ThreadLink):
         self._take(running)
 
     def wait_for_copies(self) -> None:
-        """Return at once: what was handed over goes before all transfers that are issued from here
-        on."""
+        """Return at once: bytes that were handed over are copied before all transfers that are
+        issued from here on."""
 
     def drain_stalls(self) -> float:
-        """Seconds for which the compute stream waited, by its own events. Waits for the last of
-        them."""
+        """Return the seconds for which the compute stream waited, by its own events. Waits for the
+        last of them."""
         super().drain_stalls()
         self._measure()
         if self._waits:
@@ -169,7 +170,8 @@ class CudaLink(ThreadLink):
         return stall_s
 
     def conditions(self) -> dict[str, float | str]:
-        """The conditions with the measured rate of copies, by the copy streams' own events."""
+        """Return the conditions with the measured rate of copies, by the copy streams' own
+        events."""
         self._measure()
         return super().conditions() | {"host_memory": "pinned" if self._is_pinned else "staged"}
 
@@ -180,7 +182,7 @@ class CudaLink(ThreadLink):
             stream.synchronize()
 
     def _late(self, transfers: Sequence[CudaTransfer]) -> list[CudaTransfer]:
-        """Those of these transfers that compute has to wait for; each copy is asked once."""
+        """Return the transfers for which compute has to wait; each copy is queried once."""
         late = []
         has_ended = {None: True}
         for transfer in transfers:
@@ -207,8 +209,7 @@ class CudaLink(ThreadLink):
             self._hand_over_all(transfers)
 
     def _hand_over_all(self, transfers: Sequence[CudaTransfer]) -> None:
-        """Queue what is left of these transfers, which the thread may be handing over, as
-        demands."""
+        """Queue the rest of these transfers, which the thread may be handing over, as demands."""
         with self._handing, torch.cuda.stream(self._demands):
             for transfer in transfers:
                 transfer.started = transfer.is_taken = True
@@ -218,8 +219,8 @@ class CudaLink(ThreadLink):
             transfer.landed.set()
 
     def _queue_demands(self, transfers: Sequence[CudaTransfer]) -> None:
-        """Queue what is left of these transfers between two events for all. Call it within
-        `_handing`, while the stream of demands is the current one."""
+        """Queue the rest of these transfers between two events for all. Call it within `_handing`,
+        while the stream of demands is the current one."""
         self._await_slots(transfers, self._demands)
         copy = self._times.begin(
             self._demands, sum([transfer.nbytes - transfer.num_handed for transfer in transfers])
@@ -245,7 +246,7 @@ class CudaLink(ThreadLink):
         return self._views[at]
 
     def _demands_wait_for(self, stream: torch.cuda.Stream) -> None:
-        """Make all demands from here on wait for what is queued on the stream so far."""
+        """Make all demands from here on wait for everything that is queued on the stream so far."""
         self._unread.record(stream)
         self._demands.wait_event(self._unread)
 
@@ -302,8 +303,8 @@ class CudaLink(ThreadLink):
     # Called on both threads, within `_handing`
 
     def _await_slots(self, transfers: Sequence[CudaTransfer], stream: torch.cuda.Stream) -> None:
-        """Make the stream wait until the slots may be written: until what they held is read, and
-        what came into them on another stream is there."""
+        """Make the stream wait until the slots may be written: until their old contents are read,
+        and copies into them on another stream have ended."""
         written = self._written
         for transfer in transfers:
             if transfer.unread is not None:
@@ -323,8 +324,8 @@ class CudaLink(ThreadLink):
         slot.copy_(host, non_blocking=True)
 
     def _note(self, transfers: Sequence[CudaTransfer], copy: Copy, stop: int | None = None) -> None:
-        """Note that these transfers were handed over up to `stop`, or whole, the last of their
-        bytes by `copy`."""
+        """Note that these transfers were handed over up to `stop`, or whole. `copy` is the copy of
+        their last bytes."""
         for transfer in transfers:
             self._written[transfer.place] = transfer.copy = copy
             transfer.num_handed = (

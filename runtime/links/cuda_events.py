@@ -1,5 +1,5 @@
-"""Events of a GPU that are used again, and what is measured with them: making one for every copy
-would take longer than recording it."""
+"""Events of a GPU that are used again, and copy times that are measured with them: making an event
+for every copy would take longer than recording it."""
 
 from collections import deque
 from collections.abc import Collection
@@ -9,8 +9,8 @@ import torch
 
 
 class EventPool:
-    """Events with times. One may be given back while a stream still waits for it: a wait is for
-    what was recorded when it was queued."""
+    """Events with times. One may be given back while a stream still waits for it: the stream waits
+    for the work that was recorded when the wait was queued."""
 
     def __init__(self) -> None:
         self._free: list[torch.cuda.Event] = []
@@ -73,7 +73,7 @@ class CopyTimes:
         self._unmeasured.append(copy)
 
     def drain(self) -> tuple[float, int]:
-        """Seconds and bytes of the copies that have ended since the last call."""
+        """Return the seconds and bytes of the copies that have ended since the last call."""
         seconds = 0.0
         nbytes = 0
         while self._unmeasured and self._unmeasured[0].done.query():
@@ -83,8 +83,8 @@ class CopyTimes:
         return seconds, nbytes
 
     def _added_ms(self, copy: Copy) -> float:
-        """A copy's time without the part it shares with earlier copies: one stream waits while the
-        other copies."""
+        """Return a copy's time in milliseconds without the part it shares with earlier copies: one
+        stream waits while the other copies."""
         duration = copy.begun.elapsed_time(copy.done)
         later = duration if self._latest is None else self._latest.done.elapsed_time(copy.done)
         if later > 0:
@@ -93,7 +93,7 @@ class CopyTimes:
 
 
 def last_by_stream(copies: Collection[Copy]) -> Collection[Copy]:
-    """Of these copies the last on each stream, which ends last there."""
+    """Return the last of these copies on each stream, which is the one that ends last there."""
     if len(copies) == 1:
         return copies
     last: dict[torch.cuda.Stream, Copy] = {}

@@ -20,7 +20,7 @@ PATIENCE_S = 120.0  # without a single byte: a network failure of a minute shoul
 _CLOSING_S = 10.0
 _CLOSED = "the link is closed"
 LANDED = threading.Event()
-"""Of transfers for which no thread is waited."""
+"""The event of transfers that need no waiting for a thread."""
 LANDED.set()
 
 
@@ -42,7 +42,7 @@ class Transfer:
 
 
 class Wanted(NamedTuple):
-    """What to bring into which slot: see `Transfer`."""
+    """Request for a load of one expert into one slot; the fields are as in `Transfer`."""
 
     key: int
     slot: torch.Tensor
@@ -59,9 +59,9 @@ class ThreadTransfer(Transfer):
 
 
 class Link(Protocol):
-    """`kind` and `conditions` go into the receipt. `is_concurrent`: transfers share the bandwidth,
-    so that those of one step land at about the same time. `is_queued`: a device waits for what is
-    collected, and the host does not."""
+    """Link between the slow tier and the fast tier. `kind` and `conditions` go into the receipt.
+    `is_concurrent`: transfers share the bandwidth, so that those of one step land at about the same
+    time. `is_queued`: a device waits for transfers that are collected, and the host does not."""
 
     kind: str
     is_concurrent: bool
@@ -74,18 +74,18 @@ class Link(Protocol):
         after all compute that has been queued so far."""
 
     def issue_all(self, loads: Iterable[Wanted], *, urgency: int) -> list[Transfer]:
-        """As `issue`, for the loads of one step."""
+        """Issue the loads of one step, each as by `issue`."""
         return [self.issue(load.key, load.slot, urgency=urgency, bits=load.bits) for load in loads]
 
     def has_landed(self, transfer: Transfer) -> bool:
-        """Whether `collect` would return at once."""
+        """Return whether `collect` would return at once."""
 
     def collect(self, transfer: Transfer) -> None:
         """Wait until compute may read the slot. Raises the error of the transfer, OutOfResources if
         nothing arrives."""
 
     def collect_all(self, transfers: Sequence[Transfer]) -> None:
-        """As `collect`, for all that compute needs next."""
+        """Collect all transfers that compute needs next, each as by `collect`."""
         for transfer in transfers:
             self.collect(transfer)
 
@@ -94,15 +94,15 @@ class Link(Protocol):
         be written again."""
 
     def clear(self) -> None:
-        """Remove every transfer from the queue without waiting, so that none may be collected.
-        Those that have begun continue."""
+        """Remove every transfer from the queue without waiting; none of them may be collected.
+        Transfers that have begun continue."""
 
     def wait_for_copies(self) -> None:
-        """Return when no transfer that had begun still writes to a slot. Raises OutOfResources if
+        """Wait until no transfer that had begun still writes to a slot. Raises OutOfResources if
         one does not end."""
 
     def drain_stalls(self) -> float:
-        """Seconds for which compute waited for this link since the last call."""
+        """Return the seconds for which compute waited for this link since the last call."""
 
     def conditions(self) -> dict[str, float | str]: ...
 
@@ -228,8 +228,8 @@ class ThreadLink(Link):
         heapq.heapify(self._queue)
 
     def _await(self, transfer: ThreadTransfer) -> None:
-        """Return when the transfer has landed. The patience begins anew whenever another one
-        lands."""
+        """Wait until the transfer has landed. The patience begins anew whenever another one lands.
+        Raises OutOfResources once it has run out."""
         num_landed = self._num_landed
         while not transfer.landed.wait(self._patience_s):
             if self._num_landed == num_landed:

@@ -11,8 +11,8 @@ from runtime.links.link import Link, Transfer
 
 
 class LinkPerDevice(Link):
-    """`links` by device. A transfer concerns the link of its key alone; `clear`, `wait_for_copies`
-    and `close` concern all links."""
+    """A link for each device. A transfer concerns the link of its key alone; `clear`,
+    `wait_for_copies` and `close` concern all links."""
 
     def __init__(self, partitions: Partitions, links: Sequence[Link]) -> None:
         self._partitions = partitions
@@ -44,11 +44,11 @@ class LinkPerDevice(Link):
             link.wait_for_copies()
 
     def drain_stalls(self) -> float:
-        """The sum over all links, which counts a wait for two links at once twice."""
+        """Return the sum over all links, which counts a wait for two links at once twice."""
         return sum([link.drain_stalls() for link in self._links])
 
     def conditions(self) -> dict[str, float | str]:
-        """The conditions of the first link, and the measured rates of the others."""
+        """Return the conditions of the first link, and the measured rates of the others."""
         others = [link.conditions().get("measured_gbps") for link in self._links[1:]]
         rates = {
             f"measured_gbps_{number}": rate for number, rate in enumerate(others, start=1) if rate

@@ -37,13 +37,13 @@ DTYPES = {
 }
 _MODEL = "model."
 _OUTER = ("module.", "base_model.model.", _MODEL)
-"""What wrappers put before every name: those of torch and DeepSpeed, PEFT's, and a module that has
-the whole model."""
+"""Prefixes that wrappers put before every name: those of torch and DeepSpeed, PEFT's, and a module
+that has the whole model."""
 _INNER = re.compile(
     r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_fpw_module"
     r"|_forward_module)\."
 )
-"""What they put anywhere into a name."""
+"""Names of wrapper modules that may stand anywhere in a name."""
 _NOWAIT = getattr(os, "RWF_NOWAIT", None)  # only on Linux
 
 
@@ -70,13 +70,13 @@ class RepeatedBytes:
             offset += target.nbytes
 
     def read_kept(self, offset: int, targets: Sequence[memoryview]) -> bool:
-        """As `read_into`; always True."""
+        """Fill `targets` as `read_into` does. Always return True."""
         self.read_into(offset, targets)
         return True
 
 
 class Contents(NamedTuple):
-    """What the header of a file says: its sha256, strings stored beside the tensors, and the
+    """Contents of a file's header: its sha256, the strings stored beside the tensors, and the
     tensors by name."""
 
     header_digest: bytes
@@ -158,8 +158,8 @@ class Shard:
             os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
     def check_unchanged(self) -> None:
-        """Raise BadInput if the file was written into since it was opened. A file that was renamed
-        over it is another file, which this shard does not read."""
+        """Raise BadInput if the file was written into since it was opened. Another file that was
+        renamed over it does not count, because this shard does not read it."""
         if _stamp(self._descriptor) != self._stamp:
             raise BadInput(
                 f"{self.path} changed while it is in use: what was read is of two models, start "
@@ -214,8 +214,8 @@ class StoredTensor:
     nbytes: int
 
     def read(self) -> torch.Tensor:
-        """Return a copy in memory, in the stored dtype, aligned to 64 bytes, unlike a mapped file;
-        from 2 MiB on in huge pages where there are any."""
+        """Return a copy in memory, in the stored dtype, aligned to 64 bytes, which a mapped file
+        would not be. From 2 MiB on it is in huge pages where there are any."""
         raw = (
             anonymous(self.nbytes)
             if self.nbytes >= HUGE_PAGE
@@ -274,9 +274,10 @@ def _stamp(descriptor: int) -> tuple[int, int]:
 
 
 def _by_name(folder: Path, shards: Sequence[Shard]) -> dict[str, StoredTensor]:
-    """Every tensor, from the file that the index names where several have one of its name.
+    """Return every tensor by name. Where several files hold a name, take it from the file that the
+    index names.
 
-    Raises BadInput for a tensor that is in several files of which the index names none.
+    Raises BadInput for a tensor that is in several files and in none that the index names for it.
     """
     tensors: dict[str, StoredTensor] = {}
     several: dict[str, list[StoredTensor]] = {}
@@ -300,8 +301,9 @@ def _by_name(folder: Path, shards: Sequence[Shard]) -> dict[str, StoredTensor]:
 
 
 def _unwrapped(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors by the names that the model gives them, without those of modules that training
-    wrapped around it or around its parts; as they are where two would have one name."""
+    """Return the tensors under the names that the model gives them, without the prefixes of modules
+    that training wrapped around the model or its parts. All names stay as stored where two tensors
+    would get the same one."""
     names = {name: _INNER.sub("", name) for name in tensors}
     while prefix := next((prefix for prefix in _OUTER if _have(names.values(), prefix)), None):
         names = {name: own.removeprefix(prefix) for name, own in names.items()}
@@ -311,7 +313,8 @@ def _unwrapped(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def _have(names: Collection[str], prefix: str) -> bool:
-    """Whether all names begin with a prefix that no model has."""
+    """Return whether all names begin with `prefix`, a prefix that no model has by itself. For
+    `model.` some name must also have it twice or before `lm_head.`."""
     if not names or not all(name.startswith(prefix) for name in names):
         return False
     return prefix != _MODEL or any(

@@ -1,5 +1,5 @@
-"""Refuses what a config.json says and no code would follow: transformers ignores in silence what a
-family does not read."""
+"""Checks for fields of a config.json that change the model and that no code would follow:
+transformers silently ignores fields that a family does not read."""
 
 import inspect
 import json
@@ -54,9 +54,9 @@ _ALIKE = 0.9  # of two names, one of which is a slip of the other
 
 
 def check_fields(stored: Mapping, config: PreTrainedConfig, model: PreTrainedModel) -> None:
-    """Raise BadInput for a field of `stored`, a config.json of which `config` was parsed, that
-    changes a forward pass and that the model's own code does not read, and for one whose name is a
-    slip of a missing field's."""
+    """Raise BadInput for a field of `stored`, the config.json that `config` was parsed from, that
+    changes a forward pass and that the model's own code does not read. Raise it also for a field
+    whose name looks like a misspelling of a missing one."""
     for given, parsed in ((stored, config), (stored.get("text_config"), config.get_text_config())):
         if isinstance(given, Mapping):
             _check_read(given, model)
@@ -68,8 +68,8 @@ def check_fields(stored: Mapping, config: PreTrainedConfig, model: PreTrainedMod
 
 
 def check_value(name: object, value: object, folder: Path) -> None:
-    """Raise BadInput for a value of a field, at any depth, with which a model computes nothing that
-    has a meaning: an epsilon that is no small number, a base of positions that is not above 0."""
+    """Raise BadInput for a value of a field, at any depth, that makes the model's computation
+    meaningless: an epsilon that is no small number, a base of positions that is not above 0."""
     name = str(name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is None or not (name.endswith(("_eps", "_epsilon")) or name in _BASES):
@@ -82,7 +82,7 @@ def check_value(name: object, value: object, folder: Path) -> None:
 
 
 def unfollowed_fields(stored: Mapping, model: PreTrainedModel) -> tuple[str, ...]:
-    """Return a line for each field of a config.json that says otherwise than one which is
+    """Return a line for each field of a config.json that contradicts another one which is
     followed."""
     rope = stored.get("rope_parameters")
     base = rope.get("rope_theta") if isinstance(rope, Mapping) else None

@@ -1,5 +1,5 @@
-"""What transformers' conversion rules do to the experts of a checkpoint, as far as each can be read
-by itself."""
+"""Predicates on transformers' conversion rules: the effect of one rule, read by itself, on the
+experts of a checkpoint."""
 
 from transformers.core_model_loading import (
     Concatenate,
@@ -15,8 +15,8 @@ from runtime.model.quantised_tensor import QuantisedTensor
 
 
 def is_swap(converter: WeightConverter) -> bool:
-    """Whether the conversion swaps two dimensions of every expert: of its matrix, or of its rows in
-    pairs."""
+    """Return whether the conversion swaps two dimensions of every expert: those of its matrix, or
+    those of its rows grouped in pairs."""
     if len(converter.operations) != 1 or len(converter.source_patterns) != 1:
         return False
     (step,) = converter.operations
@@ -28,8 +28,8 @@ def is_swap(converter: WeightConverter) -> bool:
 def is_turned(
     swap: WeightConverter, tensor: StoredTensor | QuantisedTensor, shape: tuple[int, ...]
 ) -> bool:
-    """Whether this tensor [E, ...] is stored transposed. Some rules say so for every tensor, some
-    look at shapes."""
+    """Return whether this tensor [E, ...] is stored transposed. Some rules transpose every tensor,
+    others depend on its shape."""
     (step,) = swap.operations
     return isinstance(step, Transpose) and not (step.check_dims and tensor.shape[1:] == shape)
 
@@ -37,8 +37,8 @@ def is_turned(
 def stored_shape(
     swap: WeightConverter | None, tensor: StoredTensor | QuantisedTensor, *, is_turned: bool
 ) -> tuple[int, ...] | None:
-    """The stored shape of one expert, if the module has the first two dimensions swapped. Raises
-    BadInput for rows in pairs in few bits."""
+    """Return the stored shape of one expert if the module has the first two dimensions swapped,
+    else None. Raises BadInput for a quantised tensor with its rows in pairs."""
     is_quantised = isinstance(tensor, QuantisedTensor)
     if is_turned:
         return None if is_quantised else tensor.shape[1:]
@@ -68,8 +68,8 @@ def check_plain(converter: WeightConverter, name: str) -> None:
 
 
 def is_joined(converter: WeightConverter) -> bool:
-    """Whether the conversion does no more than join the rows of tensors [E, ...], of which none is
-    one expert's."""
+    """Return whether the conversion only joins the rows of tensors [E, ...], one after another or
+    by turns, and no source is a single expert's tensor."""
     first, *others = converter.operations
     is_join = (
         isinstance(first, Concatenate) and first.dim == 1 and (not others or takes_turns(converter))
@@ -78,8 +78,8 @@ def is_joined(converter: WeightConverter) -> bool:
 
 
 def takes_turns(converter: WeightConverter) -> bool:
-    """Whether the conversion, once it has joined the rows of two tensors [E, ...], takes them by
-    turns."""
+    """Return whether the conversion joins the rows of two tensors [E, ...] and then takes them by
+    turns (interleaved)."""
     *_, last = converter.operations
     is_turning = isinstance(last, Interleave) and last.dim == 1 and last.inverse
     return is_turning and len(converter.operations) == len(converter.source_patterns) == 2

@@ -1,5 +1,5 @@
-"""Weights besides routed experts at few bits: a linear layer is quantised while the checkpoint is
-read, before the next one is, so that the model is never in memory at full width.
+"""Quantisation of weights besides routed experts to few bits: each linear layer is quantised while
+the checkpoint is read, before the next one is, so that the model is never in memory at full width.
 
 transformers' loader asks an on-the-fly quantiser for each parameter (`param_needs_quantization`)
 and hands it what it has read (`get_quantize_ops`); it then reads one tensor after another.
@@ -22,8 +22,8 @@ from runtime.model.quantised_linear import QuantisedEmbedding, QuantisedLinear
 
 
 class DenseWidth(NamedTuple):
-    """The bits of linear layers besides experts and routers: how many have them, and how many stay
-    as published because of their shape."""
+    """Bits of the linear layers besides experts and routers, how many layers have them, and how
+    many stay as published because of their shape."""
 
     bits: int
     num_packed: int
@@ -31,7 +31,7 @@ class DenseWidth(NamedTuple):
 
 
 class DenseQuantiser:
-    """Quantises the linear layers of `model` to `bits`, but for those in the routers of `layers`.
+    """Quantises the linear layers of `model` to `bits`, except those in the routers of `layers`.
     Raises BadUsage for other widths than 8 and 4, BadInput where no layer can have them."""
 
     pre_quantized = False  # an attribute that transformers reads
@@ -67,7 +67,7 @@ class DenseQuantiser:
         self, tensors: Mapping[str, object], *, missing_keys: set[str] | None = None, **_: object
     ) -> dict[str, object]:
         """Quantise what was read and put it into the model. Returns what is left to transformers:
-        other tensors, and those of a wrong shape, which it reports."""
+        other tensors, and tensors of a wrong shape, which it reports."""
         left = {}
         for name, value in tensors.items():
             matrix = value[0] if isinstance(value, list) else value
@@ -89,8 +89,8 @@ class DenseQuantiser:
 
     def finish(self) -> None:
         """Quantise what was not read by itself: matrices that modules share, and parts of a fused
-        one. Raises BadInput for matrices that hold NaN or infinity, and for those shared otherwise
-        than by embedding and head."""
+        one. Raises BadInput for matrices that hold NaN or infinity, and for matrices shared by
+        other modules than embedding and head."""
         for name in self._names:
             layer = self._model.get_submodule(name)
             if type(layer) is not nn.Linear:
@@ -107,7 +107,7 @@ class DenseQuantiser:
             )
 
     def _owners(self, weight: nn.Parameter) -> dict[str, nn.Module]:
-        """The modules that have this parameter, by name."""
+        """Return the modules that have this parameter, by name."""
         return {
             name: module
             for name, module in self._model.named_modules()
@@ -129,7 +129,7 @@ class DenseQuantiser:
         self._put(embedding_name, QuantisedEmbedding(blocks, self._form, shape=shape, dtype=dtype))
 
     def _replace(self, name: str, matrix: torch.Tensor) -> nn.Parameter:
-        """Put a quantised layer into the place of a plain one. Returns its blocks."""
+        """Replace a plain layer by a quantised one. Returns its blocks."""
         layer = self._model.get_submodule(name)
         blocks = nn.Parameter(encode(matrix, self._form), requires_grad=False)
         blocks._is_hf_initialized = True  # or transformers would look for a way to initialise it

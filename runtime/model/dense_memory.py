@@ -11,7 +11,7 @@ from runtime.model.layout import round_up
 
 
 def on_cpu(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that have memory on the CPU; experts are on `meta`."""
+    """Return the parameters that have memory on the CPU; experts are on `meta`."""
     return [
         parameter
         for parameter in model.parameters()
@@ -20,12 +20,12 @@ def on_cpu(model: nn.Module) -> list[nn.Parameter]:
 
 
 def gather(model: nn.Module) -> None:
-    """Move the parameters on the CPU together, each on a 64-byte border; those that share memory go
-    on sharing it.
+    """Move the parameters on the CPU together, each aligned to 64 bytes. Parameters that share
+    memory keep sharing it.
 
-    Those that were read into huge pages and not converted since stay there. All stay where they are
-    if there are no huge pages, or less than one would be filled. They are moved one by one, so that
-    never two copies of all are held. Raises OSError.
+    Parameters that were read into huge pages and not converted since stay there. All stay where
+    they are if there are no huge pages, or if they would not fill one. They are moved one by one,
+    so that two copies of all are never held. Raises OSError.
     """
     of_storage = defaultdict(list)
     for parameter in on_cpu(model):

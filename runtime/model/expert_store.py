@@ -23,10 +23,9 @@ class Extent:
     """Contiguous stored bytes of one expert, and their place in its slot, from `start` to `stop`,
     as `slot_dtype`.
 
-    Where the slot has the first two dimensions of what is stored swapped, `swapped` is the stored
-    shape. Such bytes are always read whole: the place begins `skipped` numbers behind their first
-    in the slot. Where it fills every second row of the place, from the first on, `num_rows` is how
-    many it has.
+    `swapped` is the stored shape if the slot has its first two dimensions swapped. Such bytes are
+    always read whole: the place begins `skipped` numbers behind their first in the slot. `num_rows`
+    is the number of rows if they fill every second row of the place, from the first on.
     """
 
     shard: Shard | RepeatedBytes
@@ -42,7 +41,7 @@ class Extent:
 
     @property
     def is_copy(self) -> bool:
-        """Whether its place in the slot has the stored bytes as they are."""
+        """True if the place in the slot holds the stored bytes unchanged."""
         return self.dtype == self.slot_dtype and self.swapped is None and self.num_rows is None
 
     def within(self, start: int, stop: int) -> "Extent | None":
@@ -107,8 +106,8 @@ class DiskStore:
         self._direct: dict[Path, DirectFile] = {}
 
     def direct(self) -> "DiskStore":
-        """Return a store that bypasses the page cache. Raises BadInput where the file system
-        cannot, and where another file has taken the name of one that is open."""
+        """Return a store that bypasses the page cache. Raises BadInput where the file system cannot
+        do so, and where another file has taken the name of one that is open."""
         store = copy(self)
         store._direct = {shard.path: DirectFile(shard.path) for shard in self._checkpoint.shards}
         for shard in self._checkpoint.shards:
@@ -155,7 +154,7 @@ class DiskStore:
         return is_kept and (self.layout.is_plain or self.layout.arrange(out) is None)
 
     def places(self, layer: int, expert: int) -> list[tuple[Path, int, int]]:
-        """File, offset and bytes of each read that loads an expert."""
+        """Return the file, offset and bytes of each read that loads an expert."""
         reads = self._reads[layer * self.shape.num_experts + expert]
         return [
             (read.shard.path, read.offset, read.nbytes)
@@ -163,8 +162,8 @@ class DiskStore:
         ]
 
     def check_unchanged(self) -> None:
-        """Raise BadInput that names a file which was written into since it was opened. It costs a
-        system call a file, so that it is called once a pass."""
+        """Raise BadInput that names a file which was written into since it was opened. It costs one
+        system call per file, so it is called once a pass."""
         self._checkpoint.check_unchanged()
 
     def close(self) -> None:

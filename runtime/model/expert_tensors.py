@@ -1,4 +1,4 @@
-"""Which stored bytes belong to which expert, in both checkpoint layouts, by transformers' own
+"""Finder of every expert's stored bytes, in both checkpoint layouts, by transformers' own
 conversion rules."""
 
 import re
@@ -42,8 +42,8 @@ from runtime.model.quantised_tensor import QuantisedTensor, Tensors
 
 @dataclass(frozen=True, slots=True)
 class LocatedExperts:
-    """How an expert lies in a slot, the stored bytes of every expert, `extents[key]`, and the rest
-    of the model."""
+    """Result of `locate_experts`: the layout of an expert in a slot, the stored bytes of every
+    expert, `extents[key]`, and the other tensors of the model."""
 
     layout: StoredLayout
     extents: tuple[tuple[Extent, ...], ...]
@@ -62,8 +62,8 @@ def locate_experts(
     """Find every expert's bytes among `tensors`, stored as fused [E, ...] or as one tensor per
     expert and projection.
 
-    `layout` is that of the module's own numbers, in which experts lie unless they are quantised.
-    `mapping` leads from stored names to the model's, by default as the model's own checkpoints are.
+    `layout` is the one of the module's own numbers, in which experts lie unless they are quantised.
+    `mapping` leads from stored names to the model's, by default as in the model's own checkpoints.
 
     Raises BadInput, which names the tensor, for a missing or surplus expert, a wrong shape, and a
     layout whose conversion is more than copying.
@@ -101,8 +101,8 @@ def locate_experts(
 
 
 class _Names:
-    """Maps stored names to the model's parameters, by private functions of transformers: hence its
-    pinned version."""
+    """Maps stored names to the model's parameters. It uses private functions of transformers, hence
+    the pinned version."""
 
     def __init__(self, model: PreTrainedModel, mapping: Sequence[WeightTransform]) -> None:
         self._prefix = model.base_model_prefix
@@ -131,8 +131,8 @@ class _Names:
 
 class _Slice(NamedTuple):
     """One expert's part of a stored tensor: a matrix that is not quantised, or one component of a
-    quantised one. `turn` is 0 or 1 where its rows are every second one of a matrix, from the first
-    or the second on."""
+    quantised one. `turn` is 0 or 1 if its rows are every second one of a matrix, from the first or
+    the second on."""
 
     role: str
     format: Format | None
@@ -144,7 +144,8 @@ class _Slice(NamedTuple):
     turn: int | None = None
 
     def piece(self, part: Part, source: int, dtype: torch.dtype) -> Piece:
-        """What it is in a slot: numbers that are not quantised are of the module's dtype there."""
+        """Return the piece of a slot that this slice becomes. There, numbers that are not quantised
+        have the module's dtype."""
         kept_as = (
             dtype
             if self.format is None
@@ -193,12 +194,13 @@ class _Search:
         source: str = "",
         by_turns: bool = False,
     ) -> None:
-        """Add a tensor [E, ...], whose e-th slice is expert e but for `swap`, or the source i of n
-        of its rows, which follow each other or are taken `by_turns`."""
+        """Add a tensor [E, ...] whose slice e is the part of expert e, transposed or in pairs by
+        `swap`. With n `sources` it is one of them: its rows follow those of the others, or are
+        taken `by_turns` with them."""
         is_quantised = isinstance(tensor, QuantisedTensor)
         shape = (
             tuple(reversed(part.shape)) if self._is_transposed and is_quantised else part.shape
-        )  # those: [out, in]
+        )  # quantised matrices are [out, in]
         turns = swap is not None and is_turned(swap, tensor, shape)
         rows, *columns = reversed(shape) if turns else shape
         _check_shape(tensor, (self._shape.num_experts, rows // len(sources), *columns))
@@ -255,8 +257,8 @@ class _Search:
         return self._layout, tuple(tuple(self._plain(key)) for key in range(self._shape.num_keys))
 
     def _plain(self, key: int) -> Iterator[Extent]:
-        """The extents of an expert that is not quantised: the sources of a part fill equal blocks
-        of it."""
+        """Yield the extents of an expert that is not quantised: the sources of a part fill equal
+        blocks of it."""
         layer = key // self._shape.num_experts
         for part in self._layout.parts:
             count = len(self._sources[layer, part.name])
@@ -267,8 +269,8 @@ class _Search:
                 yield slice_.extent(start, start + nbytes, self._layout.dtype)
 
     def _quantised(self) -> tuple[StoredLayout, tuple[tuple[Extent, ...], ...]]:
-        """The layout of experts that are all stored alike, or the one that has every way in which
-        some are, and the extents."""
+        """Return the layout and the extents. If not all experts are stored alike, the layout holds
+        every way in which some are."""
         pieces = [self._pieces(key) for key in range(self._shape.num_keys)]
         layouts = {
             each: QuantisedLayout.of(each, self._layout.dtype, is_transposed=self._is_transposed)
@@ -288,7 +290,7 @@ class _Search:
         )
 
     def _packed(self, key: int, layout: QuantisedLayout, start: int = 0) -> tuple[Extent, ...]:
-        """The extents of an expert that lies in its slot from `start` on."""
+        """Return the extents of an expert that lies in its slot from `start` on."""
         extents = []
         places = zip(layout.pieces, layout.offsets, strict=True)
         for _, _, slice_ in self._in_order(key):
@@ -300,7 +302,8 @@ class _Search:
         return tuple(extents)
 
     def _pieces(self, key: int) -> tuple[Piece, ...]:
-        """Those of an expert. Raises BadInput for rows by turns of different types."""
+        """Return the pieces of an expert. Raises BadInput if two tensors whose rows are taken by
+        turns have different types."""
         pieces: list[Piece] = []
         for part, index, slice_ in self._in_order(key):
             piece = slice_.piece(part, 0 if slice_.turn else index, self._layout.dtype)
@@ -345,7 +348,7 @@ class _Search:
 
 
 def _whole(tensor: StoredTensor | QuantisedTensor) -> list[_Slice]:
-    """The whole of a tensor as slices, one for each of its components."""
+    """Return the whole of a tensor as slices, one for each of its components."""
     if isinstance(tensor, QuantisedTensor):
         components = ((role_in_slot(role), each) for role, each in tensor.components.items())
         return [

@@ -18,7 +18,7 @@ REFUSED: Mapping[str, str] = {
     "openai_privacy_filter": "it labels tokens and generates none",
     "qwen3_omni_moe": "it speaks by a second model with experts of its own",
 }
-"""By the model_type of a config.json."""
+"""Reasons by the model_type of a config.json."""
 
 
 def check_family(config: Mapping) -> None:

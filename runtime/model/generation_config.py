@@ -1,5 +1,5 @@
-"""The generation settings of a checkpoint: those that generate() follows, those left out, and those
-refused."""
+"""Generation settings of a checkpoint: which ones generate() follows, which are left out, and which
+are refused."""
 
 import json
 import warnings
@@ -65,11 +65,11 @@ def load_generation_config(
     model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[str, ...]:
     """Give `model` the settings of generation_config.json, else those in config.json, as
-    `from_pretrained` does, but for those that moectl does not follow. Returns a line for each
-    reason why some are left out.
+    `from_pretrained` does, without the settings that moectl does not follow. Returns a line for
+    each reason why some are left out.
 
-    Raises BadInput, with the name of the setting where one alone is at fault, if transformers
-    cannot use them.
+    Raises BadInput if transformers cannot use them, with the name of the setting if one alone is at
+    fault.
     """
     path, is_own, stored = source_of(folder).generation_settings()
     parse = GenerationConfig.from_dict if is_own else GenerationConfig.from_model_config
@@ -100,8 +100,8 @@ def load_generation_config(
 
 
 def _fault(settings: dict[str, object], load: Callable[[dict[str, object]], object]) -> str | None:
-    """The first setting that cannot be used even by itself, its value and the error; None if only
-    several together cannot. What ends a text is tried first, as other settings need it."""
+    """Return the first setting that cannot be used even by itself, its value and the error; None if
+    only several together cannot. Settings that end a text are tried first, as others need them."""
     end = "eos_token_id"
     for name in sorted(settings, key=lambda name: name != end):
         try:
@@ -112,8 +112,8 @@ def _fault(settings: dict[str, object], load: Callable[[dict[str, object]], obje
 
 
 def _leave_out(config: GenerationConfig, given: dict[str, object], file: str) -> tuple[str, ...]:
-    """Take out of `config` what is not followed, and return a line for each reason. Of what was
-    `given`, transformers may have dropped what it does not know."""
+    """Take the settings that are not followed out of `config`, and return a line for each reason.
+    `given` are the settings of the file; transformers may have dropped those it does not know."""
     known = vars(GenerationConfig())
     left_out: dict[str, list[str]] = {}
     for name, value in (given | vars(config)).items():
@@ -131,8 +131,8 @@ def _leave_out(config: GenerationConfig, given: dict[str, object], file: str) ->
 
 
 def _asks_nothing(name: str, value: object) -> bool:
-    """Whether generate() would do the same without this value, and a request too, whose defaults
-    are not its."""
+    """Return whether neither generate() nor a request does anything else because of this value. A
+    setting that requests have too must be None, because their defaults are not generate()'s."""
     if value is None or name in _REQUESTED.split():
         return value is None
     return value == _DEFAULTS[name] if name in _DEFAULTS else value is False
@@ -146,8 +146,8 @@ def _shown(name: str, value: object) -> str:
 
 
 def _endless(config: GenerationConfig, file: str, vocabulary: int) -> tuple[str, ...]:
-    """A line on tokens that should end a text and never come. Raises ValueError for what is no
-    token: torch would cut a fraction off, and take true for 1."""
+    """Return a line on tokens that should end a text and never come. Raises ValueError for a value
+    that is no token: torch would cut a fraction off, and take true for 1."""
     ids = config.eos_token_id
     ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
     if not all(type(token_id) is int for token_id in ids):

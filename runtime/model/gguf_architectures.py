@@ -1,4 +1,4 @@
-"""The architectures of GGUF files that are read, in the terms of transformers: their family, config
+"""Architectures of GGUF files that can be read, in the terms of transformers: their family, config
 fields and names of tensors, as the package `gguf` (constants.py) and llama.cpp's
 convert_hf_to_gguf.py write them."""
 
@@ -17,7 +17,8 @@ def _glm4_moe(own: Entries, tensors: Container[str]) -> dict[str, object]:
 
 
 def _latent(own: Entries, tensors: Container[str]) -> dict[str, object]:
-    """Sizes of heads: files with k_b and v_b say those of what is cached, and these besides."""
+    """Return the sizes of heads. Files with k_b and v_b give the sizes of what is cached, and the
+    sizes of heads in further entries."""
     turned = own["rope.dimension_count"]
     return {
         "head_dim": turned,
@@ -31,7 +32,8 @@ def _latent(own: Entries, tensors: Container[str]) -> dict[str, object]:
 
 
 def _short_convolutions(own: Entries, tensors: Container[str]) -> dict[str, object]:
-    """Which layers attend, by their heads: those that convolve have none."""
+    """Return the types of layers, by their numbers of key-value heads, and that number. A layer
+    without such heads is a convolution."""
     heads = own["attention.head_count_kv"]
     return {
         "layer_types": ["full_attention" if count else "conv" for count in heads],
@@ -40,7 +42,7 @@ def _short_convolutions(own: Entries, tensors: Container[str]) -> dict[str, obje
 
 
 def _shared(module: str) -> tuple[tuple[str, str], ...]:
-    """The names of shared experts."""
+    """Return the patterns of the names of shared experts' tensors, with their names in `module`."""
     return tuple(
         (rf"\.ffn_{part}_shexp\.", f".mlp.{module}.{part}_proj.") for part in ("gate", "up", "down")
     )
@@ -134,7 +136,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         takes_turns=True,
     ),
     "granitemoe": Architecture(
-        "granitemoeshared",  # which is granitemoe where no expert is shared
+        "granitemoeshared",  # equals granitemoe where no expert is shared
         _LOCAL_EXPERTS
         | {
             "attention.scale": "attention_multiplier",
@@ -228,11 +230,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3moe": _QWEN3,
     "qwen3vlmoe": _QWEN3,  # its language model; a text's three positions are one
 }
-"""By the name that files give, `general.architecture`."""
+"""Architectures by the name that files give, `general.architecture`."""
 
 
 def head_dim(own: Entries) -> int:
-    """The numbers of a head, where attention is not latent."""
+    """Return the size of a head, where attention is not latent."""
     return own.get("attention.key_length") or own["embedding_length"] // own["attention.head_count"]
 
 
@@ -240,7 +242,7 @@ def architecture_of(
     path: Path, entries: Mapping[str, object]
 ) -> tuple[Architecture, dict[str, object]]:
     """Return the architecture of a file, and its own entries without their prefix. Raises BadInput
-    for another, and for a model without experts."""
+    for an architecture that is not read, and for a model without experts."""
     name = str(entries.get("general.architecture"))
     if name not in ARCHITECTURES:
         raise BadInput(

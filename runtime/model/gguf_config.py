@@ -1,4 +1,5 @@
-"""What a GGUF file says of its model, in the terms of transformers; without torch."""
+"""Reader of a model's config from the header of its GGUF file, in the terms of transformers;
+without torch."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -28,8 +29,7 @@ _OF_NO_USE = ("rope.scaling.finetuned",)
 
 
 def read_headers(path: Path) -> list[GgufHeader]:
-    """Read the headers of a GGUF file, and where its name says that it is one of several parts, of
-    all of them.
+    """Read the headers of a GGUF file, or of all parts if its name says that it is one of several.
 
     Raises BadInput, also for parts that do not belong together.
     """
@@ -48,7 +48,7 @@ def read_headers(path: Path) -> list[GgufHeader]:
 
 
 def _check_place(part: Path, number: int, headers: list[GgufHeader]) -> None:
-    """Raise BadInput for a part that says otherwise than its name, or than the first one."""
+    """Raise BadInput for a part whose header contradicts its name or the first part."""
     first = headers[0].entries
     entries = headers[number].entries
     stated = entries.get("split.count", len(headers)) or 1, entries.get("split.no", number)
@@ -123,7 +123,7 @@ def _check(path: Path, form: Architecture, own: Mapping[str, object]) -> None:
 
 
 def _check_experts(path: Path, form: Architecture, tensors: Mapping[str, GgufTensor]) -> None:
-    """Raise BadInput for experts that could not be put in the order of the module: those that are
+    """Raise BadInput for experts that could not be put in the order of the module: experts that are
     not packed, and gate and up in one tensor."""
     for name, tensor in tensors.items():
         if "_gate_up_exps." in name or name.endswith("_exps.weight") and tensor.type in PLAIN:
@@ -136,7 +136,8 @@ def _check_experts(path: Path, form: Architecture, tensors: Mapping[str, GgufTen
 def _rope_parameters(
     path: Path, form: Architecture, own: Mapping[str, object]
 ) -> dict[str, object]:
-    """How positions are turned and scaled: not, or by YaRN."""
+    """Return the rope parameters of the config: positions that are not scaled, or scaled by YaRN.
+    Raises BadInput for any other scaling."""
     kind = own.get("rope.scaling.type", "none")
     if kind == "none":
         return {"rope_type": "default"}
@@ -155,8 +156,8 @@ def _rope_parameters(
 
 
 def _weighted(path: Path, own: Mapping[str, object]) -> dict[str, float]:
-    """DeepSeek's factors of attention, which are alike in all its models: of turned positions alone
-    there is then none. Raises BadInput without them."""
+    """Return DeepSeek's two YaRN factors of attention, which are equal in all its models, so that
+    turned positions have no factor of their own. Raises BadInput if the file lacks them."""
     if not (multiplier := own.get(_LOG_MULTIPLIER)):
         raise BadInput(
             f"{path} scales its positions by yarn and does not say {_LOG_MULTIPLIER}: take a "
@@ -169,7 +170,7 @@ def _weighted(path: Path, own: Mapping[str, object]) -> dict[str, float]:
 def _counted(
     form: Architecture, own: Mapping[str, object], tensors: Mapping[str, GgufTensor]
 ) -> dict[str, object]:
-    """Fields that are made of several entries, or of which tensors there are."""
+    """Return the fields that are computed from several entries, or from which tensors there are."""
     fields = form.counted(own, tensors)
     if form.is_partly_turned:
         fields["partial_rotary_factor"] = own.get("rope.dimension_count", head_dim(own)) / head_dim(
@@ -181,5 +182,5 @@ def _counted(
 
 
 def _renamed(entries: Mapping[str, object], names: Mapping[str, str]) -> dict[str, object]:
-    """The entries that have a name in transformers, by that."""
+    """Return the entries that have a name in transformers, under that name."""
     return {new: entries[old] for old, new in names.items() if entries.get(old) is not None}

@@ -1,4 +1,4 @@
-"""The tensors of GGUF files: where each lies, and which of them are matrices in few bits."""
+"""Tensors of GGUF files: where each lies, and which of them are matrices in few bits."""
 
 from pathlib import Path
 
@@ -60,7 +60,8 @@ def open_gguf(path: Path) -> Checkpoint:
 
 
 def gguf_matrices(checkpoint: Checkpoint) -> Tensors:
-    """The tensors of GGUF files by their names there, those of blocks as matrices in few bits."""
+    """Return the tensors of GGUF files by their names there; quantised ones become matrices in few
+    bits."""
     return {name: _matrix(tensor) for name, tensor in checkpoint.tensors.items()}
 
 

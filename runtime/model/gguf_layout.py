@@ -1,4 +1,5 @@
-"""What tells an architecture of GGUF files from others, in the terms of transformers."""
+"""Description of an architecture of GGUF files, by its differences from others, in the terms of
+transformers."""
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,7 @@ _NAMES = (
     (r"\.ffn_gate_inp\.", ".mlp.gate."),
 )
 Entries = Mapping[str, object]
-"""Those of a file, without the name of its architecture before."""
+"""Entries of a file, without the prefix of its architecture."""
 
 
 def _nothing(own: Entries, tensors: Container[str]) -> dict[str, object]:
@@ -40,18 +41,24 @@ def _nothing(own: Entries, tensors: Container[str]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`own_fields` are config fields by the file's entries, and `own_names` names of tensors,
-    besides those that are alike, before which they are tried; `experts` is where a layer has its
-    experts, and `shared_gate_up` the parameter that has both rows of its shared ones, where there
-    is one. `fixed` and `fixed_scaling` have fields of the config, and of its scaling of positions,
-    of which files say nothing, or not always; `counted` gives those that are made of several
-    entries, or of the names of tensors. Files without the entries `required` are refused, and those
-    with others than `usual`. Where scores are sigmoids the family is `of_sigmoid`, if there is one.
-    `is_permuted` says that the rows of q and k are stored in pairs of a head's halves, as llama.cpp
-    turns them; `is_partly_turned` that only some of a head's numbers are turned by their position;
-    `takes_turns` that the module has rows of gate and up by turns; `is_latent` that attention is
-    multi-head latent attention (DeepSeek-V2, arXiv:2405.04434); `has_rules` that transformers has
-    the rules for its tensors."""
+    """An architecture of GGUF files: how its entries and tensors become those of transformers.
+
+    `own_fields` are config fields by the file's entries, and `own_names` names of tensors, tried
+    before the names that all architectures share. `experts` is the path of a layer's experts, and
+    `shared_gate_up` the parameter that holds both gate and up of its shared experts, if there is
+    one. `fixed` and `fixed_scaling` are fields of the config, and of its scaling of positions, that
+    files lack or may lack. `counted` computes fields from several entries, or from the names of
+    tensors.
+
+    Files without the entries `required` are refused, and so are files with values other than
+    `usual`. If scores are sigmoids, the family is `of_sigmoid`, if there is one.
+
+    `is_permuted`: the rows of q and k are stored in pairs of a head's halves, as llama.cpp turns
+    them. `is_partly_turned`: only some of a head's numbers are turned by their position.
+    `takes_turns`: the module has rows of gate and up by turns. `is_latent`: attention is multi-head
+    latent attention (DeepSeek-V2, arXiv:2405.04434). `has_rules`: transformers has the rules for
+    its tensors.
+    """
 
     family: str
     own_fields: Mapping[str, str]
@@ -89,7 +96,7 @@ class Architecture:
         return (*self.own_names, *(pair for pair in _NAMES if pair[0] not in own), *experts)
 
     def of(self, own: Entries) -> "Architecture":
-        """The same for files with these entries."""
+        """Return this architecture for files with these entries."""
         if self.of_sigmoid and own.get("expert_gating_func") == SIGMOID:
             return replace(self, family=self.of_sigmoid, gating=SIGMOID)
         return self

@@ -1,4 +1,4 @@
-"""The way from the names in a GGUF file to the parameters of transformers' model."""
+"""Rules from the names in a GGUF file to the parameters of transformers' model."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -34,8 +34,8 @@ _ROWS = (
 
 
 def gguf_mapping(path: Path, model: PreTrainedModel) -> list[WeightTransform]:
-    """The rules for the tensors of a file: new ones, as matching changes them. One that computes
-    ends in a `Cast`, and wants its tensor in float32."""
+    """Return the rules for the tensors of a file; they are new each time, as matching changes them.
+    A rule that computes ends in a `Cast`, and needs its tensor in float32."""
     entries = read_header(parts_of(path)[0]).entries
     form, _ = architecture_of(path, entries)
     if form.has_rules:
@@ -97,8 +97,8 @@ def _heads() -> WeightConverter:
 
 
 class JoinHeads(ConversionOps):
-    """k_b [heads, latent, k] and v_b [heads, v, latent] as one matrix [heads * (k + v), latent]:
-    llama.cpp multiplies a query by the first, and has it transposed for that."""
+    """Joins k_b [heads, latent, k] and v_b [heads, v, latent] into one matrix [heads * (k + v),
+    latent]. llama.cpp multiplies a query by k_b, and stores it transposed for that."""
 
     @torch.no_grad
     def convert(

@@ -1,5 +1,5 @@
-"""Text as tokens of a SentencePiece vocabulary by their scores, where no order of merges says the
-same."""
+"""Tokenization with a SentencePiece vocabulary by scores, for vocabularies whose result no order of
+merges can give."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
@@ -12,8 +12,8 @@ _WORDS = f"{SPACE}+[^{SPACE}]*"
 
 
 def by_score(ids: Mapping[str, int], scores: Sequence[float]) -> PreTokenizer:
-    """Return the step of a tokenizer that splits a text into tokens: of the neighbours that make a
-    token together, those of the highest score are joined first, the leftmost of several.
+    """Return the step of a tokenizer that splits a text into tokens. Of all neighbours that form a
+    token together, those of the highest score are joined first, the leftmost among equals.
 
     A tokenizer with this step, which is in Python, cannot be stored.
     """
@@ -34,7 +34,7 @@ class _ByScore:
         )
 
     def _pieces(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where each token begins and ends."""
+        """Yield the start and the end of each token."""
         ends = list(range(1, len(text) + 1))  # of the piece that begins at a character
         starts = list(
             range(len(text))

@@ -1,5 +1,5 @@
-"""What a model in GGUF files costs, by their headers alone: without torch, so that a plan takes no
-time."""
+"""Shape and memory needs of a model in GGUF files, from their headers alone: without torch, so that
+a plan takes no time."""
 
 import re
 from collections import Counter
@@ -40,14 +40,14 @@ def gguf_shape(path: Path, *, dense: int | None = None) -> tuple[ModelShape, Bac
 
 
 def gguf_dtype(path: Path) -> str:
-    """The dtype that a model is computed in, which no file names: that of its largest tensor, or
-    bfloat16."""
+    """Return the dtype that a model is computed in, which no file names: the dtype of its largest
+    tensor, or bfloat16."""
     tensors = (tensor for header in read_headers(path) for tensor in header.tensors.values())
     return _DTYPES.get(max(tensors, key=lambda tensor: tensor.nbytes).type.name, "bfloat16")
 
 
 def gguf_types(path: Path) -> str:
-    """The types of the experts, as `Q4_K and Q6_K`."""
+    """Return the types of the experts, as `Q4_K and Q6_K`."""
     tensors = (tensor for header in read_headers(path) for tensor in header.tensors.values())
     names = (tensor.type.name for tensor in tensors if tensor.name.endswith("_exps.weight"))
     return " and ".join(dict.fromkeys(names))
@@ -108,8 +108,8 @@ def _memory(
 
 
 def _cached(own: dict) -> int:
-    """Numbers that a layer keeps of a token: keys and values, or where attention is latent what
-    both are made of."""
+    """Return how many numbers a layer caches per token: keys and values, or with latent attention
+    the numbers that both are computed from."""
     if "attention.kv_lora_rank" in own:
         return own["attention.kv_lora_rank"] + own["rope.dimension_count"]
     heads = own.get("attention.head_count_kv", own["attention.head_count"])

@@ -1,5 +1,5 @@
-"""How the byte-level tokenizer of a GGUF file splits text before its merges, by the name that the
-file gives it, as llama.cpp understands the name (llama-vocab.cpp)."""
+"""Pre-tokenizers of GGUF files with a byte-level tokenizer: how they split text before the merges,
+by the name in the file, as llama.cpp understands the name (llama-vocab.cpp)."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -55,7 +55,7 @@ _FALCON = (r"[\p{P}$+<=>^~|`]+", _GPT2, r"[0-9][0-9][0-9]")
 
 
 class Splitting(NamedTuple):
-    """Expressions, each of which splits what the one before it left; whether a piece that is a
+    """Expressions that each split what the one before it left. Also, whether a piece that is a
     token stays whole whatever the merges, and whether texts begin with the token for that, unless a
     file says otherwise."""
 
@@ -101,10 +101,10 @@ def splitting_of(name: str) -> Splitting | None:
 
 
 AS_GPT2 = Splitting((_GPT2,))
-"""How text is split by a name that is not known."""
+"""Splitting for a name that is not known."""
 
 
 def pre_tokenizer(splitting: Splitting) -> PreTokenizer:
-    """Return the step of a tokenizer that splits a text, and spells its bytes as characters."""
+    """Return the step of a tokenizer that splits a text and spells its bytes as characters."""
     splits = [Split(Regex(expression), "isolated") for expression in splitting.expressions]
     return pre_tokenizers.Sequence([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])

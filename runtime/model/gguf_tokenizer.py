@@ -1,5 +1,4 @@
-"""The tokenizer of a GGUF file, built of what the file says of it: its ids are those of
-llama.cpp."""
+"""Tokenizer built from the entries of a GGUF file, with the ids of llama.cpp."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +27,8 @@ _MATCHED = (UNKNOWN, CONTROL, USER_DEFINED)  # tokens that are found in a text b
 
 
 class GgufTokenizer(PreTrainedTokenizerFast):
-    """`unfollowed` has a line for each thing in which ids may differ from llama.cpp's."""
+    """Tokenizer of a GGUF file. `unfollowed` has a line for each thing in which ids may differ from
+    llama.cpp's."""
 
     def __init__(
         self, backend: Tokenizer, vocabulary: Vocabulary, template: object, unfollowed: list[str]
@@ -103,7 +103,8 @@ def _byte_level(
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    """Both parts of a merge, between which is the first space that does not begin it."""
+    """Return both parts of a merge. They are separated by the first space that is not the merge's
+    first character."""
     left, _, right = merge[1:].partition(" ")
     return merge[:1] + left, right
 
@@ -143,9 +144,9 @@ def _sentencepiece(
 
 
 def _merges(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]] | None:
-    """The merges that make each token of two others, best first. None where they cannot say what
-    scores say: where tokens have one score, of which the leftmost in the text is made first, and
-    where a token is made of a character that is none."""
+    """Return the merges that make each token of two others, best first. Return None where no order
+    of merges can replace scores: where tokens share a score, since the leftmost in the text is then
+    made first, and where a token contains a character that is no token."""
     ids = vocabulary.ids
     found = []
     for text, token in ids.items():
@@ -168,8 +169,8 @@ def _merges(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, 
 def _add_tokens(
     backend: Tokenizer, vocabulary: Vocabulary, model: str, unfollowed: list[str]
 ) -> None:
-    """Have the tokens that are found in a text before all else. The model's name tells llama.cpp,
-    and only that, where spaces beside them are dropped."""
+    """Add the tokens that are found in a text before all else. llama.cpp knows only from the
+    model's name where spaces beside them are dropped."""
     drops_after = any(name in model.lower() for name in ("phi-3", "phi3"))
     drops_before = "modern-bert" in model.lower()
     if drops_after or drops_before:
@@ -194,8 +195,8 @@ def _add_tokens(
 
 
 def _overlaps(vocabulary: Vocabulary) -> Iterator[str]:
-    """A line if one token that is found before all else can begin within another one: the first in
-    the text is taken, where llama.cpp takes the longer."""
+    """Yield a line if one token that is found before all else can begin within another one: the
+    first in the text is taken, whereas llama.cpp takes the longer."""
     texts = [text for text, token in vocabulary.ids.items() if vocabulary.types[token] in _MATCHED]
     begun = {text[:length]: text for text in texts for length in range(1, len(text))}
     for text in texts:

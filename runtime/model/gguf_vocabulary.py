@@ -1,7 +1,7 @@
-"""The vocabulary of a GGUF file: the types of its tokens, which of them have a role, and which end
-an answer.
+"""Vocabulary of a GGUF file: the types of its tokens, which of them have a role, and which end an
+answer.
 
-Files say this in part only; the rest follows from the texts of tokens, by the rules of llama.cpp
+Files state this only in part. The rest follows from the texts of tokens, by the rules of llama.cpp
 (llama-vocab.cpp), for which files are made. Without torch.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from artifacts.errors import BadInput
 from artifacts.formats.gguf_header import read_array, read_header
 
-# how text becomes tokens, `tokenizer.ggml.model`
+# kinds of tokenizers, `tokenizer.ggml.model`
 BYTE_LEVEL = "gpt2"
 SENTENCEPIECE = "llama"
 _NO_TEXT = (None, "none", "no_vocab")
@@ -61,7 +61,7 @@ _ENDING = (
     "<|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> "
     "<eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~["
 )
-"""The texts of tokens that end an answer, in whatever vocabulary they are."""
+"""Texts of tokens that end an answer, in any vocabulary."""
 
 _ENDING_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _FRAMING = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
@@ -71,8 +71,9 @@ left out, as for the model in safetensors."""
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`kind` is how text becomes tokens; `tokens` and `types` are by id, `ids` by token; `roles`
-    has the ids of special tokens by their role, and `ends` those that end an answer."""
+    """Vocabulary of a GGUF file. `kind` is how text becomes tokens; `tokens` and `types` are by id,
+    `ids` by token. `roles` has the ids of special tokens by their role, and `ends` the ids of
+    tokens that end an answer."""
 
     kind: str
     tokens: Sequence[str]
@@ -125,8 +126,8 @@ def vocabulary_numbers(path: Path, name: str, count: int) -> Sequence[float] | N
 
 
 def _stated(entries: Mapping[str, object], kind: str, num_tokens: int) -> dict[str, int]:
-    """The ids that the file names, or that files of its kind have without it; one outside the
-    vocabulary is none."""
+    """Return the ids that the file names, or that files of its kind have by default. An id outside
+    the vocabulary counts as none."""
     roles = dict(_DEFAULTS[kind])
     if entries.get(f"{_PREFIX}pre") in ("glm4", "chatglm-bpe"):
         del roles["bos"]
@@ -157,8 +158,8 @@ def _complete(ids: Mapping[str, int], types: list[int], roles: dict[str, int]) -
 
 
 def _take_out(ends: set[int], ids: Mapping[str, int], types: list[int]) -> None:
-    """Take out of `ends` what ends only a part of an answer: `<|end|>` where other tokens end it
-    (gpt-oss, solar-open), and a `</s>` beside Gemma 4's tokens, where it is plain text."""
+    """Take out of `ends` the tokens that end only a part of an answer: `<|end|>` where other tokens
+    end it (gpt-oss, solar-open), and a `</s>` beside Gemma 4's tokens, where it is plain text."""
 
     def has(*texts: str) -> bool:
         return any(ids.get(text) in ends for text in texts)

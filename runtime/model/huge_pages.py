@@ -1,8 +1,8 @@
-"""Memory in pages of 2 MiB where the system gives them. One thread reads weights in pages of 4 KiB
-at two thirds of the speed, because it looks up an address for each.
+"""Memory in pages of 2 MiB where the system gives them. With pages of 4 KiB one thread reads
+weights at two thirds of the speed, because it looks up an address for each page.
 
-Linux gives them to memory that asks for them (`madvise`); what it really gave stands in
-/proc/self/smaps.
+Linux gives huge pages to memory that asks for them (`madvise`); /proc/self/smaps shows how many it
+really gave.
 """
 
 import mmap
@@ -25,7 +25,7 @@ _MAPPINGS = Path("/proc/self/smaps")
 
 
 class _Held(NamedTuple):
-    """What of a mapping from address `start` to `stop` is resident, and how much of that in huge
+    """Mapping from address `start` to `stop`: its resident memory, and how much of that is in huge
     pages."""
 
     start: int
@@ -35,9 +35,9 @@ class _Held(NamedTuple):
 
 
 def anonymous(nbytes: int) -> torch.Tensor:
-    """New memory of zeros, uint8 [nbytes], on the border of a page; from 2 MiB on it begins on a
-    border of 2 MiB, and all that fills huge pages lies in such pages where there are any. A page
-    takes memory when it is first written, and returns it with the tensor. Raises OSError."""
+    """Return new memory of zeros, uint8 [nbytes], aligned to a page. From 2 MiB on it is aligned to
+    2 MiB, and every part that fills a huge page lies in one where there are any. A page takes
+    memory when it is first written, and returns it with the tensor. Raises OSError."""
     if nbytes < HUGE_PAGE or not _IS_OFFERED:
         return torch.frombuffer(_mapped(nbytes), dtype=torch.uint8)
     mapping = _mapped(nbytes + HUGE_PAGE)  # the bytes before the border stay unwritten
@@ -50,16 +50,16 @@ def anonymous(nbytes: int) -> torch.Tensor:
 
 
 def mode() -> str:
-    """When the system gives huge pages: `always`, `madvise` (to whom asks), `never`; `none` where
-    it has none."""
+    """Return when the system gives huge pages: `always`, `madvise` (to programs that ask), `never`;
+    `none` where it has none."""
     chosen = re.search(r"\[(\w+)\]", _MODE.read_text()) if _MODE.exists() else None
     return chosen[1] if chosen else "none"
 
 
 def shares(memory: Mapping[str, Iterable[torch.Tensor]]) -> dict[str, float | None]:
-    """By name, how much of the resident memory of some tensors on the CPU lies in huge pages, from
-    0 to 1; None where nothing was written yet. The system counts by mapping; a tensor may be part
-    of one."""
+    """Return by name the share, from 0 to 1, of the resident memory of some CPU tensors that lies
+    in huge pages; None where nothing was written yet. The system counts by mapping; a tensor may be
+    part of one."""
     mappings = _read_mappings() if _MAPPINGS.exists() else []
     return {name: _share(tensors, mappings) for name, tensors in memory.items()}
 
@@ -71,7 +71,7 @@ def _mapped(nbytes: int) -> mmap.mmap:
 
 
 def _read_mappings() -> list[_Held]:
-    """The mappings of this process, by address."""
+    """Return the mappings of this process, by address."""
     found = re.findall(
         r"(?m)^([0-9a-f]+)-([0-9a-f]+) |^(?:Rss|AnonHugePages): +(\d+)", _MAPPINGS.read_text()
     )
@@ -83,7 +83,7 @@ def _read_mappings() -> list[_Held]:
 
 
 def _share(tensors: Iterable[torch.Tensor], mappings: Sequence[_Held]) -> float | None:
-    """The mean share of the mappings, each with the weight of what it holds of the tensors."""
+    """Return the mean share of the mappings, each weighted by how much of the tensors it holds."""
     held: Counter[_Held] = Counter()  # bytes
     for tensor in tensors:
         start = tensor.data_ptr()

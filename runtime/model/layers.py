@@ -13,7 +13,7 @@ from artifacts.errors import BadInput
 
 GATE_NAMES = ("gate", "router")
 _GIVE_PROBABILITIES = ("Gemma4TextRouter",)  # classes of routers whose first output is no logits
-_MAY_SKIP = ("ZayaRouter",)  # those whose last logit is for tokens that no expert computes
+_MAY_SKIP = ("ZayaRouter",)  # their last logit is for tokens that no expert computes
 TOP_K_FIELDS = (
     "num_experts_per_tok",
     "top_k_experts",
@@ -33,7 +33,7 @@ class MoeLayer:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of ONE expert's parameters by name: those of the module without their first
+        """Shapes of ONE expert's parameters by name: the module's shapes without their first
         dimension."""
         return {
             name: tuple(parameter.shape[1:])
@@ -61,8 +61,8 @@ class MoeLayer:
         return next(self.experts.parameters(recurse=False)).shape[0]
 
     def distribution(self, scores: torch.Tensor) -> torch.Tensor:
-        """The router's distribution [T, E], float32, from the first of its outputs: the softmax of
-        the experts' logits."""
+        """Return the router's distribution [T, E], float32, from the first of its outputs: the
+        softmax of the experts' logits."""
         scores = scores.float()
         kind = type(self.gate).__name__
         if kind in _GIVE_PROBABILITIES:

@@ -1,4 +1,4 @@
-"""How an expert's tensors lie in a slot, and buffers that hold slots."""
+"""Layout of an expert's tensors in a slot, and buffers that hold slots."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ Spans = tuple[tuple[int, int], ...]  # of a slot: bytes from start to stop
 
 
 class Layout(Protocol):
-    """How an expert of one precision lies in a slot."""
+    """Layout of an expert of one precision in a slot."""
 
     is_plain: bool  # whether each part is one tensor of the module's own numbers
     format: str  # the name of how its matrices are stored
@@ -111,12 +111,12 @@ class ExpertLayout:
         return digest.hexdigest()
 
     def weights(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The parts as the module has them: here the views."""
+        """Return the parts as the module has them: here the views."""
         return self.views(buffer)
 
     def fault(self, buffer: torch.Tensor, spans: Spans) -> str | None:
-        """The fault of a part within these spans of `buffer`, with its name; None if all numbers
-        are finite."""
+        """Return the fault of a part within these spans of `buffer`, with its name; None if all
+        numbers are finite."""
         for part in self.parts:
             for start, stop in _overlaps(spans, part.offset, part.offset + part.nbytes):
                 if not is_finite(buffer[start:stop].view(self.dtype)):
@@ -130,9 +130,9 @@ class ExpertLayout:
 
 
 def aligned(nbytes: int, *, pin: bool = False) -> torch.Tensor:
-    """Allocate a uint8 CPU tensor [nbytes]: page-aligned, so that a device can write to it past the
-    page cache, and from 2 MiB on in huge pages; or page-locked and 64-byte aligned if `pin`. Raises
-    OutOfResources."""
+    """Allocate a uint8 CPU tensor [nbytes]. It is page-aligned, so that a device can write to it
+    past the page cache, and from 2 MiB on in huge pages; with `pin` it is page-locked and 64-byte
+    aligned. Raises OutOfResources."""
     try:
         if nbytes >= HUGE_PAGE and not pin:
             return anonymous(nbytes)
@@ -152,7 +152,7 @@ def aligned(nbytes: int, *, pin: bool = False) -> torch.Tensor:
 
 
 def fill(out: torch.Tensor, content: torch.Tensor) -> None:
-    """Copy `content`, uint8, to the start of `out`; without a slice where sizes are equal, which
+    """Copy `content`, uint8, to the start of `out`. Where sizes are equal no slice is made, which
     would cost as much as copying a small expert."""
     (out if out.numel() == content.numel() else out[: content.numel()]).copy_(content)
 

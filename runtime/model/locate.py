@@ -24,8 +24,9 @@ WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 def locate(name: str) -> Path:
-    """Return the folder of the model `name`, a local folder or a hub id, or its GGUF file, by its
-    path or by the folder that holds it and no other weights; download only if no such path exists.
+    """Return the folder of the model `name`, a local folder or a hub id, or its GGUF file. The file
+    is named by its path, or by the folder that holds it and no other weights. Download only if no
+    such path exists.
 
     Raises BadInput for a name that is neither, within seconds also where the hub does not answer.
     """
@@ -66,11 +67,11 @@ def read_config(folder: Path) -> dict:
 
 
 def only_gguf(folder: Path) -> Path | None:
-    """Return the GGUF file of a folder, of a model in several parts the first; None if the folder
-    has other weights.
+    """Return the GGUF file of a folder, or the first of a model in several parts; None if the
+    folder has other weights.
 
-    Raises BadInput if the folder has several models; what belongs to one, as the encoder of its
-    images, is none.
+    Raises BadInput if the folder has several models. A file that only belongs to a model, such as
+    the encoder of its images, does not count.
     """
     files = sorted(
         path for path in folder.glob("*") if path.suffix.lower() == GGUF and not path.is_dir()
@@ -92,7 +93,7 @@ def only_gguf(folder: Path) -> Path | None:
 
 
 def _is_beside(path: Path) -> bool:
-    """Whether a file belongs to a model and is none: by its name, or by what it says."""
+    """Return whether a file belongs to a model without being one, by its name or by its header."""
     if "mmproj" in path.name.lower():
         return True
     try:
@@ -103,19 +104,20 @@ def _is_beside(path: Path) -> bool:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether what `locate` found is a GGUF file, and no folder of safetensors."""
+    """Return whether the path that `locate` found is a GGUF file, not a folder of safetensors."""
     return path.is_file()
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return the files of the weights of what `locate` found."""
+    """Return the weight files of the model that `locate` found."""
     return parts_of(path) if is_gguf(path) else safetensors_files(path)
 
 
 def safetensors_files(folder: Path) -> list[Path]:
-    """Return the files of the weights of a folder, as its index names them where it has several.
+    """Return the weight files of a folder, as its index names them if there are several.
 
-    Raises BadInput where it has none, and for an index that is none or points out of the folder.
+    Raises BadInput for a folder without any, and for an index that is none or points out of the
+    folder.
     """
     if readable(folder / SINGLE):
         return [folder / SINGLE]
@@ -138,8 +140,8 @@ def safetensors_files(folder: Path) -> list[Path]:
 
 
 def read_index(index: Path) -> Mapping[str, str]:
-    """Return by the name of a tensor that of its file, which is in the folder of the index. Raises
-    BadInput."""
+    """Return the name of the file that holds each tensor, by the tensor's name; files are in the
+    folder of the index. Raises BadInput."""
     try:
         files = read_json(index)["weight_map"]
         names = files.values()
@@ -207,8 +209,8 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def local_gguf(name: str) -> Path | None:
-    """Return the GGUF file that a local path is or whose folder it is; None for another model.
-    Raises BadInput."""
+    """Return the GGUF file of a local path, which is that file or its folder; None for another
+    model. Raises BadInput."""
     path = existing(name)
     if path is None or path.is_file():
         return path if path and path.suffix.lower() == GGUF else None
@@ -235,8 +237,8 @@ def _download(name: str) -> Path:
 
 
 def _missing(name: str) -> str:
-    """The beginning of the refusal: what the name is not, and the nearest model folder beside
-    it."""
+    """Return the beginning of the refusal: what the name is not, and the nearest model folder
+    beside it."""
     path = Path(name)
     try:
         folders = [
@@ -250,7 +252,7 @@ def _missing(name: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Why the hub gave no model, in a few words."""
+    """Return in a few words why the hub gave no model."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,

@@ -1,5 +1,5 @@
-"""How experts that a checkpoint stores in different ways lie in slots: some layers in more bits, as
-GGUF files have them, or not quantised."""
+"""Layout of slots for experts that a checkpoint stores in different ways: some layers in more bits,
+as GGUF files have them, or not quantised."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from runtime.model.quantised_matrix import Parts, project_quantised
 
 @dataclass(frozen=True, slots=True)
 class MixedLayout:
-    """A slot has room for the largest expert, after a byte that says which of the layouts the
-    expert in it has."""
+    """Layout of a slot with room for the largest expert, after one byte with the number of the
+    layout of the expert in it."""
 
     is_plain: ClassVar[bool] = False
     start: ClassVar[int] = ALIGNMENT  # of the expert in its slot
@@ -28,7 +28,7 @@ class MixedLayout:
 
     @property
     def format(self) -> str:
-        """The names of the formats."""
+        """Names of the formats."""
         pieces = (piece for layout in self.layouts for piece in layout.pieces)
         return " and ".join(dict.fromkeys(piece.format.name for piece in pieces if piece.format))
 
@@ -42,12 +42,12 @@ class MixedLayout:
         return project_quantised
 
     def views(self, buffer: torch.Tensor) -> Mapping[str, object]:
-        """Views of the expert that is in `buffer`, uint8 [nbytes] or longer, when they are used. On
-        a GPU each use waits for the byte."""
+        """Return views of the expert that is in `buffer`, uint8 [nbytes] or longer; the layout is
+        looked up when they are used. On a GPU each use waits for the byte."""
         return _Views(buffer, [layout.views(buffer[self.start :]) for layout in self.layouts])
 
     def weights(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The numbers of each part, as the module has them."""
+        """Return the numbers of each part, as the module has them."""
         return self._of(buffer).weights(buffer[self.start :])
 
     def digest(self, buffer: torch.Tensor) -> str:
@@ -55,12 +55,12 @@ class MixedLayout:
         return self._of(buffer).digest(buffer[self.start :])
 
     def arrange(self, buffer: torch.Tensor) -> str | None:
-        """Put codes into the order of their groups; the fault of a part whose index leads beyond
-        them, or None."""
+        """Put codes into the order of their groups. Return the fault of a part whose index leads
+        beyond its groups, or None."""
         return self._of(buffer).arrange(buffer[self.start :])
 
     def fault(self, buffer: torch.Tensor, spans: Spans) -> str | None:
-        """The fault of a part, with its name; None if all are sound."""
+        """Return the fault of a part, with its name; None if all are sound."""
         return self._of(buffer).fault(buffer[self.start :], spans)
 
     def _of(self, buffer: torch.Tensor) -> QuantisedLayout:
@@ -68,7 +68,7 @@ class MixedLayout:
 
 
 class _Views(Mapping):
-    """The views of a slot by each layout, of which its first byte chooses one."""
+    """Views of a slot by each layout; the slot's first byte chooses one."""
 
     def __init__(self, buffer: torch.Tensor, views: Sequence[Parts]) -> None:
         self._buffer = buffer

@@ -74,7 +74,7 @@ class MoeModel:
 
     @property
     def expert_format(self) -> str:
-        """How experts are stored, as `mxfp4, 4.25 bits`."""
+        """Format of the stored experts and their bits per weight, as `mxfp4, 4.25 bits`."""
         return f"{self.store.layout.format}, {8 * self.weight_nbytes:.3g} bits"
 
 
@@ -152,9 +152,9 @@ def _parsed(source: Source, stored: dict) -> PreTrainedConfig:
 
 
 def _check_windows(config: PreTrainedConfig, path: Path) -> None:
-    """Raise BadInput for a window of attention below two tokens. None is left to attend to with 0;
-    with 1 transformers' cache keeps all tokens and its masks none but the last, so that what it
-    computes depends on the sizes of passes."""
+    """Raise BadInput for a window of attention below two tokens. With 0 no token is left to attend
+    to. With 1 transformers' cache keeps all tokens and its masks only the last, so that the result
+    depends on the sizes of passes."""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None)
     if kinds is not None and set(kinds) <= {"full_attention"}:
@@ -189,8 +189,8 @@ def _shape(layers: tuple[MoeLayer, ...], layout: ExpertLayout) -> Shape:
 
 
 def _as_stored(shape: Shape, layout: StoredLayout) -> Shape:
-    """The shape with the bytes of experts as they are stored; packed ones have no neurons that
-    could be cut."""
+    """Return the shape with the bytes of experts as they are stored; packed experts have no neurons
+    that could be cut."""
     if layout.is_plain:
         return shape
     return replace(shape, expert_nbytes=layout.nbytes, num_neurons=0, neuron_nbytes=1)
@@ -204,8 +204,8 @@ def _check_dtype(dtype: torch.dtype, source: Source) -> None:
 
 
 def _check_numbers(config: object, checkpoint: Checkpoint) -> None:
-    """Raise BadInput for NaN and for a number beyond every dtype, for a field that no model has so,
-    and for more layers than tensors, which would take forever to build."""
+    """Raise BadInput for NaN, for a number beyond every dtype, for a value that no model has in its
+    field, and for more layers than tensors, which would take forever to build."""
     parts = (
         config.items()
         if isinstance(config, dict)

@@ -44,7 +44,7 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True, slots=True)
 class Repacked:
     """A folder that was written: its bytes, and the most reads that an expert takes from the old
-    and the new files."""
+    and from the new files."""
 
     folder: Path
     nbytes: int
@@ -170,7 +170,7 @@ def _write(
     check: Callable[[], None],
 ) -> None:
     """Write one safetensors file with the tensors in this order, unless it is complete already.
-    `check` raises where what was read is not to be kept."""
+    `check` raises if what was read must not be kept."""
     header = _header(tensors, metadata)
     nbytes = sum(tensor.nbytes for tensor in tensors)
     if (

@@ -1,4 +1,5 @@
-"""How an expert that a checkpoint stores in few bits lies in a slot: packed as it was published."""
+"""Layout of an expert that a checkpoint stores in few bits: packed in its slot as it was
+published."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +16,8 @@ from runtime.model.quantised_matrix import PLAIN, Parts, QuantisedMatrix, joined
 
 
 class Piece(NamedTuple):
-    """One stored tensor of an expert, in its role in the format of a matrix; `source` counts the
-    matrices that are the rows of one part of the module. `format` is None for numbers as they
+    """One stored tensor of an expert, in its role in the format of a matrix. `source` counts the
+    matrices that make up the rows of one part of the module. `format` is None for numbers as they
     are."""
 
     part: str
@@ -38,7 +39,7 @@ PlacedPieces = dict[str, tuple[Piece, int]]
 @dataclass(frozen=True, slots=True)
 class QuantisedLayout:
     """The pieces of one expert in a slot, each 64-byte aligned. `dtype` is the module's;
-    `is_transposed` says whether it has its matrices as [in, out]."""
+    `is_transposed` says whether its matrices are [in, out]."""
 
     is_plain: ClassVar[bool] = False
 
@@ -64,7 +65,7 @@ class QuantisedLayout:
 
     @property
     def format(self) -> str:
-        """The name of the formats of its matrices, as `mxfp4`."""
+        """Name of the formats of its matrices, as `mxfp4`."""
         return " and ".join(
             dict.fromkeys(piece.format.name for piece in self.pieces if piece.format)
         )
@@ -76,7 +77,7 @@ class QuantisedLayout:
 
     @property
     def matrices(self) -> dict[str, list[PlacedPieces]]:
-        """Of each part the matrices that are its rows."""
+        """Matrices that make up the rows of each part, by part."""
         found: dict[str, dict[int, PlacedPieces]] = {}
         for piece, offset in zip(self.pieces, self.offsets, strict=True):
             found.setdefault(piece.part, {}).setdefault(piece.source, {})[piece.role] = (
@@ -90,16 +91,16 @@ class QuantisedLayout:
         return project_quantised
 
     def views(self, buffer: torch.Tensor) -> Parts:
-        """Views of `buffer`, uint8 [nbytes] or longer, on any device: of each part the matrices
-        that are its rows, or its numbers where it has one tensor that is not quantised."""
+        """Return views of `buffer`, uint8 [nbytes] or longer, on any device: for each part the
+        matrices that make up its rows, or its numbers if it is one tensor that is not quantised."""
         return {
             part: _plain([_views(buffer, placed) for placed in stored])
             for part, stored in self.matrices.items()
         }
 
     def weights(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The numbers of each part, as the module has them; copies, but for parts that are not
-        quantised."""
+        """Return the numbers of each part, as the module has them; copies, except for parts that
+        are not quantised."""
         return {
             name: part
             if isinstance(part, torch.Tensor)
@@ -121,8 +122,8 @@ class QuantisedLayout:
         return digest.hexdigest()
 
     def arrange(self, buffer: torch.Tensor) -> str | None:
-        """Put the codes of an expert, whose stored bytes lie in `buffer`, uint8 [nbytes] or longer
-        on the CPU, into the order of their groups. Return the fault of a part whose index leads
+        """Put the codes of an expert into the order of their groups; its stored bytes lie in
+        `buffer`, uint8 [nbytes] or longer on the CPU. Return the fault of a part whose index leads
         beyond its groups; None if none does."""
         for name, placed in self.ordered:
             matrix = _views(buffer, placed)
@@ -131,7 +132,7 @@ class QuantisedLayout:
         return None
 
     def fault(self, buffer: torch.Tensor, spans: Spans) -> str | None:
-        """The fault of a part, with its name; None if all are sound."""
+        """Return the fault of a part, with its name; None if all are sound."""
         for name, part in self.views(buffer).items():
             matrices = part if isinstance(part, list) else [QuantisedMatrix(None, {PLAIN: part})]
             if fault := next(filter(None, (matrix.fault() for matrix in matrices)), None):

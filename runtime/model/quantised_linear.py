@@ -1,5 +1,5 @@
-"""Linear layers and embeddings whose matrix lies in memory in few bits: what they compute has the
-bits of the plain modules with the dequantised matrix."""
+"""Linear layers and embeddings whose matrix lies in memory in few bits. Their results are
+bit-identical to those of the plain modules with the dequantised matrix."""
 
 import torch
 from torch import nn
@@ -11,9 +11,9 @@ from runtime.model.quantised_matrix import QuantisedMatrix
 
 
 class QuantisedLinear(nn.Module):
-    """In the place of `nn.Linear`: x [.., I] -> [.., O]. `blocks` uint8 [O, bytes of a row] has the
-    matrix in `form`; `dtype` is that of the plain layer's matrix, and of the product. The matrix is
-    dequantised at each use."""
+    """Replacement of `nn.Linear` with its matrix in few bits: x [.., I] -> [.., O]. `blocks`, uint8
+    [O, bytes of a row], hold the matrix in `form`. `dtype` is the dtype of the plain layer's matrix
+    and of the product. The matrix is dequantised at each use."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class QuantisedLinear(nn.Module):
 
 
 class QuantisedEmbedding(nn.Module):
-    """In the place of `nn.Embedding`, where the head shares its matrix: ids [..] -> rows [.., H] of
-    `blocks`."""
+    """Replacement of `nn.Embedding` where the head shares its matrix: ids [..] -> dequantised rows
+    [.., H] of `blocks`."""
 
     def __init__(
         self, blocks: nn.Parameter, form: GgmlBlocks, *, shape: torch.Size, dtype: torch.dtype
@@ -68,10 +68,10 @@ class QuantisedEmbedding(nn.Module):
 
 
 def dtype_of(layer: nn.Linear | QuantisedLinear) -> torch.dtype:
-    """The dtype of a layer's matrix, without dequantising it."""
+    """Return the dtype of a layer's matrix, without dequantising it."""
     return layer.dtype if isinstance(layer, QuantisedLinear) else layer.weight.dtype
 
 
 def stored(layer: nn.Linear | QuantisedLinear) -> torch.Tensor:
-    """A layer's matrix as it lies in memory."""
+    """Return a layer's matrix as it lies in memory."""
     return layer.blocks if isinstance(layer, QuantisedLinear) else layer.weight

@@ -1,5 +1,5 @@
-"""Matrices that lie in a slot in few bits: their numbers, whole or in tiles of rows, and products
-with tokens."""
+"""Matrices that lie in a slot in few bits: their numbers, whole or in tiles of rows, and their
+products with tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -37,13 +37,14 @@ class QuantisedMatrix(NamedTuple):
         return next(iter(self.tensors.values())).device
 
     def filler(self, dtype: torch.dtype) -> Fill:
-        """A function that writes rows of the matrix in this dtype."""
+        """Return a function that writes rows of the matrix in this dtype."""
         if self.format is None:
             return lambda first, out: out.copy_(self.tensors[PLAIN][first : first + len(out)])
         return filler(self.format, self.tensors, dtype)
 
     def fault(self) -> str | None:
-        """What its numbers have that no matrix of a model has; None if they are sound."""
+        """Return the fault of its numbers, such as NaN, that no model's matrix has; None if they
+        are sound."""
         if self.format is None:
             return None if are_sound(self.tensors.values()) else NOT_FINITE
         return self.format.fault(self.tensors)
@@ -58,7 +59,7 @@ def project_quantised(
     """Compute one projection of one expert, x [t, in] -> [t, out], on numbers in x's dtype that lie
     as in the module.
 
-    The result has the bits of the module with dequantised weights.
+    The result is bit-identical to that of the module with dequantised weights.
     """
     if isinstance(weights[name], torch.Tensor):
         return project(module, weights, name, x)
@@ -68,8 +69,8 @@ def project_quantised(
 
 
 def project_in_tiles(module: nn.Module, weights: Parts, name: str, x: torch.Tensor) -> torch.Tensor:
-    """As `project_quantised`, without ever writing the whole matrix to memory; products may be
-    summed in another order."""
+    """Compute the same projection as `project_quantised`, without ever writing the whole matrix to
+    memory; products may be summed in another order."""
     matrices = weights[name]
     if isinstance(matrices, torch.Tensor):
         if x.dtype is not torch.float16 or module.is_transposed:
@@ -80,8 +81,9 @@ def project_in_tiles(module: nn.Module, weights: Parts, name: str, x: torch.Tens
 
 
 def linear_in_tiles(matrices: Sequence[QuantisedMatrix], x: torch.Tensor) -> torch.Tensor:
-    """x [t, in] times the rows of all matrices, [t, out], without ever writing a whole matrix to
-    memory. Products of float16 are made in float32, in which torch multiplies faster."""
+    """Return x [t, in] times the rows of all matrices, [t, out], without ever writing a whole
+    matrix to memory. Products of float16 are computed in float32, in which torch multiplies
+    faster."""
     dtype = torch.float32 if x.dtype is torch.float16 else x.dtype
     y = x.new_empty(len(x), sum(matrix.shape[0] for matrix in matrices))
     wide = x.to(dtype)
@@ -93,7 +95,7 @@ def linear_in_tiles(matrices: Sequence[QuantisedMatrix], x: torch.Tensor) -> tor
 def joined(
     matrices: Sequence[QuantisedMatrix], dtype: torch.dtype, *, is_transposed: bool
 ) -> torch.Tensor:
-    """The rows of all matrices as one, [out, in], or [in, out] if `is_transposed`."""
+    """Return the rows of all matrices as one, [out, in], or [in, out] if `is_transposed`."""
     shapes = [matrix.shape for matrix in matrices]  # asked once, for each answer is checked
     num_rows = sum(height for height, _ in shapes)
     num_columns = shapes[0][1]
@@ -113,8 +115,8 @@ def joined(
 def _tiles(
     matrices: Sequence[QuantisedMatrix], dtype: torch.dtype, num_weights: int
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Rows of all matrices in turn, a tile of about so many weights at a time in the same memory,
-    each with the number of its first."""
+    """Yield the rows of all matrices in turn, in tiles of about `num_weights` weights in the same
+    memory, each with the number of its first row."""
     num_columns = matrices[0].shape[1]
     start = 0
     height = max(1, num_weights // (num_columns * ROWS_STEP)) * ROWS_STEP

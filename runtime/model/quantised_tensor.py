@@ -1,5 +1,5 @@
-"""Matrices that a checkpoint stores in few bits, each in several tensors, found by the names of
-these."""
+"""Matrices that a checkpoint stores in few bits, each in several tensors that are found by their
+names."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -46,7 +46,7 @@ _OF_WEIGHTS = (
 
 @dataclass(frozen=True, slots=True)
 class QuantisedTensor:
-    """A matrix [out, in], or one of each expert [E, out, in], in few bits; `components` has its
+    """A matrix [out, in], or one for each expert [E, out, in], in few bits; `components` has its
     tensors by role."""
 
     name: str
@@ -55,8 +55,8 @@ class QuantisedTensor:
     shape: tuple[int, ...]
 
     def __getitem__(self, index: EllipsisType) -> torch.Tensor:
-        """The numbers, float32, for `tensor[...]`, by which transformers' loader reads a lazy
-        tensor."""
+        """Return the numbers, float32, for `tensor[...]`, by which transformers' loader reads a
+        lazy tensor."""
         assert index is Ellipsis, f"only [...] is supported, not {index}"
         tensors = {role: tensor.read() for role, tensor in self.components.items()}
         if len(self.shape) == 2:
@@ -92,11 +92,11 @@ Tensors = dict[str, StoredTensor | QuantisedTensor]
 def gather_matrices(
     tensors: Mapping[str, StoredTensor], quantisation: Quantisation | None
 ) -> Tensors:
-    """The tensors of the model by the names of its parameters: those that hold one matrix together
-    become one.
+    """Return the tensors of the model by the names of its parameters; tensors that hold one matrix
+    together become one.
 
     Scales of activations are left out: products are computed on activations of the model's own
-    dtype. Of each format the first matrix is read, so that numbers that contradict the config are
+    dtype. The first matrix of each format is read, so that numbers that contradict the config are
     seen now. Raises BadInput for weights of few bits without scales, for scales without weights,
     and for tensors that do not fit each other or the config.
     """
@@ -123,8 +123,8 @@ def gather_matrices(
 def _found(
     quantisation: Quantisation, spelling: Spelling, tensors: Tensors
 ) -> Iterator[tuple[str, str, dict[str, StoredTensor]]]:
-    """Each matrix of this spelling: its name, that with which those of its tensors begin, and these
-    by role. Empty ones are as if they were missing where they may."""
+    """Yield each matrix of this spelling: its name, the prefix of its tensors' names, and the
+    tensors by role. An empty tensor counts as missing if it may be missing."""
     suffix = spelling.anchor
     for anchor in tensors:
         if not anchor.endswith(suffix) or isinstance(tensors[anchor], QuantisedTensor):
@@ -148,7 +148,7 @@ def _found(
 
 
 def _settled(spelling: Spelling, components: Mapping[str, StoredTensor]) -> Format:
-    """The format of a spelling as the first matrix shows it."""
+    """Return the format of a spelling as the first matrix shows it."""
     zeros = components.get(ZEROS)
     is_read = spelling.symmetric is not None and zeros is not None and len(zeros.shape) >= 2
     return spelling.symmetric.settled(zeros.read().flatten(0, -2)) if is_read else spelling.format
@@ -157,8 +157,8 @@ def _settled(spelling: Spelling, components: Mapping[str, StoredTensor]) -> Form
 def _completed(
     spelling: Spelling, form: Format | Gptq, components: dict[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """The tensors of a matrix, with zero-points where they are all one number and the file lacks
-    them."""
+    """Return the tensors of a matrix, with zero-points added if they are all one number and the
+    file lacks them."""
     if spelling.symmetric is None or ZEROS in components:
         return components
     scales = components["scales"]
@@ -173,8 +173,8 @@ def _first(tensor: StoredTensor) -> StoredTensor:
 
 
 def _quantised(name: str, format: Format, components: dict[str, StoredTensor]) -> QuantisedTensor:
-    """Check that the tensors fit each other, as those of one matrix or, with a dimension before, of
-    one for each expert."""
+    """Check that the tensors fit each other, as those of one matrix or, with a dimension in front,
+    of one matrix for each expert."""
     stored = {role: Stored(tensor.dtype, tensor.shape) for role, tensor in components.items()}
     leading = {tensor.shape[:1] for tensor in components.values()}
     try:

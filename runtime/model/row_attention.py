@@ -1,8 +1,8 @@
 """Attention of many requests in one pass: their tokens lie one after the other, [1, T], and each
-attends to its own.
+request attends to its own.
 
-transformers lets an attention function be registered by name, and hands it what a model's forward
-is given besides. It makes no mask for a name that has none. The model's own function (sdpa or
+transformers lets an attention function be registered by name, hands it the further arguments of a
+model's forward, and makes no mask for a name that has none. The model's own function (sdpa or
 eager) then computes each piece of the pass, so that heads, scales, sinks and windows are its own.
 """
 
@@ -30,8 +30,8 @@ _OWN = ("sdpa", "eager")
 
 @dataclass(slots=True, eq=False)
 class RowPiece:
-    """Tokens of a pass that one product attends for: S tokens each of the first n rows of `block`,
-    from position `first` [n] on. Either n or S is 1."""
+    """Tokens of a pass that one product attends for: S tokens of each of the first n rows of
+    `block`, from position `first` [n] on. Either n or S is 1."""
 
     block: Block
     num_rows: int
@@ -42,8 +42,8 @@ class RowPiece:
     def mask(
         self, window: int | None, like: torch.Tensor, *, is_causal: bool
     ) -> torch.Tensor | None:
-        """What is added to the scores [n, 1, S, C']; None where all is seen, or as a causal
-        function has it."""
+        """Return the mask that is added to the scores [n, 1, S, C']; None if all positions are
+        seen, or if a causal attention function masks the same."""
         if window not in self.masks:
             self.masks[window] = self._mask(window, like, is_causal=is_causal)
         return self.masks[window]
@@ -66,7 +66,7 @@ class RowPiece:
 
     @property
     def end(self) -> int:
-        """Positions that the longest row has after this pass."""
+        """Number of positions that the longest row has after this pass."""
         return int(self.first.max()) + self.num_tokens
 
 
@@ -80,7 +80,7 @@ class RowPass:
 
 
 def one_token_each(num_rows: int, own: str) -> RowPass:
-    """A pass over the first tokens of so many rows."""
+    """Return a pass over the first token of each of `num_rows` rows."""
     sizes = [min(MOST_ROWS, num_rows - start) for start in range(0, num_rows, MOST_ROWS)]
     first = torch.zeros(MOST_ROWS, dtype=torch.int64)
     return RowPass(
@@ -99,8 +99,8 @@ def _attend(
     sliding_window: int | None = None,
     **others: object,
 ) -> tuple[torch.Tensor, None]:
-    """The entry of AttentionInterface: queries [1, heads, T, D], keys and values of these tokens ->
-    [1, T, heads, D]. Writes keys and values into the rows of the pass."""
+    """Attend as AttentionInterface asks: queries [1, heads, T, D], keys and values of these tokens
+    -> [1, T, heads, D]. Writes keys and values into the rows of the pass."""
     own = _own(module, moectl_rows.own)
     is_causal = moectl_rows.own != "eager"
     begin = 0
@@ -121,12 +121,12 @@ AttentionInterface.register(NAME, _attend)
 
 
 def _by_row(tokens: torch.Tensor, piece: RowPiece) -> torch.Tensor:
-    """[1, heads, n * S, D] as [n, heads, S, D]; n or S is 1."""
+    """Return [1, heads, n * S, D] as [n, heads, S, D]; n or S is 1."""
     return tokens if piece.num_rows == 1 else tokens.transpose(0, 2)
 
 
 def _own(module: nn.Module, name: str) -> Callable:
-    """The attention function that the model has by itself."""
+    """Return the model's own attention function."""
     if name == "eager":  # which each modelling file has its own of
         return sys.modules[type(module).__module__].eager_attention_forward
     return AttentionInterface()[name]
@@ -135,7 +135,7 @@ def _own(module: nn.Module, name: str) -> Callable:
 @contextmanager
 def attended(model: PreTrainedModel, way: str = NAME) -> Iterator[str]:
     """Have the model attend in one of its own ways, or by `RowPass`, which each forward is then
-    given as `moectl_rows`. Yields the name of the way before, which is back at the end."""
+    given as `moectl_rows`. Yields the name of the previous way, which is restored at the end."""
     before = model.config.get_text_config()._attn_implementation
     model.set_attn_implementation(way)
     try:
@@ -145,7 +145,7 @@ def attended(model: PreTrainedModel, way: str = NAME) -> Iterator[str]:
 
 
 def reason_not_joined(model: PreTrainedModel) -> str | None:
-    """Why requests of this model cannot share a pass, None if they can."""
+    """Return why requests of this model cannot share a pass; None if they can."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ()) - _LAYERS
     rope = _rope_types(getattr(config, "rope_parameters", None) or {}) - _BY_POSITION
@@ -164,7 +164,7 @@ def reason_not_joined(model: PreTrainedModel) -> str | None:
 
 
 def _rope_types(parameters: dict) -> set[str]:
-    """The kinds of rotary angles: one for all layers, or one for each kind of layer."""
+    """Return the kinds of rotary angles: one for all layers, or one for each kind of layer."""
     if "rope_type" in parameters:
         return {parameters["rope_type"]}
     return {

@@ -1,7 +1,7 @@
 """Keys and values of many requests, each at its own length: blocks of rows that have equal room.
 
-A line refers to its block and no block to its lines, so that the tensors of a request that is over
-are freed at once: Python's collector, which would find a cycle, counts objects and not bytes.
+A line refers to its block and no block to its lines, so that the tensors of a finished request are
+freed at once. A cycle would wait for Python's collector, which counts objects and not bytes.
 
 Shapes: R rows of a block, A heads of keys, C tokens of room, D numbers a head, S tokens.
 """
@@ -16,7 +16,8 @@ _GROWTH = 4
 
 
 def room_for(num_tokens: int) -> int:
-    """The room of a row that gets `num_tokens` tokens: the next power of two, at least 64."""
+    """Return the room of a row that gets `num_tokens` tokens: the next power of two, at least
+    64."""
     return max(LEAST_ROOM, 1 << (num_tokens - 1).bit_length())
 
 
@@ -58,16 +59,17 @@ class Block:
     def read(
         self, layer: int, num_rows: int, end: int, device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [n, A, end, D] of the first rows on a device. Those in RAM are brought
-        there whole, in one copy each, since parts of rows would be many small ones."""
+        """Return keys and values [n, A, end, D] of the first rows on a device. Those in RAM are
+        copied there whole, in one copy each, since parts of rows would be many small copies."""
         return tuple(
             held[layer][:num_rows].to(device, non_blocking=True)[:, :, :end]
             for held in (self.keys, self.values)
         )
 
     def _zeros(self, like: torch.Tensor) -> torch.Tensor:
-        """Room for the keys or values of a layer, of which `like` [n, A, S, D] are some. Zeros,
-        because what is masked is multiplied by 0, which leaves a NaN a NaN."""
+        """Return room for the keys or values of a layer, with the dtype, heads and head size of
+        `like` [n, A, S, D]. It holds zeros because masked values are multiplied by 0, which leaves
+        a NaN a NaN."""
         shape = (self.num_rows, like.shape[1], self.room, like.shape[3])
         if not self.in_ram:
             return like.new_zeros(shape)
@@ -101,11 +103,11 @@ class Block:
 
 
 class RowMemory:
-    """The keys and values of running requests. A prompt that is being read lies by itself
-    (`begin`); it then joins a block of rows with as much room (`join`), so that one product attends
-    for all of them.
+    """Keys and values of running requests. A prompt that is being read lies by itself (`begin`). It
+    then joins a block of rows with as much room (`join`), so that one product attends for all of
+    them.
 
-    `blocks` has the lines of each block: row i is that of line i, without gaps. `token_nbytes`:
+    `blocks` has the lines of each block: row i belongs to line i, without gaps. `token_nbytes`:
     bytes of one token in all layers, 0 until a pass has been run. With `in_ram` they lie in RAM and
     are brought to the device of the model layer by layer.
     """
@@ -116,7 +118,7 @@ class RowMemory:
         self.token_nbytes = 0
 
     def begin(self, num_tokens: int, beginning: RowLine | None = None, length: int = 0) -> RowLine:
-        """Room for a prompt of so many tokens, whose first `length` ones are those of
+        """Return room for a prompt of `num_tokens` tokens, the first `length` of them copied from
         `beginning`."""
         line = RowLine(Block(room_for(num_tokens), 1, self._in_ram), 0)
         if beginning is not None:
@@ -154,7 +156,7 @@ class RowMemory:
         return sum(block.num_rows * block.room * block.token_nbytes for block in self.blocks)
 
     def _block(self, room: int) -> Block:
-        """A block with this room and a free row."""
+        """Return a block with this room and a free row."""
         for block, lines in self.blocks.items():
             if block.room == room and len(lines) < MOST_ROWS:
                 break

@@ -60,8 +60,8 @@ def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedMo
 def auto_class(
     config: PreTrainedConfig,
 ) -> type[AutoModelForCausalLM] | type[AutoModelForMultimodalLM]:
-    """The class by which transformers opens what is published with such a config: a whole
-    multimodal model where there is one, since the names of its weights are that model's."""
+    """Return the class by which transformers opens a checkpoint with such a config: a whole
+    multimodal model if there is one, since the names of its weights belong to that model."""
     is_multimodal = (
         config.get_text_config() is not config
         and type(config) in AutoModelForMultimodalLM._model_mapping
@@ -88,8 +88,8 @@ def _keep_text_model(model: PreTrainedModel) -> None:
 
 
 def _others(module: nn.Module, prefix: str, kept: set[nn.Module | None]) -> Iterator[str]:
-    """Yield the names of the largest modules with weights that neither are in `kept`, nor hold or
-    belong to one that is."""
+    """Yield the names of the largest modules with weights that are not in `kept`, and neither
+    contain nor belong to one that is."""
     for name, child in module.named_children():
         if child in kept:
             continue
@@ -146,7 +146,8 @@ def load_resident(
 
 
 def _wide(mapping: list[WeightTransform]) -> dict[str, torch.dtype]:
-    """The parameters whose rules end in a cast, which are made of numbers in float32."""
+    """Return the parameters whose rules end in a cast, which are computed from numbers in
+    float32."""
     rules = (
         rule
         for rule in mapping
@@ -175,7 +176,7 @@ def _check_loaded(model: PreTrainedModel, info: LoadStateDictInfo) -> None:
 
 
 def _really_missing(model: PreTrainedModel, missing: set[str]) -> set[str]:
-    """Return the missing names without those tied to a loaded tensor and those that the family
+    """Return the missing names, except names tied to a loaded tensor and names that the family
     declares optional."""
     pairs = model.all_tied_weights_keys.items()
     tied = {name for pair in pairs for name in pair if not missing.issuperset(pair)}
@@ -184,7 +185,7 @@ def _really_missing(model: PreTrainedModel, missing: set[str]) -> set[str]:
 
 
 def _really_unexpected(model: PreTrainedModel, unexpected: set[str]) -> set[str]:
-    """Return the unexpected names without those that the family declares superfluous, and those of
+    """Return the unexpected names, except names that the family declares superfluous and names of
     parts that predict further tokens, see, hear or were once stored and are computed now."""
     patterns = [*_SUPERFLUOUS, *(model._keys_to_ignore_on_load_unexpected or ())]
     depth = getattr(model.config.get_text_config(), "num_hidden_layers", None)
@@ -196,8 +197,8 @@ def _really_unexpected(model: PreTrainedModel, unexpected: set[str]) -> set[str]
 
 
 def _is_beyond(name: str, depth: int | None) -> bool:
-    """Whether it is of a layer behind the last, as DeepSeek, GLM and others store those that
-    predict further tokens."""
+    """Return whether a tensor belongs to a layer behind the last, as DeepSeek, GLM and others store
+    layers that predict further tokens."""
     layer = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
     return layer is not None and depth is not None and int(layer.group(1)) >= depth
 

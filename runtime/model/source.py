@@ -1,5 +1,5 @@
-"""What a model is opened from: a folder of safetensors with a config.json, or GGUF files, which say
-everything."""
+"""Sources that a model is opened from: a folder of safetensors with a config.json, or GGUF files,
+which hold everything."""
 
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 
 class GenerationSettings(NamedTuple):
-    """As they are stored in a file, which is theirs alone, or says them among much else."""
+    """Generation settings as stored in the file `path`: in a file of their own if `is_own`, else
+    among much else."""
 
     path: Path
     is_own: bool
@@ -42,13 +43,13 @@ class GenerationSettings(NamedTuple):
 
 
 class Source(Protocol):
-    """A model as it is stored, `path`. What reads it raises BadInput, `tokenizer` whatever
-    transformers raises."""
+    """A stored model, at `path`. Its methods raise BadInput for what they cannot read; `tokenizer`
+    raises whatever transformers raises."""
 
     path: Path
 
     def read_config(self) -> dict:
-        """The config as stored."""
+        """Return the config as stored."""
 
     def parse_config(self, stored: dict) -> PreTrainedConfig:
         """Parse the config with transformers; raises what that raises. Code that comes with a model
@@ -57,25 +58,26 @@ class Source(Protocol):
     def open(self) -> Checkpoint: ...
 
     def tensors(self, checkpoint: Checkpoint, config: dict) -> Tensors:
-        """The stored tensors, those that are one matrix in few bits as one."""
+        """Return the stored tensors; tensors that hold one matrix in few bits together become
+        one."""
 
     def dtype(self, checkpoint: Checkpoint) -> torch.dtype:
-        """That of the numbers, for a config that names none."""
+        """Return the dtype of the numbers, for a config that names none."""
 
     def mapping(self, model: PreTrainedModel) -> list[WeightTransform]:
-        """The way from stored names to the parameters of a model: new rules, as matching changes
-        them."""
+        """Return the rules from stored names to the parameters of a model; they are new each time,
+        as matching changes them."""
 
     def generation_settings(self) -> GenerationSettings: ...
 
     def tokenizer(self) -> PreTrainedTokenizerBase | None: ...
 
     def unfollowed(self) -> tuple[str, ...]:
-        """A line for each thing that is stored and left out."""
+        """Return a line for each thing that is stored and left out."""
 
 
 class SafetensorsFolder:
-    """As transformers writes it."""
+    """Source in the format that transformers writes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -130,7 +132,7 @@ class SafetensorsFolder:
 
 
 class GgufFile:
-    """As llama.cpp reads it, the first file of several."""
+    """Source in the format that llama.cpp reads; `path` is the first file of several."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -154,8 +156,8 @@ class GgufFile:
         return gguf_mapping(self.path, model)
 
     def generation_settings(self) -> GenerationSettings:
-        """As the config has them, but for the tokens that end an answer, of which it names one at
-        most."""
+        """Return the settings of the config, with all tokens that end an answer, since the config
+        names one at most."""
         settings = gguf_config(self.path)
         if vocabulary := read_vocabulary(parts_of(self.path)[0]):
             settings |= {"eos_token_id": sorted(vocabulary.ends) or None}
@@ -173,5 +175,5 @@ class GgufFile:
 
 
 def source_of(path: Path) -> Source:
-    """What `locate` found."""
+    """Return the source at the path that `locate` found."""
     return GgufFile(path) if is_gguf(path) else SafetensorsFolder(path)

@@ -1,8 +1,9 @@
-"""Tries a model before it is used: one pass without its experts, and the arithmetic of experts on a
-few random weights.
+"""Trial of a model before it is used: one pass without its experts, and the arithmetic of experts
+on a few random weights.
 
-What a config asks for and the family's own code cannot do, or does in another way than moectl, is
-refused here in one line. It would end the first request or change its tokens otherwise.
+A config may ask for something that the family's own code cannot do, or does in another way than
+moectl. Such a model is refused here in one line; otherwise it would end the first request or change
+its tokens.
 """
 
 import copy
@@ -78,8 +79,8 @@ def _zeros(
 
 
 def _sum_dtype(layer: MoeLayer, like: torch.Tensor, weights_dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the sum with which `runtime.model.arithmetic` gives the bits of the module's own
-    eager code, tried on a few narrow experts. Raises BadInput if there is none."""
+    """Return the dtype of the sum with which `runtime.model.arithmetic` gives the bits of the
+    module's own eager code, tried on a few narrow experts. Raises BadInput if there is none."""
     random = torch.Generator().manual_seed(0)
     experts = _narrow(layer, like, random)
     top_k = min(layer.top_k, _NUM_EXPERTS)
@@ -105,7 +106,7 @@ def _added(
     weights: torch.Tensor,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The output of `experts` as moectl computes it, with sums in `dtype`."""
+    """Return the output of `experts` as moectl computes it, with sums in `dtype`."""
     out = torch.zeros_like(hidden, dtype=dtype)
     for expert, assigned in sorted(assign(ids.numpy(), hidden.device).items()):
         views = {
@@ -117,7 +118,7 @@ def _added(
 
 
 def _narrow(layer: MoeLayer, like: torch.Tensor, random: torch.Generator) -> nn.Module:
-    """The experts module with a few random experts of a few neurons."""
+    """Return the experts module with a few random experts of a few neurons."""
     hidden = like.shape[-1]
     experts = copy.copy(layer.experts)
     sizes = {"gate_up_proj": (2 * _NUM_NEURONS, hidden), "up_proj": (_NUM_NEURONS, hidden)}

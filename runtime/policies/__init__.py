@@ -128,7 +128,7 @@ class Policies:
 
     @property
     def brings_ahead(self) -> bool:
-        """Whether anything comes over the link ahead of its use, without a step waiting for it."""
+        """True if any data comes over the link ahead of its use, without a step waiting for it."""
         return bool(self.prefetch.distance or self.residency.places or self.miss.reads_shadows)
 
     @property

@@ -22,8 +22,8 @@ from runtime.policies.step import Now, Opening, Step, most_wanted
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The run that wrote an artefact, for a receipt. `note` says what an older run of its command
-    was made with, where that differs: the newest is taken."""
+    """The run that wrote an artefact, for a receipt. `note` says with what settings an older run of
+    its command was made, if they differ: the newest is taken."""
 
     run: int
     command: str
@@ -33,8 +33,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Artefacts:
-    """What the store knows of this model. A policy names in `requires` the artefacts that it cannot
-    run without."""
+    """Artefacts of this model that policies may read. A policy names in `requires` the ones that it
+    cannot run without."""
 
     buddies: np.ndarray | None = None  # [L, E, R] expert ids by rank, padded with -1
     buddy_q: np.ndarray | None = None  # [L, E, R] their share of what ranked them
@@ -92,7 +92,7 @@ class Residents:
 
     def missing(self, step: Step) -> list[int]:
         """Return the distinct absent experts that a step of this layer wants, those of most tokens
-        first, of equals in order of first appearance."""
+        first, equals in order of first appearance."""
         return most_wanted(
             list(dict.fromkeys(step.selected[self.absent[step.selected]].tolist())), step.selected
         )
@@ -100,7 +100,7 @@ class Residents:
 
 @dataclass(slots=True)
 class Choice:
-    """What a miss policy chooses for a step. Absent experts in `selected` are fetched, unless they
+    """A miss policy's decision for one step. Absent experts in `selected` are fetched, unless they
     are computed in the near tier or on their resident low-bit replicas."""
 
     selected: np.ndarray  # [T, K] with stand-ins; -1 where a rank is dropped
@@ -114,7 +114,7 @@ class Choice:
     )
 
     def is_elsewhere(self, expert: int) -> bool:
-        """Whether it is computed without a slot."""
+        """Return whether the expert is computed without a slot."""
         return expert in self.near or expert in self.low
 
 
@@ -135,8 +135,8 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class FastTier:
-    """What a budget holds: slots, for experts or for the segments of a `split`, and resident
-    replicas beside them, whose bits are `shadows` [L * E]."""
+    """Contents of the fast tier for a budget: slots, for experts or for the segments of a `split`,
+    and resident replicas beside them, whose bits are `shadows` [L * E]."""
 
     num_slots: int
     shadows: np.ndarray | None = None
@@ -153,7 +153,7 @@ class FastTier:
         return tops + self.split.num_bottoms * max(bottom for _, bottom in sizes)
 
     def holds(self, shape: Shape) -> bool:
-        """Whether every expert fits, whole or in its segments."""
+        """Return whether every expert fits, whole or in its segments."""
         split = self.split
         if split is None:
             return self.num_slots == shape.num_keys
@@ -165,8 +165,8 @@ class FastTier:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Of one layer: the experts that are to be resident, and the bits [E] at which the others are
-    computed near.
+    """Placement of one layer: the experts that are to be resident, and the bits [E] at which the
+    others are computed near.
 
     If the placement `is_awaited`, its experts count as resident at once, and compute waits for
     those that it uses.
@@ -182,7 +182,7 @@ class Policy(Protocol):
     first step."""
 
     requires: ClassVar[frozenset[str]]  # names of the `Artefacts` it cannot run without
-    wants: ClassVar[frozenset[str]]  # those, and the names of others that it uses if they exist
+    wants: ClassVar[frozenset[str]]  # `requires`, and others that it uses if they exist
     fallbacks: Collection[str]  # known once prepared: a note on each artefact that it does without
     sees_probabilities: bool  # whether steps must carry the router's probabilities
     sees_embeddings: bool  # whether steps must carry the input embeddings of the pass
@@ -215,9 +215,9 @@ class Eviction(Policy, Protocol):
     as_lcp: Mapping[str, object] | None
 
     def queues(self) -> Sequence[Iterable[int]] | None:
-        """Return by layer all keys in the order in which they are evicted, as they stand at any
-        time from here on; None where the policy does not keep them so. Called once, before the
-        first step, and only if layers have slots of their own."""
+        """Return for each layer all its keys in eviction order, kept up to date from here on; None
+        if the policy keeps no such order. Called once, before the first step, and only if layers
+        have slots of their own."""
 
     def fetched(self, bits: Mapping[int, int], now: Now) -> None:
         """Note that this step fetches keys at these bits. Called before `used`, and only if the
@@ -231,7 +231,7 @@ class Eviction(Policy, Protocol):
         """Note that this step prefetches `keys`."""
 
     def proposed(self, keys: list[int], now: Now) -> None:
-        """Note what the prefetch policy proposes in this step, be it absent, loading or resident.
+        """Note what the prefetch policy proposes in this step, whether absent, loading or resident.
         Called before any of it is sent for."""
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
@@ -281,7 +281,7 @@ class Residency(Policy, Protocol):
     places: ClassVar[bool]  # whether it observes steps and places experts
 
     def observe(self, step: Step) -> None:
-        """Called at every step, before anything is decided."""
+        """Observe a step. Called at every step, before anything is decided."""
 
     def place(self, step: Step, num_slots: Sequence[int]) -> Placement | None:
         """Return what is to be resident in the step's layer from now on; None: no change. Called at
@@ -308,11 +308,12 @@ class Simple:
 
     @property
     def wants(self) -> frozenset[str]:
-        """By default only what it requires."""
+        """Artefacts that the policy uses if they exist; by default only the ones that it
+        requires."""
         return self.requires
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        """By default there is nothing to prepare."""
+        """Do nothing by default."""
 
 
 class SimpleEviction(Simple):
@@ -323,16 +324,16 @@ class SimpleEviction(Simple):
     as_lcp: ClassVar[None] = None
 
     def queues(self) -> None:
-        """Not kept."""
+        """Return None: no queues are kept."""
 
     def fetched(self, bits: Mapping[int, int], now: Now) -> None:
-        """Not noted."""
+        """Do nothing: fetches are not noted."""
 
     def prefetched(self, keys: list[int], now: Now) -> None:
-        """Not noted."""
+        """Do nothing: prefetches are not noted."""
 
     def proposed(self, keys: list[int], now: Now) -> None:
-        """Not noted."""
+        """Do nothing: proposals are not noted."""
 
 
 class SimpleResidency(Simple):
@@ -349,7 +350,7 @@ class SimpleResidency(Simple):
         return None
 
     def observe(self, step: Step) -> None:
-        """Not noted."""
+        """Do nothing: steps are not noted."""
 
     def place(self, step: Step, num_slots: Sequence[int]) -> Placement | None:
         return None

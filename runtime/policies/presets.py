@@ -20,7 +20,7 @@ _WHOLE = (
 
 
 class Scope(StrEnum):
-    """Where an expert may take its slot: from its own layer's share, or from anywhere."""
+    """Slots that an expert may take: those of its own layer's share, or any."""
 
     LAYER = "layer"
     GLOBAL = "global"
@@ -56,9 +56,9 @@ class Preset:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether it gives the full model's output: the model's own routing, every expert it wants,
-        at full precision. `tests/runtime/policies` holds this to what the policies say of
-        themselves."""
+        """True if the preset gives the full model's output: the model's own routing, every expert
+        it wants, at full precision. `tests/runtime/policies` checks this against what the policies
+        say of themselves."""
         return is_lossless(self.routing, self.miss, self.residency)
 
     def texts(self) -> dict[str, str]:

@@ -60,7 +60,7 @@ class Step:
 
     @property
     def decodes(self) -> bool:
-        """Whether any of its tokens is decoded."""
+        """True if any of its tokens is decoded."""
         return self.phase != PREFILL or self.prompts is not None
 
     def part(self, rows: np.ndarray, phase: int) -> "Step":
@@ -117,7 +117,7 @@ def most_wanted(experts: list[int], selected: np.ndarray) -> list[int]:
 
 def fitting(experts: Sequence[int], room: Sequence[int]) -> list[int]:
     """Return those of a layer's experts that find room on their devices, first come, first served.
-    Expert e belongs to device e % N, which has `room` [N] for so many."""
+    Expert e belongs to device e % N, which has room for `room[e % N]` experts."""
     if len(room) == 1:
         return list(experts[: room[0]])
     left = list(room)

@@ -109,7 +109,7 @@ def maps(trace: Trace, shape: Shape, *, capacity: int, distance: int = 3) -> Exp
 
 
 def replicas(trace: Trace, model: ModelShape, *, named: Collection[int] = ()) -> Replicas:
-    """Return replicas of typical size and loss, at the usual widths and those that are `named`; an
+    """Return replicas of typical size and loss, at the usual widths and at the widths `named`. Each
     expert's use is counted in the trace, weighted as its routers do."""
     shape = model.shape
     use = np.zeros((shape.num_layers, shape.num_experts))
@@ -190,8 +190,8 @@ class TraceArtefacts:
         return artefacts
 
     def curves(self, eviction: Eviction) -> Curves:
-        """Return the curves of caches that evict so. Raises BadInput when the trace does not have
-        what that takes."""
+        """Return the curves of caches that evict by `eviction`. Raises BadInput when the trace
+        lacks what they are measured from."""
         key = tuple((eviction.as_lcp or {}).items())
         if key not in self._curves:
             self._curves[key] = curves_of(self._trace, self._model.shape, eviction)

@@ -89,8 +89,8 @@ def _over_rate(costs: Costs, load: Load, shape: Shape, copy_s: float) -> Costs:
 
 
 def _host_seconds(load: Load) -> float:
-    """Return the host's seconds per load; a profile without them has the time of a miss less that
-    of its load."""
+    """Return the host's seconds per load. For a profile without them, it is the time of a miss less
+    the time of its load."""
     if load.host is not None:
         return max(0.0, load.host.median)
     return 0.0 if load.miss is None else max(0.0, load.miss.median - load.seconds.median)

@@ -11,7 +11,7 @@ from runtime.replay.virtual_time import PassTime
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a replay runs with. `policies` overrides axes of the preset; a preset's own scope and
+    """Settings of one replay. `policies` overrides axes of the preset; a preset's own scope and
     budget apply where it has them."""
 
     label: str

@@ -252,15 +252,15 @@ class Workload:
 
     @cached_property
     def _beginning(self) -> Trace:
-        """The first passes of the trace, enough to compare splits on."""
+        """Return the first passes of the trace, enough to compare splits on."""
         passes = self.trace.pass_indices()
         return self.trace.take(
             np.flatnonzero(passes < max(_LEAST, _ENOUGH // self.model.shape.num_layers))
         )
 
     def curves(self, eviction: Eviction) -> Curves:
-        """Return the trace's hit and prediction curves. Raises BadInput when the trace does not
-        have what that takes."""
+        """Return the trace's hit and prediction curves. Raises BadInput when the trace lacks what
+        they are measured from."""
         return self._artefacts.curves(eviction)
 
     @property

@@ -32,7 +32,7 @@ class Trials(Generic[C, R]):
     refused: dict[C, str] = field(default_factory=dict)
 
     def best(self, candidates: Sequence[C], amount: int, *, least: int = 0) -> list[C]:
-        """Try the candidates on `amount`, `least` of them however late it is, and return those that
+        """Try the candidates on `amount`, `least` of them however late it is. Return the ones that
         could be tried, the best first, ties in the order given."""
         new = [
             candidate
@@ -97,8 +97,8 @@ def rungs(most: int, *, least: int) -> list[int]:
 def halve(
     trials: Trials[C, R], candidates: Sequence[C], amounts: Sequence[int], *, keep: int
 ) -> list[C]:
-    """Return the finalists, tried on the last amount, best first; at least `keep` candidates
-    survive every round, and so many are tried however late it is."""
+    """Return the finalists, tried on the last amount, best first. At least `keep` candidates
+    survive every round, and at least that many are tried however late it is."""
     survivors = list(candidates)
     for number, amount in enumerate(amounts):
         survivors = trials.best(survivors, amount, least=keep)

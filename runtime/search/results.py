@@ -39,20 +39,21 @@ class Tried:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the replay altered nothing; a predicted loss of 0 may be that of a table which
-        knows of none."""
+        """True if the replay altered nothing. A predicted loss of 0 is no proof, as the table
+        behind it may know of none."""
         return is_exact(self.altered)
 
     def beats(self, other: "Tried") -> bool:
-        """Whether it is at least as good in time, loss and memory, and better in one of them."""
+        """Return whether it is at least as good as `other` in time, loss and memory, and better in
+        one of them."""
         mine, theirs = ((tried.ms, tried.loss, tried.fast_nbytes) for tried in (self, other))
         return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class SearchTime:
-    """When the searches of the two spaces have had their time, and how many candidates are replayed
-    before that is asked again."""
+    """Time limits of the searches of the two spaces: whether each has had its time, and how many
+    candidates are replayed before that is asked again."""
 
     is_late: tuple[Callable[[], bool], Callable[[], bool]]
     at_once: int = 1
@@ -63,8 +64,8 @@ ReplayAll = Callable[[Sequence[Combination], int], Iterable[Tried | Problem]]
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """How much is searched: `candidates` of each of the two spaces, on up to `passes` of the trace,
-    and `climbing` neighbours of the best."""
+    """Size of a search: `candidates` of each of the two spaces, on up to `passes` of the trace, and
+    `climbing` neighbours of the best."""
 
     candidates: int
     passes: int
@@ -98,7 +99,8 @@ class SearchResult:
     num_untried: int = 0
 
     def front(self) -> list[Tried]:
-        """Return what nothing else beats in time, loss and memory together, by time."""
+        """Return the combinations that no other beats in time, loss and memory together, by
+        time."""
         priced = [tried for tried in (*self.lossless, *self.lossy) if tried.loss is not None]
         best = [tried for tried in priced if not any(other.beats(tried) for other in priced)]
         return sorted(

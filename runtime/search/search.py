@@ -109,8 +109,8 @@ class Search:
 
     @property
     def assumed(self) -> list[str]:
-        """What replays assumed; of notes that differ in what they found, which is in brackets, the
-        first alone."""
+        """Assumptions of the replays. Of notes that differ only in their findings, given in
+        brackets, only the first is listed."""
         ours = (note for workload in self._workloads.values() for note in workload.assumed)
         first = {
             note.partition(" (")[0]: note for note in reversed([*ours, *sorted(self._assumed)])
@@ -316,8 +316,8 @@ class Search:
 
 
 def _keeps_output(tried: Tried) -> bool:
-    """Whether the policies never alter the output, and did not: others that altered nothing in this
-    replay are neither lossless nor lossy, for they may in the next."""
+    """Return whether the policies never alter the output, and did not in this replay. Others that
+    altered nothing in this replay are neither lossless nor lossy, for they may in the next."""
     return tried.combination.is_lossless and tried.is_lossless
 
 

@@ -75,18 +75,18 @@ class Combination(NamedTuple):
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """What decides most about quality: routing, what becomes of a miss, and residency."""
+        """Axes that decide most about quality: routing, what becomes of a miss, and residency."""
         return self.routing, self.miss, self.residency
 
     @property
     def is_lossless(self) -> bool:
-        """Whether it never alters the output, whatever budget and text."""
+        """True if the combination never alters the output, whatever the budget and text."""
         return is_lossless(self.routing, self.miss, self.residency)
 
     @property
     def without_slots(self) -> "Combination":
-        """Itself, or where it has replicas of all experts, what it comes to if they leave room for
-        no slot: nothing moves then, and nothing has to be decided."""
+        """This combination, or, if it has replicas of all experts, the one that it becomes when
+        they leave room for no slot: nothing moves then, and nothing has to be decided."""
         if not self.residency.startswith("shadow"):
             return self
         return Combination(self.routing, miss="shadow", residency=self.residency)
@@ -163,7 +163,8 @@ def _sensible(
 
 
 def _is_sensible(combination: Combination) -> bool:
-    """Whether its parts go together, and it is not another combination under a longer name."""
+    """Return whether a combination's parts go together, and it is not another combination under a
+    longer name."""
     miss, residency, eviction = (
         text.partition(":")[0]
         for text in (combination.miss, combination.residency, combination.eviction)

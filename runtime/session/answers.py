@@ -38,7 +38,7 @@ class Answer:
 
 
 class Stream:
-    """Text as it is generated: iterate over its pieces, of which some are empty, or call `answer`
+    """Text as it is generated: iterate over its pieces, some of which are empty, or call `answer`
     for all of it."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Stream:
         return next(self._pieces)
 
     def close(self) -> None:
-        """Stop the generation; `answer` then has what was generated so far."""
+        """Stop the generation; `answer` then returns the text generated so far."""
         self._pieces.close()
 
     def answer(self) -> Answer:
@@ -81,8 +81,9 @@ class Stream:
 
 @dataclass(slots=True)
 class _SoFar:
-    """What a stream has so far. The generator refers to this object and not to the stream, so that
-    a stream which is dropped half-way is freed, and its generation stopped, at once."""
+    """State of a stream so far: its effort, tokens and timing. The generator refers to this object
+    and not to the stream. A stream that is dropped half-way is therefore freed, and its generation
+    stopped, at once."""
 
     effort: Effort
     token_ids: list[int] = field(default_factory=list)

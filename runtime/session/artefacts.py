@@ -48,9 +48,10 @@ def load_artefacts(
     wants: Collection[str] | None = None,
     base: int = FULL_BITS,
 ) -> Artefacts:
-    """Load what the newest runs for this model wrote; None for artefacts that were never built. Of
-    `loads`, `sensitivity` and `coactivated`, only those that `wants` names, unless it is None. Of
-    replicas, those in trellis codes rather than newer ones, if they have the width of the `base`.
+    """Load the artefacts that the newest runs for this model wrote; None for artefacts that were
+    never built. `loads`, `sensitivity` and `coactivated` are loaded only if `wants` names them, or
+    is None. Replicas in trellis codes are preferred to newer ones, if they have the width of the
+    `base`.
 
     Raises BadInput for damaged tables, Incompatible for replicas that do not cover every expert.
     """
@@ -93,7 +94,7 @@ def load_artefacts(
 
 
 def _quantised(store: Store, model_id: str, base: int) -> StoredRun | None:
-    """The run whose replicas are taken."""
+    """Return the run whose replicas are taken."""
     runs = [
         run
         for run in store.runs()
@@ -127,16 +128,17 @@ def _with_similarity(store: Store, model_id: str) -> StoredRun | None:
 
 
 def _origin(runs: Sequence[StoredRun], name: str, run: StoredRun) -> Origin:
-    """The run as a receipt names it. Splits are told from each other by machine and budget, lists
-    of buddies by their metric where that is asked for, and maps grow: of others, the newest may not
-    be the one that the user means."""
+    """Return the run as a receipt names it, with a note on how it differs from the previous run.
+    There is no note for splits and their loads, which are told apart by machine and budget, for
+    buddies by co-activation, which are asked for by their metric, or for maps, which grow. Of other
+    artefacts, the newest may not be the one that the user means."""
     note = "" if name in ("coactivated", "loads", "maps", "splits") else _differs(runs, name, run)
     return Origin(run.run_id, run.info.command, run.info.data_digest, note)
 
 
 def _differs(runs: Sequence[StoredRun], name: str, run: StoredRun) -> str:
-    """How the run differs from the one of its command before it, in a line; empty where it does
-    not."""
+    """Return one line on how the run differs from the previous run of its command and model; empty
+    where it does not."""
     same = [other for other in runs if _kind(other) == _kind(run) and other.run_id < run.run_id]
     if not same:
         return ""
@@ -160,7 +162,7 @@ def _kind(run: StoredRun) -> tuple[str, str | None]:
 
 
 def _made_with(run: StoredRun) -> dict[str, object]:
-    """The data and options of a run, those first that matter most."""
+    """Return the data and options of a run, the most important ones first."""
     first = {
         "metric": None,
         "recipe": None,
@@ -179,14 +181,14 @@ def _short(value: object) -> str:
 def _buddies(
     store: Store, run: StoredRun | None, shape: Shape
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Buddies and their share of what ranked them, both [L, E, R]."""
+    """Return buddies and their share of the measure that ranked them, both [L, E, R]."""
     if run is None:
         return None
     return buddy_matrices(store.read("buddies", run.run_id), shape.num_layers, shape.num_experts)
 
 
 def _coactivated(store: Store, model_id: str, shape: Shape) -> tuple[np.ndarray, np.ndarray] | None:
-    """The same of the newest lists that are ranked by co-activation."""
+    """Return the same for the newest lists that are ranked by co-activation."""
     return _buddies(store, _by_coactivation(store, model_id), shape)
 
 
@@ -201,7 +203,7 @@ def _by_coactivation(store: Store, model_id: str) -> StoredRun | None:
 
 
 def _entropy(store: Store, profile: StoredRun, shape: Shape) -> np.ndarray:
-    """Percentiles of token activating entropy by layer, [L, 101]."""
+    """Return the percentiles of token activating entropy by layer, [L, 101]."""
     rows = store.read("entropy", profile.run_id)
     if sorted(rows["layer"].to_pylist()) != [*range(shape.num_layers)]:
         raise BadInput(
@@ -212,8 +214,8 @@ def _entropy(store: Store, profile: StoredRun, shape: Shape) -> np.ndarray:
 
 
 def _loads_on_demand(store: Store, model_id: str, shape: Shape) -> np.ndarray | None:
-    """Experts that a token loads on demand, by layer and by experts that the layer holds, [L, E +
-    1], by curves of the newest split."""
+    """Return the number of experts that a token loads on demand, by layer and by the number of
+    experts that the layer holds, [L, E + 1], from the curves of the newest split."""
     run = store.latest_run("split", model_id)
     if run is None:
         return None
@@ -222,8 +224,9 @@ def _loads_on_demand(store: Store, model_id: str, shape: Shape) -> np.ndarray | 
 
 
 def _sensitivity(store: Store, model_id: str, shape: Shape) -> np.ndarray | None:
-    """How sensitive each layer is to an expert that is left out, [L], 1 on average: the measured
-    change of the layer's output, times its growth in the layers that follow."""
+    """Return the sensitivity of each layer to an expert that is left out, [L], 1 on average: the
+    measured change of the layer's output, times its growth in the layers that follow. None where
+    similarity was never measured."""
     similarity = load_similarity(store, model_id, shape)
     if similarity is None:
         return None
@@ -237,7 +240,7 @@ def _sensitivity(store: Store, model_id: str, shape: Shape) -> np.ndarray | None
 
 
 def _splits(store: Store, model_id: str) -> tuple[SolvedSplit, ...] | None:
-    """All solved splits, the newest first."""
+    """Return all solved splits, the newest first."""
     runs = [
         run for run in store.runs() if (run.info.command, run.info.model_id) == ("split", model_id)
     ]
@@ -264,8 +267,8 @@ def _split_of(store: Store, run: StoredRun) -> SolvedSplit:
 
 
 def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
-    """Sizes, losses and files of the replicas of one run. Raises Incompatible when an expert is
-    missing, BadInput for unknown widths."""
+    """Return sizes, losses and files of the replicas of one run. Raises Incompatible when an expert
+    is missing, BadInput for unknown widths."""
     rows = store.read("replicas", run.run_id)
     key = rows["layer"].to_numpy().astype(np.int64) * shape.num_experts + rows["expert"].to_numpy()
     bits = rows["bits"].to_numpy()
@@ -318,5 +321,6 @@ def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
 
 
 def _mean_square(mse: np.ndarray, relative: np.ndarray) -> np.ndarray:
-    """[L, E] of experts' outputs, from squared errors [L, E, W] and the same relative to it."""
+    """Return the mean square of experts' outputs, [L, E], from squared errors [L, E, W] and the
+    same errors relative to it."""
     return np.nanmean(np.divide(mse, relative, out=np.zeros_like(mse), where=relative > 0), axis=2)

@@ -1,8 +1,9 @@
-"""Many requests in one pass of a session: an expert that is loaded serves every one that wants it.
+"""Many requests in one pass of a session: an expert that is loaded serves every request that wants
+it.
 
-Tokens of all running requests lie one after the other in a pass: one of each that is being
-answered, and tiles of the prompts that are being read. A request that ends makes room for the next
-one at once.
+Tokens of all running requests lie one after the other in a pass: one token of each request that is
+being answered, and tiles of the prompts that are being read. A request that ends makes room for the
+next one at once.
 """
 
 import time
@@ -35,9 +36,9 @@ _MANY_PASSES = 1000
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What one pass gave a request: its token, if it gave one; whether the request is over, and the
-    error that ended it; what it is charged for the pass; how many tokens of its prompt were known
-    from others."""
+    """Result of one pass for a request: its token, if it got one; whether the request is over, and
+    the error that ended it; and its charge for the pass. `num_reused` tokens of its prompt were
+    known from other prompts."""
 
     request: int
     owner: Hashable
@@ -49,14 +50,14 @@ class RowResult:
 
     @classmethod
     def failed(cls, request: int, owner: Hashable, error: Exception) -> "RowResult":
-        """A request that a detached error ended before it got a token."""
+        """Return the result of a request that a detached error ended before it got a token."""
         return cls(request, owner, None, True, Charge(), error)
 
 
 @dataclass(frozen=True, slots=True)
 class KeptPrompts:
-    """Bytes of prompts that are kept for their beginnings: those that they take, and those that
-    they may take."""
+    """Bytes of the prompts that are kept for their beginnings: the bytes in use, and the most that
+    may be used."""
 
     nbytes: int = 0
     most_nbytes: int = 0
@@ -74,8 +75,8 @@ class _Row:
 
 @dataclass(slots=True)
 class _Plan:
-    """A pass: its rows, and how many tokens are written into the line of each; the tokens, position
-    and row of each, the pieces, and the rows that get a token."""
+    """Plan of a pass: its rows, and the number of tokens written into the line of each; the tokens,
+    with the position and row of each; the pieces; and the rows that get a token."""
 
     rows: list[_Row] = field(default_factory=list)
     written: list[tuple[RowLine, int]] = field(default_factory=list)
@@ -124,7 +125,7 @@ class RequestBatch:
         most_kept = room // _KEPT_SHARE if kept_nbytes is None else kept_nbytes
         self.reading = Reading(self.memory, most_kept_nbytes=min(most_kept, room))
         self._waiting: deque[int] = deque()
-        self._running: dict[int, _Row] = {}  # those that are being read among them
+        self._running: dict[int, _Row] = {}  # also those whose prompts are being read
         self._rows: dict[int, _Row] = {}
         self._by_line: dict[RowLine, _Row] = {}
         self._charges = Charges(session.opened.shape.num_experts)
@@ -136,8 +137,8 @@ class RequestBatch:
             self._undo = undo.pop_all()
 
     def _widen_window(self, undo: ExitStack) -> None:
-        """Let a step prefetch what the link moves beside so many rows of a layer, unless the user
-        said."""
+        """Widen the prefetch window to the bytes that the link moves beside `rows` rows of a layer,
+        unless the user set the window."""
         arrivals = self.session.controller.mover.arrivals
         parts = self.session.parts
         if parts.policies.brings_ahead and not parts.settings.window and len(parts.slots):
@@ -160,7 +161,7 @@ class RequestBatch:
 
     @property
     def kept(self) -> KeptPrompts:
-        """What prompts take that are kept for their beginnings."""
+        """Bytes of the prompts that are kept for their beginnings."""
         return KeptPrompts(self.reading.nbytes_kept, self.reading.most_kept_nbytes)
 
     @property
@@ -173,7 +174,7 @@ class RequestBatch:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every request is over."""
+        """True if every request is over."""
         return not self._rows
 
     def add(self, prompt: torch.Tensor, sampling: Sampling, *, owner: Hashable = None) -> int:
@@ -205,8 +206,8 @@ class RequestBatch:
             self._leave(row.line)
 
     def step(self) -> list[RowResult]:
-        """Run one pass, if a request is not over. Returns what it gave each request that took part.
-        A pass that fails ends all that are running."""
+        """Run one pass, if a request is not over. Returns the result for each request that took
+        part. A pass that fails ends all running requests."""
         self._begin_waiting()
         try:
             plan = self._plan()
@@ -244,12 +245,12 @@ class RequestBatch:
         ]
 
     def _traced(self, error: NotFinite) -> NotFinite:
-        """Return the error with what gave it, found by a pass of this request alone."""
+        """Return the error with the name of its source, found by a pass of this request alone."""
         with attended(self.session.opened.model, self._attention):
             return self.session.traced(error)
 
     def _begin_waiting(self) -> None:
-        """Begin to read the prompts that there is room for."""
+        """Begin to read the waiting prompts for which there is room."""
         while self._waiting and len(self._running) < self.rows:
             row = self._rows[self._waiting[0]]
             if self._running and not self._has_room(row):
@@ -259,7 +260,7 @@ class RequestBatch:
 
     def _has_room(self, row: _Row) -> bool:
         if not self.memory.token_nbytes:
-            return False  # until the first pass tells what a token takes
+            return False  # until the first pass tells the bytes of a token
         needed = sum(map(_num_held, self._running.values())) + _num_held(row)
         left = self.room - needed * self.memory.token_nbytes
         self.reading.shrink(max(left, 0))
@@ -292,8 +293,8 @@ class RequestBatch:
         )
 
     def _move_on(self, plan: _Plan) -> None:
-        """Count what the pass has written, and let prompts that are read to their ends join the
-        others."""
+        """Count the tokens that the pass has written, and let prompts that are read to their ends
+        join the others."""
         for line, num_tokens in plan.written:
             line.length += num_tokens
         for row, _ in plan.last:
@@ -322,6 +323,7 @@ class RequestBatch:
 
 
 def _num_held(row: _Row) -> int:
-    """Tokens that a running request takes room for: its line, and its prompt until that is read."""
+    """Return the number of tokens for which a running request takes room: its line, and its prompt
+    until that is read."""
     reading = room_for(len(row.prompt.ids)) if row.line is None else 0
     return room_for(row.prompt.num_tokens) + reading

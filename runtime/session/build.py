@@ -1,5 +1,5 @@
-"""Builds what a session runs with, in the order in which the parts need each other: policies and
-fast tier, slots, tiers, controller, router hooks, engine."""
+"""Builds the parts of a session, in the order in which they need each other: policies and fast
+tier, slots, tiers, controller, router hooks, engine."""
 
 from contextlib import ExitStack
 from dataclasses import fields, replace
@@ -44,7 +44,7 @@ from runtime.tiers.slots import Slots
 def build_parts(
     opened: MoeModel, settings: Settings, artefacts: Artefacts, undo: ExitStack
 ) -> Parts:
-    """Open every part and install the engine in the model. `undo` closes what was opened, also
+    """Open every part and install the engine in the model. `undo` closes the opened parts, also
     where a later part fails. Raises BadUsage, BadInput, Incompatible and OutOfResources."""
     _check_opened_so(opened, settings.dense)
     if settings.verify and artefacts.replicas:
@@ -99,7 +99,8 @@ def _check_opened_so(opened: MoeModel, dense: int | None) -> None:
 
 
 def _open_threads(settings: Settings, undo: ExitStack) -> KernelThreads:
-    """As many threads for compiled code as torch has, which gets the number of the settings."""
+    """Open as many threads for compiled code as torch has; torch is first given the number of the
+    settings, if they have one."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
     threads = KernelThreads(torch.get_num_threads())
@@ -157,8 +158,8 @@ def _choose(
 
 
 def _without_predictions(policies: Policies, opened: MoeModel) -> Policies:
-    """The policies, without a prefetch policy that reads predictions where the model's routers give
-    none. Raises BadUsage where what is computed depends on predictions."""
+    """Return the policies, without a prefetch policy that reads predictions where the model's
+    routers give none. Raises BadUsage where results depend on predictions."""
     reason = reason_not_asked(opened) if policies.prefetch.reads_predictions else None
     if reason is None:
         return policies
@@ -192,7 +193,8 @@ def _choose_fast_tier(
 
 
 def _with_maps_to_learn(opened: MoeModel, artefacts: Artefacts) -> Artefacts:
-    """The artefacts with expert maps that the run adds to: none yet if there are none."""
+    """Return the artefacts with the expert maps that the run adds to: empty ones if there are
+    none."""
     shape = opened.shape
     hidden = opened.model.get_input_embeddings().weight.shape[1]
     empty = ExpertMaps.empty(
@@ -223,7 +225,7 @@ def _open_slots(choices: Choices) -> Slots:
 
 
 def _open_shadows(choices: Choices, slots: Slots, artefacts: Artefacts) -> Shadows | None:
-    """The replicas that the residency policy keeps in the fast tier, if it keeps any."""
+    """Return the replicas that the residency policy keeps in the fast tier, if it keeps any."""
     bits = choices.fast.shadows
     if bits is None:
         return None
@@ -240,7 +242,7 @@ def _open_shadows(choices: Choices, slots: Slots, artefacts: Artefacts) -> Shado
 
 
 def _open_tiers(choices: Choices, artefacts: Artefacts, undo: ExitStack) -> Tiers:
-    """The slow tier, the link and the near tier."""
+    """Open the slow tier, the link and the near tier."""
     replicas = open_replicas(choices.opened, artefacts.replicas, choices.policies.widths)
     split = choices.fast.split
     devices = choices.devices
@@ -250,7 +252,8 @@ def _open_tiers(choices: Choices, artefacts: Artefacts, undo: ExitStack) -> Tier
 
 
 def _measured_window(choices: Choices, slots: Slots, tiers: Tiers) -> int:
-    """Bytes that a step may prefetch, by a short measurement; 0 where nothing is prefetched."""
+    """Return the bytes that a step may prefetch, by a short measurement, or computed where a
+    machine is emulated; 0 where nothing is prefetched."""
     if not choices.policies.brings_ahead or not len(slots):
         return 0
     if choices.settings.scaled_to:
@@ -282,7 +285,7 @@ def _build_controller(choices: Choices, artefacts: Artefacts, window: int) -> Co
 def _watch_routers(
     choices: Choices, artefacts: Artefacts, controller: Controller, undo: ExitStack
 ) -> Watcher:
-    """Hook into the model what the policies read, and no more."""
+    """Install the router hooks that the policies need, and no more."""
     opened = choices.opened
     policies = choices.policies
     watcher = Watcher(opened)
@@ -301,8 +304,8 @@ def _watch_routers(
 
 
 def _install(parts: Parts, undo: ExitStack) -> None:
-    """Put the engine into the model, and what is compiled beside the experts if it was asked for,
-    and start the thread that matches expert maps."""
+    """Install the engine in the model, and the compiled modules beside the experts if they were
+    asked for, and start the thread that matches expert maps."""
     parts.engine.install()
     undo.callback(parts.engine.uninstall)
     if parts.dense:
@@ -317,8 +320,8 @@ def _install(parts: Parts, undo: ExitStack) -> None:
 
 
 def lay_out_slots(parts: Parts) -> Slots:
-    """Have the controller, the slow tier and the engine follow `parts.fast`, a new split of the
-    same budget. Returns the new slots, which are empty; those of `parts` are out of use. Raises
+    """Make the controller, the slow tier and the engine follow `parts.fast`, a new split of the
+    same budget. Returns the new slots, which are empty; the slots of `parts` are out of use. Raises
     OutOfResources."""
     shared = lay_out(parts.controller, parts.policies, parts.fast, parts.scope)
     parts.tiers.slow.segments.cut(parts.fast.split)

@@ -1,9 +1,9 @@
-"""What each request of a shared pass is charged, so that the charges of all add up to the pass's
-counters.
+"""Charges of the requests of a shared pass, which add up to the pass's counters.
 
 A wanted expert counts for the requests that wanted it, in proportion to how many of their tokens
-did; so does what was done with it: a load and its bytes, another tier, or nothing. What belongs to
-no expert of the step (prefetches, evictions, exposed stall, time) goes by tokens.
+did. The same holds for the way it was served: a load and its bytes, another tier, or nothing.
+Amounts that belong to no expert of the step (prefetches, evictions, exposed stall, time) are
+divided by tokens.
 """
 
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ _MISSED = (Counter.FETCHED, Counter.NEAR, Counter.LOW, Counter.SPARED)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Charge:
-    """The part of one request in what its passes took: counters [F, L] by counter and layer, which
-    of a shared pass are fractions; how long compute waited for the link, and how long the passes
-    took."""
+    """The share of one request in its passes: counters [F, L] by counter and layer, which are
+    fractions for a shared pass; the seconds for which compute waited for the link; and the seconds
+    of the passes."""
 
     counters: np.ndarray = field(default_factory=lambda: np.zeros((len(Counter), 1), np.int64))
     exposed_s: float = 0.0
@@ -55,7 +55,7 @@ class Charges:
         ] = {}  # by layer; by tokens where nothing is noted
 
     def see(self, step: Step, plan: Plan) -> None:
-        """Note whose experts a step wanted, and what became of them."""
+        """Note which requests wanted the experts of a step, and how these experts were served."""
         num_rows = len(self._by_tokens)
         num_experts = self._num_experts
         if num_rows == 1:
@@ -84,7 +84,7 @@ class Charges:
         }
 
     def divide(self, counters: np.ndarray, *, exposed_s: float, seconds: float) -> list[Charge]:
-        """The charge of each request in a pass with these counters [F, L]."""
+        """Return the charge of each request in a pass with these counters [F, L]."""
         divided = self._by_tokens[:, None, None] * counters
         for layer, noted in self._parts.items():
             for counter, part in noted.items():
@@ -102,8 +102,8 @@ class Charges:
     def _of_places(
         self, parts: np.ndarray, places: Sequence[Place], *, by_size: bool = False
     ) -> np.ndarray | None:
-        """The part [R] of each request in experts that lie or are brought somewhere; None for no
-        expert."""
+        """Return the share [R] of each request in the experts at `places`; None where there are
+        none. With `by_size` experts are weighted by their size."""
         if not places:
             return None
         weights = np.array([place.bits * place.share if by_size else 1.0 for place in places])

@@ -1,5 +1,5 @@
-"""Who decides what a decoded token's experts push out: the host, or the device that computes
-them."""
+"""Choice of who decides which experts a decoded token evicts: the host, or the device that computes
+the token's experts."""
 
 from artifacts.errors import BadUsage
 from runtime.control.controller import Controller
@@ -10,8 +10,8 @@ from runtime.session.settings import HOST
 
 
 def cache_on_device(choices: Choices, controller: Controller) -> CacheOnDevice | None:
-    """What the host keeps of a cache that the device decides on; None where the host decides, or
-    nothing is left to decide. Raises BadUsage where the device is to decide and cannot."""
+    """Return the host's record of a cache that the device decides on; None where the host decides,
+    or nothing is left to decide. Raises BadUsage where the device is to decide and cannot."""
     if choices.settings.decide == HOST:
         return None
     device = choices.opened.model.device.type
@@ -41,9 +41,9 @@ def cache_on_device(choices: Choices, controller: Controller) -> CacheOnDevice |
 
 
 def whole_experts(choices: Choices, window: int) -> int:
-    """The bytes that a step may prefetch. Where the device decides they are those of whole experts,
-    at least one, so that none is under way from one step to the next. Raises BadUsage where fewer
-    were asked for."""
+    """Return the bytes that a step may prefetch. Where the device decides they are rounded down to
+    whole experts, at least one, so that no transfer is under way from one step to the next. Raises
+    BadUsage where the user asked for fewer."""
     nbytes = choices.opened.shape.expert_nbytes
     if choices.settings.decide == HOST or not choices.policies.prefetch.distance:
         return window

@@ -25,8 +25,8 @@ def resolve_device(name: str) -> torch.device:
 
 
 def devices_for(opened: MoeModel, count: int) -> tuple[torch.device, ...]:
-    """The `count` devices over which the model's experts are spread, its own first. Raises BadUsage
-    for experts that cannot be computed on another device."""
+    """Return the `count` devices over which the model's experts are spread, its own first. Raises
+    BadUsage for experts that cannot be computed on another device."""
     devices = spread_over(opened.model.device, count)
     if len(set(devices)) > 1 and getattr(opened.layers[0].experts, "has_post_expert_norm", False):
         raise BadUsage(
@@ -36,8 +36,8 @@ def devices_for(opened: MoeModel, count: int) -> tuple[torch.device, ...]:
 
 
 def spread_over(first: torch.device, count: int) -> tuple[torch.device, ...]:
-    """`first` and other visible GPUs, `count` in all; where there are fewer, `first` so many times,
-    each time as a part of it."""
+    """Return `first` and other visible GPUs, `count` in all. Where there are fewer, return `first`
+    `count` times, each time as a part of it."""
     if first.type != "cuda" or torch.cuda.device_count() < count:
         return (first,) * count
     others = (torch.device("cuda", number) for number in range(torch.cuda.device_count()))

@@ -51,12 +51,12 @@ class NextToken:
 
     @property
     def takes_highest(self) -> bool:
-        """Whether the next token is the one with the highest logit, whatever came before."""
+        """True if the next token is the one with the highest logit, whatever came before."""
         return not self._processors and self._generator is None
 
     @property
     def tokens(self) -> torch.Tensor:
-        """The prompt and what was drawn after it [1, S]."""
+        """The prompt and the tokens that were drawn after it [1, S]."""
         return self._ids[:, : self.length]
 
     @property
@@ -65,7 +65,8 @@ class NextToken:
         return int(self._ids[0, self.length - 1])
 
     def choose(self, logits: torch.Tensor) -> int:
-        """The next token by logits [1, V] float32. Raises BadInput where the options leave none."""
+        """Return the next token by logits [1, V] float32. Raises BadInput where the options leave
+        none."""
         scores = logits
         for (
             processor
@@ -95,8 +96,8 @@ _COUNTED = (MaxLengthCriteria, EosTokenCriteria)  # which need no tensors
 
 
 def draw(next_tokens: Sequence[NextToken], logits: torch.Tensor) -> list[int | Exception]:
-    """The next token of each request by logits [R, V], noted with it; the error where its options
-    leave none or its rules fail."""
+    """Draw the next token of each request by logits [R, V], and note it with the request. Returns
+    the error in its place where a request's options leave no token or its rules fail."""
     dtype = logits.dtype
     logits = logits.float()
     highest = logits.max(dim=-1)
@@ -127,8 +128,8 @@ def _rules(
     sampling: Sampling,
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[LogitsProcessorList, StoppingCriteriaList]:
-    """What generate() would apply to this prompt, by options and by the model's generation
-    settings."""
+    """Return the logits processors and stopping criteria that generate() would apply to this
+    prompt, by options and by the model's generation settings."""
     prepared = []
 
     def take(

@@ -17,7 +17,7 @@ def equip(
     opened: MoeModel, settings: Settings, *, name: str, store: Path | None, base: int
 ) -> tuple[MoeModel, Settings, Artefacts]:
     """Return the model on a base of `base` bits, the settings with this model's own preset, and the
-    artefacts, none without a store. `name` is what errors call the model.
+    artefacts, none without a store. Errors call the model `name`.
 
     Raises BadInput for a store that does not exist, Incompatible for artefacts that are missing or
     another model's.

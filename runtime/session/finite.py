@@ -43,7 +43,8 @@ class NotFinite(BadInput):
 
 
 class FiniteLogits(LogitsProcessor):
-    """Passes logits on as they are. Raises NotFinite for those that are not finite."""
+    """Passes logits on as they are. Raises NotFinite where the highest of them is NaN or
+    infinite."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -116,8 +117,8 @@ def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has neither NaN nor +inf; masks and scores that are put out of the running
-    hold -inf."""
+    """Return whether a tensor has neither NaN nor +inf. Masks and scores of excluded tokens hold
+    -inf, which is allowed."""
     return (
         tensor.numel() == 0 or not tensor.is_floating_point() or bool(tensor.max() < float("inf"))
     )

@@ -27,14 +27,14 @@ TakeTurn = Callable[[threading.Event], AbstractContextManager[bool]]
 begin."""
 
 _END = object()
-# of what logits are divided by: divided by more or less, they are no longer finite
+# bounds of divisors of logits: with larger or smaller ones logits are no longer finite
 _LEAST = 1e-4
 _MOST = 1e4
 _NO_PROBABILITY = "probability tensor contains either"  # as torch.multinomial begins
 NOTHING_TO_DRAW = (
     "the options of the request and of the model's generation_config.json leave no token to draw"
 )
-_NO_END = {"stop_strings": None, "exponential_decay_length_penalty": None}  # what else ends a text
+_NO_END = {"stop_strings": None, "exponential_decay_length_penalty": None}  # other ends of a text
 
 
 class TooLong(BadInput):
@@ -43,8 +43,8 @@ class TooLong(BadInput):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn; `temperature` 0 takes the most probable one. Without a
-    `repetition_penalty` that of the model's generation_config.json holds. Raises BadUsage for a
+    """Options for drawing the next token; `temperature` 0 takes the most probable one. Without a
+    `repetition_penalty`, the one of the model's generation_config.json holds. Raises BadUsage for a
     value out of range."""
 
     max_new_tokens: int = 128
@@ -70,8 +70,8 @@ class Sampling:
             )
 
     def options(self) -> dict[str, object]:
-        """The keyword arguments of generate(), which come before what the model's generation
-        settings say."""
+        """Return the keyword arguments of generate(), which take precedence over the model's
+        generation settings."""
         options: dict[str, object] = {"max_new_tokens": self.max_new_tokens}
         if self.repetition_penalty is not None:
             options["repetition_penalty"] = float(self.repetition_penalty)
@@ -186,13 +186,13 @@ def check_tokens(model: PreTrainedModel, *, highest: int, length: int, what: str
 
 
 def num_positions(model: PreTrainedModel) -> int | None:
-    """The most tokens of a prompt and its answer together, None where the model's configuration
-    names no limit."""
+    """Return the largest number of tokens that a prompt and its answer may have together, None
+    where the model's configuration names no limit."""
     return getattr(model.config, "max_position_embeddings", None)
 
 
 def says_nothing_to_draw(error: RuntimeError) -> bool:
-    """Whether torch found no token with a probability."""
+    """Return whether this is torch's error for finding no token with a probability."""
     return _NO_PROBABILITY in str(error)
 
 
@@ -224,7 +224,7 @@ def _generate(
                 tokenizer=tokenizer,
                 **sampling.options(),
             )
-    except RuntimeError as error:  # `stream` raises what is put
+    except RuntimeError as error:  # `stream` raises errors from the queue
         tokens.put(BadInput(NOTHING_TO_DRAW) if says_nothing_to_draw(error) else error)
     except BaseException as error:
         tokens.put(error)

@@ -1,8 +1,8 @@
 """Several generations of one session at a time, which take turns pass by pass.
 
 Each is transformers' own generate() on a thread of its own, and one thread runs at any moment. A
-pass belongs to one request: its tokens equal those of a run by itself, to the bit, and its counters
-are the request's alone.
+pass belongs to one request: its tokens are bit for bit the same as in a run by itself, and its
+counters are the request's alone.
 """
 
 import threading

@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # imported late: a run that writes nothing saves the memory o
 
 @dataclass(frozen=True, slots=True)
 class WrittenMaps:
-    """What was written. `others` is the run that wrote maps to the store meanwhile, whose maps are
-    included."""
+    """Result of writing maps. `others` is the run that wrote maps to the store meanwhile, whose
+    maps are included."""
 
     run_id: int
     num_maps: int
@@ -88,8 +88,8 @@ def _parameters(
 def _joined(
     store: "Store", latest: StoredRun, learned: LearnedMaps
 ) -> tuple[ExpertMaps, np.ndarray]:
-    """The store's maps with the new iterations added that `learned` still holds, and the row of
-    each, [n]."""
+    """Return the store's maps with the new iterations added that `learned` still holds, and the row
+    of each, [n]."""
     from artifacts.store.expert_maps import stored_maps
 
     maps = stored_maps(store, run_id=latest.run_id)
@@ -99,7 +99,8 @@ def _joined(
 
 
 def _origins(before: np.ndarray, rows: np.ndarray, new: np.ndarray, num_maps: int) -> np.ndarray:
-    """Request and iteration of each map, [N, 2]; new requests are numbered on from those before."""
+    """Return the request and iteration of each map, [N, 2]; new requests are numbered on from those
+    before."""
     origins = np.zeros((num_maps, 2), np.int64)
     origins[: len(before)] = before
     first = before[:, 0].max(initial=-1) + 1

@@ -1,4 +1,5 @@
-"""Observers of every pass and every step of a session: a recorder, and what solves a split anew."""
+"""Observers of every pass and every step of a session: a recorder, and the solver of a new
+split."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from runtime.session.parts import Parts
 
 
 class StepObserver(Protocol):
-    """What receives every pass and every step, such as a Recorder."""
+    """Receiver of every pass and every step, such as a Recorder."""
 
     def begin_pass(self, requests: np.ndarray) -> None: ...
 
@@ -40,9 +41,9 @@ def _both(
 
 
 def reconfiguration(parts: Parts, *, lay_out: Callable[[FastTier], None]) -> Reconfiguration | None:
-    """The observer that solves the split anew between requests and calls `lay_out` with a changed
-    one; None if the settings or the split exclude it. Raises BadUsage where it is asked for and
-    cannot be."""
+    """Return the observer that solves the split anew between requests and calls `lay_out` with a
+    changed one; None if the settings or the split exclude it. Raises BadUsage where it is asked for
+    and not possible."""
     every = tokens_between(
         parts.settings.reconfigure_every,
         parts.fast.split,

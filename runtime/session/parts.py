@@ -1,4 +1,4 @@
-"""What a session is made of."""
+"""Parts of a session."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +30,8 @@ from runtime.tiers.slots import Slots
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the settings mean for this model on these devices. Nothing is open yet but the model."""
+    """Choices that the settings lead to for this model on these devices. Only the model is open
+    yet."""
 
     opened: MoeModel
     settings: Settings
@@ -95,7 +96,7 @@ class Parts(Choices):
 
     @property
     def packed_widths(self) -> list[Width]:
-        """Those of them that lie in packed codes."""
+        """Bits of the replicas, in the slow tier or resident, that lie in packed codes."""
         return sorted(
             {
                 layout.bits
@@ -106,7 +107,7 @@ class Parts(Choices):
 
     @property
     def has_trellis(self) -> bool:
-        """Whether any of them lie in trellis codes."""
+        """True if any replicas lie in trellis codes."""
         return any(isinstance(layout, TrellisLayout) for layout in self._replica_layouts)
 
     @property

@@ -1,5 +1,6 @@
-"""Presets and a store: those that were tuned into it, and what others require of it. What reads a
-store is imported when that is asked for: most presets are built in and require nothing."""
+"""Presets and a store: tuned presets that the store holds, and artefacts in it that presets
+require. Modules that read a store are imported only when they are needed: most presets are built in
+and require nothing."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 def find_presets(
     names: Iterable[str], store: Path, *, model_id: str | None = None
 ) -> dict[str, Preset]:
-    """Find those of `names` that are tuned presets of the store, of model `model_id` if given, the
-    newest of each name. Leaves out names of built-in presets and unknown names. Raises Incompatible
-    for a preset that was tuned for other models only, BadInput for a damaged one."""
+    """Find the tuned presets of the store among `names`, of model `model_id` if given, the newest
+    of each name. Leaves out names of built-in presets and unknown names. Raises Incompatible for a
+    preset that was tuned for other models only, BadInput for a damaged one."""
     wanted = [name for name in names if name not in presets()]
     if not wanted or not store.exists():
         return {}
@@ -59,9 +60,9 @@ _TABLES = {  # where an artefact that policies require lies
 def check_stored(
     policies: Policies, store: Path, *, name: str, base: int = FULL_BITS, learns: bool = False
 ) -> None:
-    """Raise Incompatible, with the command that mends it, for an artefact that the store has of no
-    model, or not of the model that it knows as `name`: before the model is opened, which takes
-    long. The rest is found with it."""
+    """Raise Incompatible for a required artefact that the store has of no model, or not of the
+    model that it knows as `name`. The error has the command that mends it. This check comes before
+    the model is opened, which takes long; the rest is checked after that."""
     needs = {
         need: axis
         for axis in POLICIES
@@ -84,8 +85,9 @@ def check_stored(
 
 
 def _tables_held(store: Path, name: str) -> tuple[set[str], str]:
-    """The tables that runs of a model wrote to: of the one that the store knows by this name, else
-    of any, and then the models that it knows, in words."""
+    """Return the tables that runs of a model wrote to, for the model that the store knows by this
+    name. If it knows none, return the tables of all models, and the names of these models in
+    words."""
     if not store.exists():
         return set(), ""
     from artifacts.store.store import Store
@@ -99,8 +101,8 @@ def _tables_held(store: Path, name: str) -> tuple[set[str], str]:
 
 
 def tuned_presets(store: Path) -> list[Preset]:
-    """The newest tuned preset of each name and model, the oldest of them first; none if the store
-    does not exist."""
+    """Return the newest tuned preset of each name and model, the oldest of them first; none if the
+    store does not exist."""
     if not store.exists():
         return []
     from artifacts.store.presets import stored_presets
@@ -113,7 +115,8 @@ def tuned_presets(store: Path) -> list[Preset]:
 
 
 def as_preset(kept: "PresetRecord") -> Preset:
-    """The preset, with what it was tuned for. Raises BadInput for a scope that does not exist."""
+    """Return the preset, with the budget and machine that it was tuned for. Raises BadInput for a
+    scope that does not exist."""
     one = kept.preset
     if one.scope not in (*Scope,):
         raise BadInput(

@@ -86,10 +86,11 @@ def prefetch_window(
 def widened_window(
     opened: MoeModel, window: int, num_rows: int, attention: str, *, bytes_per_s: float | None
 ) -> int:
-    """Return twice the bytes that the link moves while a token each of so many rows passes a layer
-    without its experts, measured, as a power of two of experts: a layer's last experts are computed
-    when all have come. `window` is that of one token, which tells the link's rate where
-    `bytes_per_s` does not; `attention` as in `RowPass`."""
+    """Return twice the bytes that the link moves while `num_rows` rows of one token each pass a
+    layer without its experts, as a power of two of experts. The time is measured. Twice, because a
+    layer's last experts are computed when all have come. `window` is the window of one token; the
+    link's rate is taken from it where `bytes_per_s` is not given. `attention` is as in
+    `RowPass`."""
     timed = min(num_rows, _MOST_TIMED)
     layer_s = _body_seconds(opened, timed, attention) * num_rows / timed / opened.shape.num_layers
     rate = bytes_per_s or window * opened.shape.num_layers / _body_seconds(opened, 1, attention)
@@ -100,9 +101,9 @@ def widened_window(
 
 
 def _body_seconds(opened: MoeModel, num_rows: int, attention: str) -> float:
-    """Seconds of the layers without routed experts, in a session: of the model that has its hooks,
-    only the body is called. The fastest of a few, since other work of the machine only adds to
-    them."""
+    """Measure the seconds of the layers without routed experts, in a session: only the body of the
+    model, which has its hooks, is called. Returns the fastest of a few passes, since other work of
+    the machine only adds to them."""
     tokens = torch.zeros(1, num_rows, dtype=torch.int64, device=opened.model.device)
     body = opened.model.base_model
     given = {"input_ids": tokens, "position_ids": tokens, "use_cache": False}
@@ -115,9 +116,9 @@ def _body_seconds(opened: MoeModel, num_rows: int, attention: str) -> float:
 def link_bytes_per_second(
     link: Link, slots: Sequence[torch.Tensor], num_experts: int, *, num_devices: int = 1
 ) -> float:
-    """Measure the bandwidth of a link: the median over loads of single experts, those of the first
-    layer that belong to the first device, into `slots` on it, which have their size and hold
-    nothing yet."""
+    """Measure the bandwidth of a link: the median over loads of single experts into `slots`. The
+    experts are those of the first layer that belong to the first device. The slots are on that
+    device, have the experts' size and hold nothing yet."""
     num_keys = min(_NUM_EXPERTS, -(-num_experts // num_devices), len(slots))
 
     def load(turn: int) -> None:
@@ -150,7 +151,7 @@ def expert_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:
 
 
 def _some_contents(opened: MoeModel) -> list[torch.Tensor]:
-    """The bytes of a few experts of the first layer, uint8, on the model's device."""
+    """Return the bytes of a few experts of the first layer, uint8, on the model's device."""
     num_experts = min(_NUM_EXPERTS, opened.shape.num_experts)
     return [_content(opened, expert) for expert in range(num_experts)]
 

@@ -1,4 +1,4 @@
-"""Prompts that are being read, in tiles: which come next, and what of them is known from earlier
+"""Prompts that are being read in tiles: their order, and the beginnings that are known from earlier
 prompts."""
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ LEAST_SHARED = 16  # tokens: for fewer, keys and values are not copied
 @dataclass(slots=True, eq=False)
 class Prompt:
     """The tokens of a request's prompt and, once it is begun, its keys and values; those of the
-    first `num_reused` were copied. `num_tokens`: with its answer."""
+    first `num_reused` tokens were copied. `num_tokens` includes its answer."""
 
     request: int
     ids: np.ndarray
@@ -28,9 +28,9 @@ class Prompt:
 
 
 class Reading:
-    """The prompts under way, first come, first read, and the last ones that were read: a prompt
-    which begins like one of them copies its keys and values. `most_kept_nbytes` bounds those that
-    are kept only for that."""
+    """The prompts under way, first come, first read, and the last ones that were read. A prompt
+    that begins like one of them copies its keys and values. `most_kept_nbytes` bounds the prompts
+    that are kept only for that."""
 
     def __init__(self, memory: RowMemory, *, most_kept_nbytes: int) -> None:
         self.under_way: list[Prompt] = []
@@ -55,7 +55,7 @@ class Reading:
         if is_read:
             self._kept.append(replace(prompt))
             self.shrink(self.most_kept_nbytes)
-        prompt.line = None  # its request goes on, and what is forgotten is freed
+        prompt.line = None  # its request goes on, and forgotten prompts are freed
 
     def shrink(self, nbytes: int) -> None:
         """Forget the oldest kept prompts until the others take at most `nbytes`."""
@@ -68,8 +68,8 @@ class Reading:
         return sum(prompt.line.block.room for prompt in self._kept) * self._memory.token_nbytes
 
     def _begin(self, prompt: Prompt) -> bool:
-        """Give a prompt room, with the longest beginning that is known. False if an earlier prompt
-        under way is about to read a longer one."""
+        """Give a prompt room, with the longest beginning that is known. Returns False if an earlier
+        prompt under way is about to read a longer one."""
         longest = 0
         source = None
         for other in (*self._kept, *self._before(prompt)):
@@ -95,7 +95,8 @@ class Reading:
 
 
 def shared_beginning(ids: np.ndarray, others: np.ndarray) -> int:
-    """How many tokens both begin with, without the last one of `ids`, whose logits are wanted."""
+    """Return the number of tokens that both have in common at the beginning, without the last token
+    of `ids`, whose logits are wanted."""
     length = min(len(ids) - 1, len(others))
     differs = ids[:length] != others[:length]
     return int(differs.argmax()) if differs.any() else length

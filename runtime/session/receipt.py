@@ -1,5 +1,5 @@
-"""What is really in force in a run: the receipt, and in it the fallbacks, so that no fallback is
-silent."""
+"""The receipt: everything that is really in force in a run, with all fallbacks, so that no fallback
+is silent."""
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from runtime.session.settings import DEVICE, FUSED, HOST
 def receipt(
     parts: Parts, reconfiguration: Reconfiguration | None, *, fallbacks: list[str]
 ) -> dict[str, object]:
-    """By name, as it is printed and stored."""
+    """Return the entries of the receipt by name, as they are printed and stored."""
     opened = parts.opened
     policies = parts.policies
     settings = parts.settings
@@ -66,7 +66,7 @@ def receipt(
 
 
 def _used(parts: Parts) -> dict[str, Origin]:
-    """The artefacts that the policies or the base take, with the runs that wrote them."""
+    """Return the artefacts that the policies or the base use, with the runs that wrote them."""
     wanted = {*parts.policies.wants, *(["replicas"] if parts.opened.base != FULL_BITS else [])}
     return {name: origin for name, origin in sorted(parts.origins.items()) if name in wanted}
 
@@ -76,7 +76,8 @@ def _origin(origin: Origin) -> dict[str, object]:
 
 
 def _captured(parts: Parts) -> dict[str, object]:
-    """How many tokens were replayed as CUDA graphs; empty where there are none."""
+    """Return the number of tokens that were replayed as CUDA graphs, with further figures on them;
+    empty where there are no graphs."""
     return parts.engine.captured.receipt() if parts.engine.captured else {}
 
 
@@ -88,8 +89,8 @@ def _launched_singly(parts: Parts) -> list[str]:
 
 
 def _dense(opened: MoeModel) -> dict[str, object]:
-    """The bytes of all weights besides experts, and how many linear layers are at few bits or stay
-    as published."""
+    """Return the bytes of all weights besides experts, and the numbers of linear layers at few bits
+    and as published."""
     held = sum(
         parameter.nbytes
         for parameter in opened.model.parameters()
@@ -105,8 +106,8 @@ def _dense(opened: MoeModel) -> dict[str, object]:
 
 
 def _devices(parts: Parts) -> dict[str, object]:
-    """What each of several devices holds and did, by the device's name; parts of one device are
-    numbered."""
+    """Return the contents and counters of each of several devices, by the device's name; parts of
+    one device are numbered."""
     is_one = len(set(parts.devices)) == 1
     names = [
         f"{device} part {number}" if is_one else f"{device}"
@@ -116,9 +117,9 @@ def _devices(parts: Parts) -> dict[str, object]:
 
 
 def _replicas(parts: Parts) -> dict[str, object]:
-    """What is computed below full precision, where, and by which kernel; `not_landed` counts the
-    resident experts that were computed on their low replica because their transfer had not
-    landed."""
+    """Return which experts are computed below full precision, where, and by which kernel; empty if
+    none are. `not_landed` counts the resident experts that were computed on their low replica
+    because their transfer had not landed."""
     if not parts.computed_widths:
         return {}
     shadows = parts.controller.cache.shadows
@@ -143,8 +144,8 @@ def _replicas(parts: Parts) -> dict[str, object]:
 
 
 def _dense_fallbacks(opened: MoeModel, *, is_multiplied: bool) -> list[str]:
-    """What of the dense weights is not as asked: layers that stay as published, and products of
-    dequantised ones."""
+    """Return a line for each way in which the dense weights are not as asked: layers that stay as
+    published, and products of dequantised ones."""
     width = opened.dense
     lines = []
     if width.num_left:
@@ -166,8 +167,8 @@ def _dense_fallbacks(opened: MoeModel, *, is_multiplied: bool) -> list[str]:
 
 
 def fallbacks_of(parts: Parts) -> list[str]:
-    """What the session does otherwise than it was asked, a line each; those of the policies come
-    first."""
+    """Return a line for each thing that the session does otherwise than it was asked; those of the
+    policies come first."""
     opened = parts.opened
     devices = parts.devices
     num_devices = parts.settings.devices

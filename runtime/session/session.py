@@ -1,4 +1,5 @@
-"""A model that runs at a budget: text or tensors in, text or logits out, and what that took."""
+"""A model that runs at a budget: text or tensors in, text or logits out, and the effort of each
+answer."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -38,7 +39,8 @@ from runtime.tiers.slots import Slots
 
 
 class Output(Protocol):
-    """Of one pass: logits [B, S, V], and the keys and values that the next pass continues from."""
+    """Output of one pass: logits [B, S, V], and the keys and values that the next pass continues
+    from."""
 
     logits: torch.Tensor
     past_key_values: object
@@ -49,8 +51,8 @@ class Session:
     used again.
 
     Any thread may call it: requests take turns. A request that fails empties the fast tier and
-    changes nothing else. `parts` is what the session runs with; `opened`, `controller`, `watcher`
-    and `engine` are among them.
+    changes nothing else. `parts` has everything that the session runs with; `opened`, `controller`,
+    `watcher` and `engine` are among them.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class Session:
 
     def validate(self) -> None:
         """Raise AssertionError where the session's state contradicts itself or exceeds the budget.
-        Between passes."""
+        Call it between passes."""
         self.engine.validate()
         nbytes = self.parts.fast_nbytes
         budget = sizes.budget_nbytes(self.parts.budget, self.opened.shape)
@@ -139,7 +141,7 @@ class Session:
         output, logits [B, S, V].
 
         Raises BadInput for tokens outside the vocabulary, for more tokens than the model has
-        positions, and for a mask where the family's code reads what the config does not say.
+        positions, and for a mask where the family's code reads a setting that the config lacks.
         """
         with self._lock.raw, torch.inference_mode():
             self._lock.check()
@@ -188,8 +190,9 @@ class Session:
                 watcher.token_requests = None
 
     def reread(self, ids: torch.Tensor) -> Output:
-        """Run the tokens [B, S] of a prompt again, in one pass that policies take for decoding: its
-        logits show what they lose there, also at the prompt's own tokens. Raises as `forward`."""
+        """Run the tokens [B, S] of a prompt again, in one pass that policies take for decoding. Its
+        logits show the loss that policies cause there, also at the prompt's own tokens. Raises as
+        `forward`."""
         self.watcher.decodes = True
         try:
             return self.forward(ids)
@@ -197,7 +200,8 @@ class Session:
             self.watcher.decodes = False
 
     def _check(self, ids: torch.Tensor, past: object) -> None:
-        """Ids on a GPU are not copied back to be checked."""
+        """Raise BadInput or TooLong for tokens that the model cannot take. Ids on a GPU are not
+        copied back to be checked."""
         highest = int(ids.max()) if ids.device.type == "cpu" and ids.numel() else 0
         length = ids.shape[1] + (past.get_seq_length() if past is not None else 0)
         check_tokens(self.opened.model, highest=highest, length=length, what=f"{length} tokens")
@@ -212,8 +216,9 @@ class Session:
         )
 
     def encode(self, prompt: Prompt) -> torch.Tensor:
-        """Token ids [1, S] int64; of a chat by the tokenizer's template. Without a template the
-        turns are separated by blank lines, and the receipt says so. Raises BadInput."""
+        """Return token ids [1, S] int64; those of a chat by the tokenizer's template. Without a
+        template the turns are separated by blank lines, and the receipt says so. Raises
+        BadInput."""
         return self.prompts.encode(prompt)
 
     def generate(
@@ -243,8 +248,9 @@ class Session:
             raise self.traced(NotFinite(ids, self.opened.dtype))
 
     def traced(self, error: NotFinite) -> NotFinite:
-        """Return the error with the name of what gave the first number that is not finite, found by
-        one more pass over its tokens, which no batch is charged for."""
+        """Return the error with the name of the module or expert that gave the first number that is
+        not finite. It is found by one more pass over the error's tokens, which no batch is charged
+        for."""
         steps = self.engine.steps
         charged = steps.on_plan
         steps.on_plan = None
@@ -281,7 +287,7 @@ class Session:
             self._lock.end()
 
     def _lay_out(self, fast: FastTier) -> None:
-        """Go on with an empty fast tier that is split otherwise, within the same budget."""
+        """Go on with an empty fast tier that is split differently, within the same budget."""
         self.engine.release_slots()
         try:
             # The budget has no room for the old slots beside the new ones.
@@ -295,12 +301,12 @@ class Session:
 
     @property
     def num_passes(self) -> int:
-        """Passes since the session was opened; those before a `fold` count as one."""
+        """Number of passes since the session was opened; those before a `fold` count as one."""
         return len(self.controller.counters.passes)
 
     def effort(self, *, first_pass: int = 0) -> Effort:
-        """The counters and the exposed stall of the passes from `first_pass` on, by default of
-        all."""
+        """Return the counters and the exposed stall of the passes from `first_pass` on, by default
+        of all."""
         counters = self.controller.counters
         stall_s = sum(self.engine.stall_s[first_pass:])
         by_layer = counters.by_layer(first_pass=first_pass)
@@ -320,5 +326,5 @@ class Session:
         return recorder
 
     def receipt(self) -> dict[str, object]:
-        """What is really in force, by name."""
+        """Return everything that is really in force, by name."""
         return receipt(self.parts, self.reconfiguration, fallbacks=self.fallbacks)

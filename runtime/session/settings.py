@@ -15,16 +15,15 @@ from runtime.policies.presets import Preset, Scope, preset
 # how experts are computed: to the model's own bits, or by compiled kernels
 EXACT = "exact"
 FUSED = "fused"
-# who decides what a decoded token's experts push out
+# who decides which experts a decoded token evicts
 HOST = "host"
 DEVICE = "device"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a user may choose of a run, in the texts of the command line's options. `policies`
-    overrides axes of the preset. Raises BadUsage for what is not understood or does not go
-    together."""
+    """Options of a run, in the texts of the command line's options. `policies` overrides axes of
+    the preset. Raises BadUsage for values that are not understood or do not go together."""
 
     preset: str | Preset = "on-demand"
     policies: dict[str, str] = field(default_factory=dict)  # text by axis
@@ -41,7 +40,7 @@ class Settings:
         1  # over which experts are spread: GPUs, or parts of one device where there are fewer
     )
     machine: str | None = (
-        None  # whose splits are used; None: that of `scaled_to`, or this machine over this link
+        None  # whose splits are used; None: machine `scaled_to`, or this one over this link
     )
     reconfigure_every: int | None = None  # tokens after which a split is solved anew; 0: never
     verify: bool = False  # compare replica files with their hashes before any is used

@@ -1,5 +1,5 @@
-"""How long a text may be before it is encoded: longer ones cannot fit into the positions of the
-model."""
+"""Upper bound on the length of a text, to be checked before it is encoded: a longer text cannot fit
+into the positions of the model."""
 
 import json
 from collections.abc import Iterator
@@ -34,16 +34,16 @@ class TextBound:
     drops_spaces: bool
 
     def is_exceeded(self, text: str) -> bool:
-        """Whether the text cannot fit."""
+        """Return whether the text cannot fit."""
         if len(text) <= self.num_characters:
             return False
         return not self.drops_spaces or len("".join(text.split())) > self.num_characters
 
 
 def text_bound(tokenizer: PreTrainedTokenizerBase, num_positions: int) -> TextBound | None:
-    """The bound of a tokenizer whose tokens each stand for a limited number of characters, those of
-    its longest token. None for another one: it may drop characters, or take any number of unknown
-    ones for one token."""
+    """Return the bound of a tokenizer whose tokens each stand for a limited number of characters,
+    those of its longest token. None for any other tokenizer: it may drop characters, or take any
+    number of unknown ones for one token."""
     if not hasattr(tokenizer, "backend_tokenizer"):
         return None
     try:
@@ -72,7 +72,8 @@ def _steps(step: dict | None) -> Iterator[dict]:
 
 
 def _keeps_text(step: dict) -> bool:
-    """Whether a step of the tokenizer leaves at least a quarter of the characters of any text."""
+    """Return whether a step of the tokenizer leaves at least a quarter of the characters of any
+    text."""
     match step["type"]:
         case "Split" | "Punctuation":
             return step["behavior"] != "Removed"
@@ -83,7 +84,7 @@ def _keeps_text(step: dict) -> bool:
 
 
 def _knows_every_character(model: dict, steps: list[dict], vocabulary: dict[str, int]) -> bool:
-    """Whether no token stands for a run of unknown characters."""
+    """Return whether no token stands for a run of unknown characters."""
     if model["type"] not in ("BPE", "Unigram"):
         return False
     if model.get("byte_fallback") and vocabulary.keys() >= _BYTES:

@@ -35,8 +35,8 @@ class _Asked:
 
 class Turns:
     """Answers at most `rows` requests at a time, in turns of `PASSES` passes, each by a generation
-    of its own: to the bit what it would be alone, where the policies lose nothing. Calls and
-    results are those of `RequestBatch`."""
+    of its own. An answer is bit for bit the one that the request would get alone, where the
+    policies lose nothing. Calls and results are those of `RequestBatch`."""
 
     kept = KeptPrompts()  # none
 
@@ -74,18 +74,18 @@ class Turns:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every request is over."""
+        """True if every request is over."""
         return not self._running and not self._waiting
 
     def add(self, prompt: torch.Tensor, sampling: Sampling, *, owner: Hashable = None) -> int:
-        """As `RequestBatch.add`."""
+        """Add a request, as `RequestBatch.add` does."""
         check_prompt(self.session.opened.model, prompt, sampling.max_new_tokens)
         self._num_added += 1
         self._waiting.append(_Asked(self._num_added, owner, prompt, sampling))
         return self._num_added
 
     def cancel(self, request: int) -> None:
-        """As `RequestBatch.cancel`."""
+        """Cancel a request, as `RequestBatch.cancel` does."""
         if self._running and self._running[0].request == request:
             self._num_passes = 0
         for queue in (self._waiting, self._running):
@@ -94,7 +94,7 @@ class Turns:
                 asked.end()
 
     def step(self) -> list[RowResult]:
-        """Run one pass of the request that has the turn. As `RequestBatch.step`."""
+        """Run one pass of the request that has the turn, with results as of `RequestBatch.step`."""
         while self._waiting and len(self._running) < self.rows:
             self._running.append(self._waiting.popleft())
         if not self._running:
@@ -132,8 +132,8 @@ def open_batch(
     kept_nbytes: int | None = None,
     in_ram: bool = False,
 ) -> RequestBatch | Turns:
-    """A `RequestBatch` of so many rows; requests one after the other for one row, or where they
-    cannot share a pass, which the receipt then says."""
+    """Return a `RequestBatch` of `rows` rows. Return `Turns`, which answers requests one after the
+    other, for one row, or where requests cannot share a pass; the receipt then gives the reason."""
     reason = why_one_by_one(session)
     if rows > 1 and reason is None:
         return RequestBatch(
@@ -146,7 +146,7 @@ def open_batch(
 
 
 def why_one_by_one(session: Session) -> str | None:
-    """Why the requests of a session cannot share a pass, None if they can."""
+    """Return the reason why the requests of a session cannot share a pass, None if they can."""
     policy = session.parts.policies.residency
     if policy.places:
         return f"--residency {describe(policy)} chooses the experts of the fast tier by the prompt"

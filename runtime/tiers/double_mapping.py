@@ -2,7 +2,7 @@
 
 A link fills a slot with an expert in one piece. A product over a batch of experts needs each matrix
 next to the same matrix of the others, and would otherwise copy them. Where every part takes whole
-pages, both find what they need.
+pages, the two mappings serve both.
 """
 
 import mmap
@@ -21,10 +21,9 @@ _AT_THIS_ADDRESS = 0x10  # MAP_FIXED of Linux, which Python's mmap lacks
 def map_twice(
     num_slots: int, parts: Sequence[Part]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]] | None:
-    """New memory slot after slot, uint8 [num_slots * nbytes], and the same memory by the name of a
-    part, uint8 [num_slots, nbytes of the part]. None where a part is not whole pages, and on
-    systems without such mappings.
-    """
+    """Return new memory slot after slot, uint8 [num_slots * nbytes], and the same memory by the
+    name of a part, uint8 [num_slots, nbytes of the part]. None where a part is not whole pages, and
+    on systems without such mappings."""
     sizes = [part.nbytes for part in parts]
     nbytes = num_slots * sum(sizes)
     if (
@@ -52,7 +51,7 @@ def map_twice(
 
 
 def _map_by_slot(by_slot: mmap.mmap, num_slots: int, sizes: Sequence[int], descriptor: int) -> None:
-    """Replace the pages of `by_slot` by those of a file that has part after part."""
+    """Replace the pages of `by_slot` by the pages of a file that has part after part."""
     at_address = CDLL(None, use_errno=True).mmap
     at_address.argtypes = [c_void_p, c_size_t, c_int, c_int, c_int, c_long]
     at_address.restype = c_void_p

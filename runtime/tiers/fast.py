@@ -69,7 +69,7 @@ class ResidentExperts:
         return expert_forward(module, weights, x, project=project)
 
     def weights(self, place: Place) -> Views:
-        """Views of the expert or segment in a slot."""
+        """Return views of the expert or segment in a slot."""
         if self._is_split:
             at = place.slot, place.key // self.num_experts
             if at not in self._segments:
@@ -82,12 +82,12 @@ class ResidentExperts:
         )
 
     def whole(self, slot: int) -> Views:
-        """Views of an expert at full precision that is not cut."""
+        """Return views of an expert at full precision that is not cut."""
         return self._views[slot]
 
     def beside(self, places: Sequence[Place]) -> dict[str, torch.Tensor] | None:
-        """Each part of n whole experts together, [n, *shape] by name; None where they do not lie in
-        this order."""
+        """Return each part of n whole experts together, [n, *shape] by name; None where they do not
+        lie in this order."""
         first = places[0].slot
         count = len(places)
         if not self._by_part or any(place.slot != first + row for row, place in enumerate(places)):
@@ -99,7 +99,7 @@ class ResidentExperts:
         return self._rows[first, count]
 
     def room(self, place: Place) -> torch.Tensor:
-        """The part of its slot that the expert, replica or segment takes."""
+        """Return the part of its slot that the expert, replica or segment takes."""
         if place.bits == FULL_BITS and self._rooms:
             return self._rooms[place.slot]
         slot = self.slots[place.slot]

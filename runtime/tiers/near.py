@@ -18,8 +18,8 @@ class NearTier:
     them on the CPU, at full precision or on a replica.
 
     It runs on the caller's thread, while a GPU works through its queue. With `bandwidth` (bytes per
-    second) an expert takes at least its bytes over it, counted from `begin`: on a machine whose
-    fast tier is the same CPU the near tier would otherwise cost nothing.
+    second) an expert takes at least its bytes divided by the bandwidth, in seconds from `begin`.
+    Without that, the near tier would cost nothing on a machine whose fast tier is the same CPU.
     """
 
     def __init__(self, slow: SlowTier, *, bandwidth: float | None = None) -> None:
@@ -45,18 +45,18 @@ class NearTier:
         )
 
     def views_in_ram(self, places: Sequence[Place]) -> list[Mapping[str, object]] | None:
-        """Views of each of some experts at one precision; None where they are on disk."""
+        """Return views of each of some experts at one precision; None where they are on disk."""
         if self._in_ram(places[0]) is None:
             return None
         return [self._weights(place) for place in places]
 
     def contents_in_ram(self, places: Sequence[Place]) -> list[torch.Tensor] | None:
-        """The bytes of some experts, which stay valid; None where any is on disk."""
+        """Return the bytes of some experts, which stay valid; None where any is on disk."""
         contents = list(map(self._in_ram, places))
         return None if any(content is None for content in contents) else contents
 
     def content(self, place: Place) -> torch.Tensor:
-        """The expert's bytes, uint8 on the CPU, valid until the next call."""
+        """Return the expert's bytes, uint8 on the CPU, valid until the next call."""
         if (content := self._in_ram(place)) is not None:
             return content
         if self._buffer is None:
@@ -65,16 +65,16 @@ class NearTier:
         return self._buffer
 
     def finish(self) -> None:
-        """Return when the emulated tier would have computed the experts of `begin`."""
+        """Wait until the emulated tier would have computed the experts of `begin`."""
         self.clock.wait_until(self._ready_at_s)
 
     def conditions(self) -> dict[str, float]:
-        """The emulated bandwidth, for a receipt."""
+        """Return the emulated bandwidth, for a receipt."""
         return {"near_gbps": self._timeline.bandwidth / 1e9} if self._timeline else {}
 
     def _weights(self, place: Place) -> Mapping[str, object]:
-        """Views of an expert. Those in RAM are kept: making them takes longer than computing a
-        small expert."""
+        """Return views of an expert. Those in RAM are kept: making them takes longer than computing
+        a small expert."""
         content = self.content(place)
         if content is self._buffer:
             return self._slow.weights(place, content)

@@ -29,12 +29,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class NeuronLayout:
-    """How an expert of `nbytes` lies neuron by neuron.
+    """Layout of an expert of `nbytes`, neuron by neuron.
 
     A head comes first, with the bias of down, which belongs to no neuron. Each neuron follows with
-    its rows of gate and up, its column of down and its biases. So the head with the first n neurons
-    is one piece, and the other neurons are another. An expert takes as many bytes as in a slot;
-    bytes that pad 64-byte borders there lie unused in the head.
+    its rows of gate and up, its column of down and its biases. Therefore the head with the first n
+    neurons is one piece, and the other neurons are another. An expert takes as many bytes as in a
+    slot; bytes that pad 64-byte borders there lie unused in the head.
     """
 
     hidden: int
@@ -48,8 +48,8 @@ class NeuronLayout:
 
     @classmethod
     def of(cls, layer: MoeLayer, dtype: torch.dtype, nbytes: int) -> "NeuronLayout":
-        """The layout for a layer's experts. Raises Incompatible where they are not sums over their
-        neurons."""
+        """Return the layout for a layer's experts. Raises Incompatible where they are not sums over
+        their neurons."""
         module = layer.experts
         if getattr(module, "has_post_expert_norm", False):
             raise Incompatible(
@@ -77,7 +77,7 @@ class NeuronLayout:
         return self.nbytes // self.dtype.itemsize - self.num_neurons * self.width
 
     def segment(self, nbytes: int, *, is_bottom: bool) -> "Segment":
-        """The neurons of a top, or of a bottom, of `nbytes`."""
+        """Return the neurons of a top segment, or of a bottom one, of `nbytes`."""
         size = self.width * self.dtype.itemsize
         if is_bottom:
             return Segment(self.num_neurons - nbytes // size, self.num_neurons, has_head=False)
@@ -109,7 +109,7 @@ class NeuronLayout:
             views["down_bias"].copy_(expert["down_proj_bias"])
 
     def spans(self, stored: ExpertLayout, segment: "Segment") -> Spans:
-        """The spans of a stored expert that a segment is made of: rows of its neurons where a
+        """Return the spans of a stored expert that make up a segment: rows of its neurons where a
         neuron is a row, all of a part where a neuron is a column."""
         return tuple(span for part in stored.parts for span in self._spans(part, segment))
 
@@ -133,19 +133,19 @@ class NeuronLayout:
         return "gate_up_proj" if self.num_inner == 2 else "up_proj"
 
     def views(self, buffer: torch.Tensor, *, has_head: bool) -> Views:
-        """Views of the segment that fills `buffer`, uint8, as `project_segment` takes them: of its
-        neurons, and of the head if it has one."""
+        """Return views of the segment that fills `buffer`, uint8, as `project_segment` takes them:
+        views of its neurons, and of the head if it has one."""
         data = buffer.view(self.dtype)
         rows = data[self.head if has_head else 0 :].view(-1, self.width)
         views = {"down": self._down(rows), **self._inner(rows)}
         return views | ({"down_bias": data[: self.hidden]} if self.has_bias and has_head else {})
 
     def _down(self, rows: torch.Tensor) -> torch.Tensor:
-        """Columns of down of `rows` [n, width]: [n, H]."""
+        """Return the columns of down in `rows` [n, width]: [n, H]."""
         return rows[:, self.num_inner * self.hidden : (self.num_inner + 1) * self.hidden]
 
     def _inner(self, rows: torch.Tensor) -> Views:
-        """Gate and up of `rows` [n, width]: [num_inner, H, n], biases [num_inner, 1, n]."""
+        """Return gate and up in `rows` [n, width]: [num_inner, H, n], biases [num_inner, 1, n]."""
         end = self.num_inner * self.hidden
         inner = {
             "inner": rows[:, :end].unflatten(1, (self.num_inner, self.hidden)).permute(1, 2, 0)
@@ -163,8 +163,8 @@ class NeuronLayout:
 
 
 def project_segment(module: nn.Module, weights: Views, name: str, x: torch.Tensor) -> torch.Tensor:
-    """One projection of one segment, x [t, in] -> [t, out], with gate and up in the order of the
-    module's own gate."""
+    """Compute one projection of one segment, x [t, in] -> [t, out], with gate and up in the order
+    of the module's own gate."""
     if name == "down_proj":
         y = x @ weights["down"]
         return y + weights["down_bias"] if "down_bias" in weights else y

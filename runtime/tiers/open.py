@@ -81,9 +81,9 @@ def open_tiers(
 
 
 def direct(store: DiskStore | ReplicaStore) -> DiskStore:
-    """A store of the same experts that reads past the page cache.
+    """Return a store of the same experts that reads past the page cache.
 
-    Raises BadUsage for replicas, BadInput where the file system has no such reads.
+    Raises BadUsage for replicas, BadInput where the file system cannot do that.
     """
     if not isinstance(store, DiskStore):
         raise BadUsage(
@@ -94,8 +94,8 @@ def direct(store: DiskStore | ReplicaStore) -> DiskStore:
 
 
 def copied_to_ram(store: DiskStore | ReplicaStore | RamStore, *, pin: bool) -> RamStore:
-    """A copy of the store in RAM, or the store itself where it is in RAM already and page-locked if
-    `pin` asks so."""
+    """Return a copy of the store in RAM, or the store itself where it is in RAM already and
+    page-locked if `pin` asks for it."""
     return (
         store
         if isinstance(store, RamStore) and (store.is_pinned or not pin)

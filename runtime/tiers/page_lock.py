@@ -1,5 +1,5 @@
-"""Page-locks memory that exists: a GPU's driver locks its pages, which it then copies from, and
-reads from kernels."""
+"""Page-locks memory that exists: a GPU's driver locks its pages, and can then copy from them and
+read them in kernels."""
 
 import weakref
 
@@ -17,7 +17,7 @@ _PAGE = 4096  # bytes
 
 
 def check_budget(nbytes: int) -> None:
-    """Raise OutOfResources where this machine has no room to page-lock so many bytes."""
+    """Raise OutOfResources where this machine has no room to page-lock `nbytes` bytes."""
     available = int(_SHARE * host_memory()[1])
     if nbytes > available:
         raise OutOfResources(
@@ -42,8 +42,8 @@ class PageLock:
         weakref.finalize(owner, _unlock, self._parts).atexit = False
 
     def lock_to(self, nbytes: int) -> None:
-        """Lock what is not locked yet of the first `nbytes` bytes, in whole pages; at the end also
-        the last page. Raises OutOfResources."""
+        """Lock the rest of the first `nbytes` bytes that is not locked yet, in whole pages; at the
+        end also the last page. Raises OutOfResources."""
         stop = self._start + nbytes
         stop = self._end if stop >= self._end else stop - (stop - self._start) % _PAGE
         if stop == self._locked_to:

@@ -1,4 +1,4 @@
-"""How replicas below full precision lie in their slots: packed codes, or trellis codes."""
+"""Layouts of replicas below full precision in their slots: packed codes, or trellis codes."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ Views = dict[str, Packed | Trellis | torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLayout:
-    """How a replica lies in its slot: as in its file, wide types first, so that one read fetches
+    """Layout of a replica in its slot: as in its file, wide types first, so that one read fetches
     it.
 
     `num_inputs` has the input size of each projection. Parts are named `gate_up_proj.qweight` or
@@ -56,8 +56,8 @@ class ReplicaLayout:
         return in_memory(self.stored_nbytes)
 
     def views(self, buffer: torch.Tensor) -> Views:
-        """Projections and biases by name as views of `buffer`, uint8 [nbytes] or longer, on any
-        device."""
+        """Return projections and biases by name as views of `buffer`, uint8 [nbytes] or longer, on
+        any device."""
         tensors = {
             part.name: buffer[part.offset : part.offset + part.nbytes].view(dtype).view(part.shape)
             for part, dtype in zip(self.parts, self.dtypes, strict=True)
@@ -66,13 +66,13 @@ class ReplicaLayout:
         return biases | {name: self._matrix(name, tensors) for name in self.num_inputs}
 
     def num_outputs(self, name: str) -> int:
-        """The output size of a projection or a bias; 0 where there is none of that name."""
+        """Return the output size of a projection or a bias; 0 where there is none of that name."""
         shapes = {part.name: part.shape for part in self.parts}
         return (shapes.get(name) or shapes.get(f"{name}.scales") or (0,))[-1]
 
     def is_whole(self, name: str) -> bool:
-        """Whether a projection has all its parts, of the right types and shapes, each aligned to
-        its type."""
+        """Return whether a projection has all its parts, of the right types and shapes, each
+        aligned to its type."""
         parts = {
             part.name: (dtype, part) for part, dtype in zip(self.parts, self.dtypes, strict=True)
         }
@@ -95,7 +95,7 @@ class ReplicaLayout:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What the tensors of a matrix in trellis codes do not say."""
+    """Parameters of a matrix in trellis codes that its tensors do not contain."""
 
     half_bits: int
     state_bits: int
@@ -104,8 +104,8 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class TrellisLayout(ReplicaLayout):
-    """The same in trellis codes; `rates` has those of each projection. Parts are named
-    `gate_up_proj.codes`."""
+    """Layout of a replica in trellis codes; `rates` has the rate of each projection. Parts are
+    named `gate_up_proj.codes`."""
 
     format: ClassVar[str] = "trellis"
     dtype: ClassVar[torch.dtype] = torch.int16
@@ -154,9 +154,10 @@ class TrellisLayout(ReplicaLayout):
 def layout_of(
     bits: Width, tensors: Sequence[StoredTensor], num_inputs: dict[str, int]
 ) -> ReplicaLayout:
-    """The layout of the tensors of one width, in the order of the file.
+    """Return the layout of the tensors of one width, in the order of the file.
 
-    Raises Incompatible where they are not projections of so many inputs: kernels check no bounds.
+    Raises Incompatible where they are not projections with the sizes of `num_inputs`: kernels check
+    no bounds.
     """
     first = tensors[0].offset
     dtypes = tuple(tensor.dtype for tensor in tensors)
@@ -177,7 +178,7 @@ def layout_of(
 
 
 def _rates(bits: Width, metadata: dict[str, str], num_inputs: dict[str, int]) -> dict[str, Rate]:
-    """By projection; none for one that the metadata do not describe."""
+    """Return the rates by projection, without projections that the metadata do not describe."""
     rates = {}
     for name in num_inputs:
         texts = [

@@ -99,8 +99,8 @@ class ReplicaStore:
 def open_replicas(
     opened: MoeModel, replicas: Replicas | None, widths: Sequence[Width]
 ) -> dict[Width, ReplicaStore]:
-    """The stores of these widths, by bits. Raises BadInput for damaged files, Incompatible for
-    another model's."""
+    """Return the stores of these widths, by bits. Raises BadInput for damaged files, Incompatible
+    for another model's."""
     first = opened.layers[0]
     axis = 0 if first.experts.is_transposed else 1
     matrices = {name: shape for name, shape in first.shapes.items() if not name.endswith("_bias")}
@@ -127,7 +127,7 @@ def open_replicas(
 
 
 def verify_files(replicas: Replicas) -> None:
-    """Raise BadInput that names the first file whose bytes are not those that were written."""
+    """Raise BadInput that names the first file whose bytes are not the ones that were written."""
     for path, hash in zip(replicas.files, replicas.hashes, strict=True):
         verify(path, hash)
 
@@ -138,7 +138,7 @@ def _stamp(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _tensors(path: Path, bits: Width) -> list[StoredTensor]:
-    """The tensors of one width, in the order of the file."""
+    """Return the tensors of one width, in the order of the file."""
     shard = Shard(path)
     shard.close()
     tensors = [

@@ -58,15 +58,15 @@ class Slots:
         return arena
 
     def alike(self) -> list[torch.Tensor]:
-        """The slots that have the size and the device of the first."""
+        """Return the slots that have the size and the device of the first."""
         first = self._slots[0]
         return [
             slot for slot in self._slots if len(slot) == len(first) and slot.device == first.device
         ]
 
     def _fit_in_cache(self, sizes: Sequence[int], parts: Sequence[Part]) -> bool:
-        """Whether each slot holds exactly these parts, and all slots together fit in the cache of a
-        CPU."""
+        """Return whether there are several slots on one CPU, each holds exactly these parts, and
+        all together fit in the CPU's cache."""
         nbytes = sum(part.nbytes for part in parts)
         fit = bool(parts) and self.nbytes <= IN_CACHE and self.device.type == "cpu"
         return fit and len(self.starts) > 1 and set(sizes) == {nbytes} and not any(self.device_of)

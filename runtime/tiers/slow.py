@@ -38,8 +38,9 @@ class SlowTier:
     def read_kept(
         self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS
     ) -> bool:
-        """As `read`, but only from the operating system's page cache. Returns False, with anything
-        in `out`, where the cache lacks a part of it."""
+        """Do the same as `read`, but only from the operating system's page cache. Returns False,
+        and `out` may hold anything, where the cache lacks a part of the replica or the store cannot
+        read from it alone."""
         store = self.stores[bits]
         return isinstance(store, DiskStore) and store.read_kept(layer, expert, out)
 
@@ -50,36 +51,36 @@ class SlowTier:
             store.check_unchanged()
 
     def view(self, layer: int, expert: int, *, bits: int = FULL_BITS) -> torch.Tensor | None:
-        """The replica's bytes where they lie in RAM; None where it is on disk."""
+        """Return the replica's bytes where they lie in RAM; None where it is on disk."""
         store = self.stores[bits]
         return store.view(layer, expert) if isinstance(store, RamStore) else None
 
     def nbytes(self, bits: int) -> int:
-        """Bytes of one replica."""
+        """Return the bytes of one replica."""
         return self.stores[bits].layout.nbytes
 
     def num_bytes(self, place: Place) -> int:
-        """Bytes of the replica that a place names."""
+        """Return the bytes of the replica that a place names."""
         return self.nbytes(place.bits)
 
     def weights(self, place: Place, buffer: torch.Tensor) -> dict[str, object]:
-        """Views of the replica at the start of `buffer`, as `expert_forward` takes them with
+        """Return views of the replica at the start of `buffer`, as `expert_forward` takes them with
         `projection`."""
         return self.stores[place.bits].layout.views(buffer)
 
     def together(self, opened: MoeModel) -> BatchedExperts | SequentialExperts | None:
-        """A way to compute several experts of one token in one call, where that is faster and gives
-        the same bits."""
+        """Return a way to compute several experts of one token in one call, where that is faster
+        and gives the same bits; otherwise None."""
         return choose_batched(opened)
 
     def projection(self, bits: int) -> Callable[..., torch.Tensor]:
-        """The function that multiplies by an expert at so many bits, from here or from a replica in
-        the fast tier."""
+        """Return the function that multiplies by an expert at this number of bits, from here or
+        from a replica in the fast tier."""
         return self.stores[FULL_BITS].layout.project if bits == FULL_BITS else project_replica
 
 
 def unreadable(layer: int, expert: int, error: OSError) -> BadInput:
-    """The error that a user sees for an error of the disk."""
+    """Return the error that a user sees for an error of the disk."""
     return BadInput(
         f"layer {layer}, expert {expert} cannot be read ({error.strerror or error}): check the disk"
     )

@@ -54,14 +54,14 @@ class NeuronMajorStore:
 
 @dataclass(frozen=True, slots=True)
 class SegmentTier(SlowTier):
-    """The slow tier of split experts. Bottoms count as further layers: row L + l holds those of
-    layer l.
+    """The slow tier of split experts. Bottom segments count as further layers: row L + l holds
+    those of layer l.
 
     From RAM a segment is one copy. From disk its rows of gate and up are read and rearranged, and
     all of down, where a neuron is a column; for experts that are stored transposed it is the other
     way round.
 
-    `views_in_ram` has every segment by key where experts are in RAM, and nothing where they are on
+    `views_in_ram` has every segment by key where experts are in RAM, and is empty where they are on
     disk.
     """
 
@@ -72,7 +72,7 @@ class SegmentTier(SlowTier):
     def of(
         cls, opened: MoeModel, segments: Segments, *, in_ram: bool, pin: bool = False
     ) -> "SegmentTier":
-        """The slow tier of a model, read into RAM (page-locked if `pin`) or left on disk."""
+        """Return the slow tier of a model, read into RAM (page-locked if `pin`) or left on disk."""
         layout = NeuronLayout.of(
             opened.layers[0], opened.store.layout.dtype, opened.shape.expert_nbytes
         )
@@ -84,7 +84,7 @@ class SegmentTier(SlowTier):
         return tier
 
     def cut(self) -> None:
-        """Make the views of all segments in RAM anew, after `segments` has changed."""
+        """Make new views of all segments in RAM, after `segments` has changed."""
         store = self.stores[FULL_BITS]
         if isinstance(store, RamStore):
             keys = range(store.shape.num_keys)
@@ -114,24 +114,24 @@ class SegmentTier(SlowTier):
             raise unreadable(row, expert, error) from error
 
     def view(self, layer: int, expert: int, *, bits: int = FULL_BITS) -> torch.Tensor | None:
-        """The segment's bytes where they lie in RAM; None where it is on disk."""
+        """Return the segment's bytes where they lie in RAM; None where it is on disk."""
         if not self.views_in_ram:
             return None
         return self.views_in_ram[layer * self.stores[FULL_BITS].shape.num_experts + expert]
 
     def num_bytes(self, place: Place) -> int:
-        """Bytes of the segment that a place names."""
+        """Return the bytes of the segment that a place names."""
         return self.segments.nbytes[place.key]
 
     def weights(self, place: Place, buffer: torch.Tensor) -> Views:
-        """Views of the segment at the start of `buffer`."""
+        """Return views of the segment at the start of `buffer`."""
         return self.layout.views(
             buffer[: self.num_bytes(place)], has_head=not self.segments.is_bottom(place.key)
         )
 
     def together(self, opened: MoeModel) -> None:
-        """None: torch computes segments one by one."""
+        """Return None: torch computes segments one by one."""
 
     def projection(self, bits: int) -> Callable[..., torch.Tensor]:
-        """The function that multiplies by a segment."""
+        """Return the function that multiplies by a segment."""
         return project_segment

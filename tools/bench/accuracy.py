@@ -1,12 +1,12 @@
-"""What presets lose on the built-in task, item by item beside the full model.
+"""Losses of presets on the built-in task, item by item beside the full model.
 
     moectl profile && moectl build-buddies && moectl quantize
     python -m tools.bench.accuracy --store moe.duckdb [--model FOLDER] --write docs/evaluate.md
 
-All presets answer the same items, so that the error of a difference is that of the items on which
+All presets answer the same items, so that the error of a difference comes only from items on which
 two presets differ. `context-aware` stands beside itself without its selector of bit-widths (Table 3
-of *Context-Aware MoE Inference on CXL-Enabled GPU-NDP Systems*), each way of substituting beside
-random experts under the same gates.
+of *Context-Aware MoE Inference on CXL-Enabled GPU-NDP Systems*). Each way of substituting stands
+beside random experts under the same gates.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def _answers(one: Preset, opened: MoeModel, artefacts: Artefacts, tasks: Tasks) -> np.ndarray:
-    """Whether each item was answered right, bool [N]."""
+    """Return whether each item was answered right, bool [N]."""
     settings = Settings(one.preset, budget=one.budget, policies=one.policies, experts=FUSED)
     with Session(opened, settings, artefacts=artefacts) as session:
         return correct(session, tasks)[continuations.NAME]

@@ -1,4 +1,4 @@
-"""What a load costs more where activations order the inputs: codes are put into the order of their
+"""Extra cost of a load where activations order the inputs: codes are put into the order of their
 groups.
 
     OMP_NUM_THREADS=1 python -m tools.bench.arranged

@@ -1,5 +1,5 @@
-"""What a row of a batch is to a run alone: its logits and its greedy answer, by type of number and
-kernels of experts.
+"""Differences between a row of a batch and the same request run alone: logits and greedy answer, by
+type of number and kernels of experts.
 
     python -m tools.bench.batch_answers                              prints the table
     python -m tools.bench.batch_answers --write docs/generate.md     puts it there
@@ -38,9 +38,12 @@ WITHIN = 1e-5  # float32
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Of one type, way and size of a batch: the share of answers that differ from those alone, the
-    share of tokens that come before the first other one, and the largest relative difference of a
-    logit."""
+    """Comparison for one type, way and size of a batch.
+
+    `differ`: the share of answers that differ from those of runs alone. `tokens_before`: the share
+    of tokens that come before the first different one. `logits`: the largest relative difference of
+    a logit.
+    """
 
     rows: int
     differ: float
@@ -143,7 +146,7 @@ def _together(
 
 
 def _num_equal(ours: list[int], theirs: list[int]) -> int:
-    """How many tokens both begin with."""
+    """Return the number of tokens that both begin with."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
 

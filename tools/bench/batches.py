@@ -1,14 +1,14 @@
-"""How fast `moectl generate` is at 1, 16, 64 and 256 requests at a time, and what bounds it.
+"""Speed of `moectl generate` at 1, 16, 64 and 256 requests at a time, and what bounds it.
 
     python -m tools.bench.batches                              prints the table
     python -m tools.bench.batches --write docs/generate.md     puts it there
     python -m tools.bench.batches --rows 64 --presets horizon+near --rounds 1
 
 The bundled model over a link, and beside a near tier, in the proportions of a machine. Time is the
-CPU time of this process, on one thread, plus what it would wait for the emulated link: other work
-of the machine changes neither. A step is a pass in which every request decodes one token; `compute`
-is the same step with every expert resident. The aims are those of the issue that asked for batches:
-marked where missed.
+CPU time of this process, on one thread, plus its waits for the emulated link: other work of the
+machine changes neither. A step is a pass in which every request decodes one token; `compute` is the
+same step with every expert resident. The aims are from the issue that asked for batches; missed
+ones are marked.
 """
 
 import argparse
@@ -44,7 +44,7 @@ BUDGET = "25%"
 SHARED = "near, qstar"  # misses are shared between link and near tier
 PRESETS = ("on-demand", "horizon", "near", SHARED)
 FASTER = {64: 5.0, 256: 12.0}  # aims: tokens a second over one at a time
-# a step over the longer of link and compute; bytes over those of its experts
+# a step over the longer of link and compute; its bytes over the bytes of its distinct experts
 OVER_BOUND = 1.15
 OVER_DISTINCT = 1.1
 _ONE_BY_ONE = 8  # requests
@@ -53,7 +53,7 @@ _PROBES = 20  # of the speed that link and near tier are scaled to; the fastest 
 
 
 class CpuClock:
-    """CPU seconds of this process, and those that it was to wait."""
+    """Clock of the CPU seconds of this process, plus the seconds that it would have waited."""
 
     def __init__(self) -> None:
         self._waited_s = 0.0
@@ -68,7 +68,7 @@ class CpuClock:
 @dataclass(frozen=True, slots=True)
 class Way:
     """Medians of the steps of one run: seconds, bytes moved and bytes of the distinct experts; and
-    its tokens a second, prompts included. `rate`: of the link, bytes a second."""
+    the tokens per second of the run, prompts included. `rate`: of the link, bytes per second."""
 
     tokens_per_s: float
     step_s: float = 0.0
@@ -79,7 +79,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The runs of one round at so many requests at a time: presets, everything resident,
+    """Runs of one round with the same number of requests at a time: presets, everything resident,
     transformers' batch."""
 
     by_preset: dict[str, Way]

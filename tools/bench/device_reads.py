@@ -1,5 +1,5 @@
-"""What a device gives to reads by themselves, and memory to copies: the rates that loads of experts
-are measured by."""
+"""Rates of a device for reads by themselves, and of memory for copies: loads of experts are
+compared with them."""
 
 import os
 import time
@@ -44,13 +44,14 @@ class PlainFile:
 
 
 def cached_rate(places: Sequence[Place]) -> float:
-    """Bytes per second of these reads by themselves through the page cache, as many in flight as
-    moectl's link has."""
+    """Return the bytes per second of these reads by themselves through the page cache, with as many
+    in flight as moectl's link has."""
     return _rate(places, PlainFile, READS_IN_FLIGHT)
 
 
 def direct_rate(places: Sequence[Place]) -> float:
-    """The same past the page cache; 0 where the file system has no such reads."""
+    """Return the bytes per second of these reads by themselves past the page cache; 0 where the
+    file system has no direct reads."""
     try:
         return _rate(places, DirectFile, READS_PAST_CACHE)
     except BadInput:
@@ -67,7 +68,8 @@ def keep(places: Sequence[Place]) -> None:
 
 
 def copy_rate(piece_nbytes: int, num_pieces: int) -> float:
-    """Bytes per second of one thread that copies so many pieces from memory to memory."""
+    """Return the bytes per second of one thread that copies `num_pieces` pieces from memory to
+    memory."""
     source, target = (aligned(_APART * piece_nbytes).view(_APART, -1) for _ in range(2))
     source.fill_(1)
     target.fill_(2)

@@ -71,7 +71,8 @@ def _by_moectl(session: object, ids: object, tokens: int) -> None:
 
 
 def _by_transformers(model: object, ids: object, tokens: int) -> None:
-    """In one static batch: all prompts have the same length, so that nothing is padded."""
+    """Answer all in one static batch: all prompts have the same length, so that nothing is
+    padded."""
     answers = model.generate(
         ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=1
     )

@@ -1,12 +1,12 @@
-"""How near trellis codes come to the limit on Gaussian numbers, and how long an expert takes beside
-GPTQ.
+"""Distance of trellis codes from the limit on Gaussian numbers, and the time that an expert takes
+beside GPTQ.
 
     python -m tools.bench.encoding [--model FOLDER] [--write docs/quantisation.md]
     python -m tools.bench.encoding --model FOLDER --experts 6144 [--write docs/quantisation.md]
 
 Recipes take turns in rounds; a round is one expert at all widths with random inputs, on one thread.
-Times are of the processor. With `--experts`, so many experts like those of FOLDER, which may have
-fewer, are scaled from one.
+Times are of the processor. `--experts N` scales the time of one expert of FOLDER to N experts;
+FOLDER itself may have fewer.
 """
 
 import argparse

@@ -88,8 +88,8 @@ def _check_room(name: str, changes: Mapping[str, int], folder: Path) -> None:
 
 
 def rehearse(folder: Path, request: FullSizeRequest, *, profiled: int) -> Rehearsal:
-    """Measure the checkpoint in `folder`: what one process measures, a profile of so many tokens,
-    and the plan."""
+    """Measure the checkpoint in `folder`: in a process of its own, by a profile of `profiled`
+    tokens, and by the plan."""
     found = json.loads(
         _python("tools.bench.full_size_process", str(folder), json.dumps(asdict(request)))
     )
@@ -147,14 +147,15 @@ def _profile(folder: Path, tokens: int) -> None:
 
 
 def _plan(folder: Path, opening: Opening) -> Mapping[str, object]:
-    """What `moectl plan` says of a memory that holds a quarter of the experts beside all else."""
+    """Return the output of `moectl plan` for a memory that holds a quarter of the experts beside
+    all else."""
     room = opening.dense_nbytes + opening.expert_nbytes // 4 + (1 << 30)
     said = _python("moectl", "plan", str(folder), "--vram", str(room), "--context", "1", "--json")
     return json.loads(said)
 
 
 def _python(module: str, *arguments: str) -> str:
-    """What a module of this repository prints, from its last opening brace of an object on."""
+    """Return the output of a module of this repository, from its first opening brace on."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     }

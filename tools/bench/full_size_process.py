@@ -33,8 +33,8 @@ _FULLER = 1.2  # experts that the prompt before the first token selects, over th
 
 @dataclass(frozen=True, slots=True)
 class FullSizeRequest:
-    """What to measure: `tokens` decoded cold and warm at each budget, a prompt at budget
-    `of_prompt`."""
+    """Measurements to make: `tokens` decoded cold and warm at each budget, and a prompt of `prompt`
+    tokens at budget `of_prompt`."""
 
     budgets: tuple[str, ...]
     tokens: int
@@ -44,7 +44,8 @@ class FullSizeRequest:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """`seconds` with the page cache dropped before; `dense_nbytes` of all weights but experts."""
+    """Opening of a checkpoint: `seconds` with the page cache dropped before, and `dense_nbytes` of
+    all weights but experts."""
 
     seconds: float
     peak_nbytes: int
@@ -55,9 +56,11 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Medians over tokens. In a token compute waited `waited_s` for loads, which came at `rate`
-    bytes per second while at least one was under way; `beside` is the rate that they are compared
-    with."""
+    """Medians over tokens.
+
+    Compute waited `waited_s` in a token for loads, which came at `rate` bytes per second while at
+    least one was under way. `beside` is the rate that they are compared with.
+    """
 
     seconds: float
     waited_s: float
@@ -69,8 +72,11 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One budget; `peak_nbytes` is the peak resident memory of decoding cold, `direct_rate` that of
-    the same reads by themselves past the page cache, 0 where there are none."""
+    """Results of one budget.
+
+    `peak_nbytes` is the peak resident memory of decoding cold. `direct_rate` is the rate of the
+    same reads by themselves past the page cache, 0 where there are none.
+    """
 
     budget: str
     slots_nbytes: int

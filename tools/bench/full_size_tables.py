@@ -1,4 +1,4 @@
-"""What the rehearsal in full size found, as tables."""
+"""Tables of the results of the rehearsal in full size."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,8 @@
 
 Each command is a process of its own. A kill is SIGKILL after some more rows were written; the full
 disk is a limit on the size of files, within a line. Exits 1 where an answer is lost or doubled. The
-answers are compared with those of an undisturbed run, of which in bfloat16 some differ: after a
-stop other requests share a pass.
+answers are compared with an undisturbed run's. In bfloat16 some differ, since other requests share
+a pass after a stop.
 """
 
 import argparse
@@ -38,9 +38,12 @@ _POLL_S = 0.002
 
 @dataclass(frozen=True, slots=True)
 class SoakResult:
-    """Rows that were asked for, those that stand once and in their place, those of them whose
-    answer equals the undisturbed run's, how often a command was killed or found the disk full, and
-    the rows there after each."""
+    """Result of a soak.
+
+    It counts the rows that were asked for, the rows that occur once and in their place, and the
+    answers among them that equal the undisturbed run's. It also counts how often a command was
+    killed or found the disk full, and has the rows there after each stop.
+    """
 
     num_rows: int
     num_placed: int
@@ -144,8 +147,8 @@ def _child(command: list[str], most_nbytes: int | None) -> None:
 
 
 def _stopped(command: list[str], stop: str, out: Path, *, nbytes: int) -> str | None:
-    """Run the command until the file of answers has so many bytes, and stop it there. Returns how
-    it ended, None if otherwise."""
+    """Run the command until the file of answers has `nbytes` bytes, and stop it there. Returns how
+    it ended, None if it ended otherwise."""
     if stop == FULL_DISK:
         return FULL_DISK if _ended(command, most_nbytes=nbytes) == _FULL else None
     process = _begun(command)

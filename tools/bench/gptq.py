@@ -116,7 +116,8 @@ def ratio_row(name: str, shape: Expert, options: argparse.Namespace) -> tuple[st
 
 
 def scaled_row(name: str, shape: Expert, recipe: str) -> tuple[str, ...]:
-    """Seconds of an expert from those of its parts, and of all experts of the model."""
+    """Return the seconds of an expert from the seconds of its parts, and of all experts of the
+    model."""
     first = cost_of(shape.hidden, recipe)
     second = cost_of(shape.intermediate, recipe)
     seconds = first.total(shape.tokens, 2 * shape.intermediate) + second.total(

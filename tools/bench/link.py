@@ -61,8 +61,8 @@ def measure(
 def table(
     name: str, folder: Path, link: str, *, rounds: int, tokens: int, effort: TimingEffort
 ) -> Table:
-    """One model. Each setting decodes the same few sequences of so many tokens from an empty
-    cache."""
+    """Measure one model. Each setting decodes the same few sequences of the same number of tokens
+    from an empty cache."""
     opened = open_model(str(folder))
     opened = replace(opened, store=RamStore(opened.store))  # once, not for every session
     random = np.random.default_rng(0)

@@ -45,7 +45,7 @@ Product = Callable[[torch.Tensor, Weights], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A layout of the weights, made from a Packed of at most so many bits, and the product of x
+    """A layout of the weights, made from a Packed of at most `most_bits` bits, and the product of x
     with it."""
 
     name: str
@@ -110,7 +110,7 @@ CONTENDERS = (
 
 
 def contenders(bits: int) -> list[Contender]:
-    """Those that take codes of so many bits."""
+    """Return the contenders that take codes of `bits` bits."""
     return [each for each in CONTENDERS if bits <= each.most_bits]
 
 

@@ -45,7 +45,7 @@ TOP_K = 4
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """By default the maps of Qwen1.5-MoE, a thousand of them."""
+    """Sizes of a measurement; the defaults are a thousand maps of Qwen1.5-MoE."""
 
     maps: int = 1000
     layers: int = 24

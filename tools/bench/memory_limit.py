@@ -1,5 +1,5 @@
-"""Commands with only so much memory, the page cache of their files included: memory control groups
-of Linux."""
+"""Commands run within a limit on memory, the page cache of their files included: memory control
+groups of Linux."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ _MOUNT = Path("/sys/fs/cgroup")
 
 
 class Limited(NamedTuple):
-    """What a command printed, and the most memory that it had, page cache included."""
+    """Output of a command, and its peak memory, page cache included."""
 
     output: str
     peak_nbytes: int
@@ -35,7 +35,8 @@ _SECOND = _Files(
 
 
 def process_environment() -> dict[str, str]:
-    """That of a command which imports this repository and computes on one thread."""
+    """Return the environment of a command that imports this repository and computes on one
+    thread."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 

@@ -1,12 +1,12 @@
-"""What `horizon` would gain if it knew exactly which experts the next layers use: what lookahead
-can be worth to it.
+"""Gain of `horizon` if it knew exactly which experts the next layers use: the worth that lookahead
+can have for it.
 
     python -m tools.bench.next_layers --traces FOLDER
     python -m tools.bench.next_layers --traces FOLDER --only mixtral-8x7b --write docs/traces.md
 
-Traces, sizes and `gap closed` are those of `tools.bench.real_traces`. Told a layer's next visit, an
-expert that is used then is expected at that visit, and any other one a pass later than `horizon`
-says.
+Traces, sizes and `gap closed` are as in `tools.bench.real_traces`. Where `horizon` is told a
+layer's next visit, an expert that is used then is expected at that visit. Any other expert is
+expected a pass later than `horizon` says.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ _TOGETHER = (
 
 @dataclass
 class Told(Horizon):
-    """`horizon`, told the next visits of the next `layers` layers."""
+    """Policy `horizon` that is told the next visits of the next `layers` layers."""
 
     layers: int = 0
 

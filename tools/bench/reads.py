@@ -153,7 +153,7 @@ class _Way:
 
 
 def _experts(opened: MoeModel, random: np.random.Generator, count: int) -> list[list[int]]:
-    """Keys of so many experts of each layer."""
+    """Return the keys of `count` random experts of each layer."""
     size = opened.shape.num_experts
     layers = range(opened.shape.num_layers)
     return [

@@ -3,7 +3,7 @@
     python -m tools.bench.real_traces
     python -m tools.bench.real_traces --traces FOLDER --only gpt-oss-20b-mmlu --write docs/traces.md
 
-Loading on demand from a cold cache, without the clock. Of a trace, the first `--tokens` tokens in
+Loading on demand from a cold cache, without the clock, of the first `--tokens` tokens of a trace in
 whole passes. Every eviction policy whose columns the trace has; columns of the table are scope and
 size of the cache, as a share of all experts, where a layer has more slots than a token selects:
 otherwise there is nothing to choose. An interval is of 1,000 resamplings of the requests (2.5 to
@@ -171,7 +171,8 @@ class Prepared:
         self._future = NextUse.of(self.trace, self.shape)
 
     def has_choice(self, scope: Scope, size: float) -> bool:
-        """Whether a layer has more slots than a token selects."""
+        """Return whether a layer has more slots than a token selects; always true with global
+        scope."""
         return (
             scope == Scope.GLOBAL
             or self._slots(size) >= (self.shape.top_k + 1) * self.shape.num_layers
@@ -187,8 +188,8 @@ class Prepared:
         eviction: SimpleEviction | None = None,
     ) -> Counters:
         """Replay the preset on-demand with other `policies` in a cache of `size`, a share of all
-        experts; at each step prefetches may bring `window` experts. `eviction`: one that has no
-        name."""
+        experts. At each step prefetches may bring `window` experts. `eviction` is a policy that has
+        no name."""
         built = build(preset("on-demand").texts() | policies)
         controller = build_controller(
             replace(built, eviction=eviction) if eviction else built,
@@ -237,8 +238,8 @@ def measured(real: RealTrace, path: Path, tokens: int) -> Table:
 
 
 def first_passes(trace: Trace, tokens: int, *, apart: bool) -> Trace:
-    """The first passes, of at most so many tokens together; `apart` first gives each request passes
-    of its own."""
+    """Return the first passes, of at most `tokens` tokens together; `apart` first gives each
+    request passes of its own."""
     passes = trace.pass_indices()
     if apart:
         passes = trace.request.astype(np.int64) * (int(passes.max()) + 1) + passes
@@ -260,8 +261,8 @@ def units_of(trace: Trace) -> tuple[np.ndarray, str]:
 
 
 def allowed(trace: Trace, axis: str = "eviction") -> tuple[list[str], list[str]]:
-    """The policies of an axis whose columns the trace has, those that know the future last, and the
-    others."""
+    """Return the policies of an axis whose columns the trace has, the ones that know the future
+    last; and all others of the axis."""
     names = [name for policy in POLICIES[axis] for name in VARIANTS.get(policy, (policy,))]
     can = []
     cannot = []

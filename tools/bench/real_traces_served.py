@@ -1,11 +1,11 @@
-"""What prefetching and what miss policies do on traces of real models, beside loading on demand.
+"""Effects of prefetching and of miss policies on traces of real models, beside loading on demand.
 
-    python -m tools.bench.real_traces_served python -m tools.bench.real_traces_served --traces
-    FOLDER --only mixtral-8x7b --write docs/traces.md
+    python -m tools.bench.real_traces_served
+    python -m tools.bench.real_traces_served --traces FOLDER --only mixtral-8x7b --write docs/traces.md
 
-Every policy whose columns the trace has, over `lru`, from a cold cache, without the clock; traces,
-sizes and intervals are those of `tools.bench.real_traces`. A step's prefetches bring as many
-experts as `--window` says.
+Every policy whose columns the trace has, over `lru`, from a cold cache, without the clock. Traces,
+sizes and intervals are as in `tools.bench.real_traces`. A step's prefetches bring as many experts
+as `--window` says.
 """
 
 from collections.abc import Iterator, Mapping
@@ -66,7 +66,8 @@ class Served:
         self._on_demand = {place: self._run({}, *place) for place in self._places}
 
     def prefetched(self) -> Table:
-        """Hit rates of every prefetch policy, and how much more it brings."""
+        """Return a table of the hit rate of every prefetch policy, and how many more experts it
+        brings."""
         names, lacking = allowed(self._prepared.trace, "prefetch")
         columns = (
             "prefetch",
@@ -95,7 +96,8 @@ class Served:
             yield f"{_brought(counters) / _brought(self._on_demand[place]):.2f}"
 
     def missed(self) -> Table:
-        """Of each miss policy what it loads and computes near, and the ranks that it alters."""
+        """Return a table of each miss policy's shares: loaded and computed near, of the requests,
+        and altered, of the ranks."""
         names, lacking = allowed(self._prepared.trace, "miss")
         rows = [
             (f"`{name}`", *(self._shares(name, place) for place in self._places)) for name in names

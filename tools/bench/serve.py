@@ -266,7 +266,7 @@ def _server(model: Path, preset: str, options: argparse.Namespace, *, batch: int
 
 
 def _load(asked: list[Asked], url: str, num_clients: int) -> tuple[list[Told], float]:
-    """What clients were told, and in how many seconds."""
+    """Send all requests; return what the clients were told, and the seconds that it took."""
     begin_s = time.perf_counter()
     return asyncio.run(_clients(asked, url, num_clients)), time.perf_counter() - begin_s
 

@@ -137,8 +137,8 @@ class Soak:
             return all(answer.readline() for _ in range(num_lines)) and answer.status == 200
 
     def _raw(self, asked: dict, wait_s: float | None) -> bytes:
-        """Send a request, close this side and read the answer; with `wait_s` hang up after so many
-        seconds instead."""
+        """Send a request, close this side and read the answer; with `wait_s` hang up after that
+        many seconds instead."""
         body = json.dumps(asked).encode()
         head = (
             f"POST {_path(asked)} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -1,15 +1,15 @@
-"""What a model loses when all its experts are at a share of 16 bits, or of the fewer bits of its
+"""Loss of a model when all its experts are at a share of 16 bits, or of the fewer bits of its
 checkpoint.
 
-    moectl quantize --store gptq.duckdb moectl quantize --recipe trellis --store trellis.duckdb
-    python -m tools.bench.shares --store gptq.duckdb --store trellis.duckdb [--write
-    docs/quantisation.md]
+    moectl quantize --store gptq.duckdb
+    moectl quantize --recipe trellis --store trellis.duckdb
+    python -m tools.bench.shares --store gptq.duckdb --store trellis.duckdb [--write docs/quantisation.md]
 
 Replicas are chosen by the greedy over all experts, by gated loss times how much an error in their
-layer counts: by the ramp of `passed_on`, or as `sensitivity` measures it on calibration text. Of a
-checkpoint in few bits layers are weighed by the ramp, and the greedy may also leave experts out, or
-keep them whole. All bytes that stay count. Text is read in one pass, in float32, by transformers'
-own modules on dequantised weights.
+layer counts: by the ramp of `passed_on`, or as `sensitivity` measures it on calibration text. In a
+checkpoint in few bits, layers are weighed by the ramp, and the greedy may also leave experts out,
+or keep them whole. All bytes that stay count. Text is read in one pass, in float32, by
+transformers' own modules on dequantised weights.
 """
 
 import argparse
@@ -130,9 +130,12 @@ class Reader:
             getattr(self._modules[layer], name).data[expert] = numbers
 
     def sensitivity(self, sequences: Sequence[np.ndarray]) -> np.ndarray:
-        """[L, 1, 1]: how much a squared error in the output of each layer's experts costs, by one
-        pass backward over text with tokens that the model itself draws (Fisher's information), with
-        a mean of 1."""
+        """Return the cost of a squared error in the output of each layer's experts, [L, 1, 1], with
+        a mean of 1.
+
+        It takes one pass backward over text with tokens that the model itself draws (Fisher's
+        information).
+        """
         squares = np.zeros(len(self._modules))
         counts = 0
         generator = torch.Generator().manual_seed(0)
@@ -175,7 +178,7 @@ def _ratio(differences: np.ndarray) -> tuple[float, float]:
 
 @torch.inference_mode()
 def log_probabilities(model: PreTrainedModel, part: tuple[np.ndarray, ...]) -> list[torch.Tensor]:
-    """[T - 1, V] of each sequence of T tokens."""
+    """Return log probabilities [T - 1, V] of each sequence of T tokens."""
     ids, mask = padded(part)
     logits = model(input_ids=ids, attention_mask=mask).logits
     return [row[: len(own) - 1].log_softmax(-1) for row, own in zip(logits, part, strict=True)]

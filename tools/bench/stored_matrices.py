@@ -63,7 +63,8 @@ def stored_expert(
 
 
 def variants(group: int) -> Mapping[str, Stored]:
-    """Every format by name, in groups of so many inputs where it has groups of any size."""
+    """Return every format by name; formats with groups of any size have groups of `group`
+    inputs."""
     blocks = Scaled(block=(group, group))
     eight_bit = {
         "FP8, blocks": Stored(blocks, lambda r, c: _floats(r, c) | _blocks(r, c, group)),
@@ -206,8 +207,8 @@ _HALVES = {
 
 
 def _blocks_of(form: GgmlBlocks, rows: int, columns: int) -> Tensors:
-    """Blocks of random codes; those of MXFP4 have a scale of one byte, the others one or two of
-    float16."""
+    """Return blocks of random codes. Blocks of MXFP4 have a scale of one byte, the others one or
+    two of float16."""
     blocks = torch.randint(
         0, 256, (rows, columns // form.num_weights, form.nbytes), dtype=torch.uint8
     )

@@ -30,7 +30,7 @@ COUNTS = (1, 2, 4, 8)
 
 
 def measure(name: str, folder: Path, *, rounds: int, tokens: int) -> Section:
-    """One table, in bfloat16, of as many threads as there are cores."""
+    """Return a section of one table, in bfloat16, with up to as many threads as there are cores."""
     return Section("threads", [table(name, folder, rounds=rounds, tokens=tokens)])
 
 

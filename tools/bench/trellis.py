@@ -32,8 +32,8 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 def contenders(shape: tuple[int, int], bits: int, *, is_cold: bool) -> dict[str, Product]:
-    """The product with a matrix [out, in] of each kind, of as many matrices in turn as fit into no
-    cache if cold."""
+    """Return the product with a matrix [out, in] of each kind. If cold, it takes turns over
+    matrices that together fit into no cache."""
     dense = torch.randn(shape).bfloat16()
     packed = random_packed(*shape, bits)
     coded = coded_matrices.random_trellis(*shape, 2 * bits, is_rotated=False)

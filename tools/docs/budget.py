@@ -1,7 +1,7 @@
-"""How much code the four packages hold, and the limits on it.
+"""Size of the code in the four packages, and the limits on it.
 
-Limits fall with the code: who makes it smaller lowers them, and who raises one says why in the same
-commit.
+Limits fall with the code: a commit that makes the code smaller lowers them, and a commit that
+raises one says why.
 """
 
 import ast
@@ -51,7 +51,7 @@ _UNCOUNTED = {
 
 @dataclass(frozen=True, slots=True)
 class CodeSize:
-    """What was counted.
+    """Counts of the code.
 
     `tokens` leaves out comments, docstrings and the ends of lines, so that neither explaining code
     nor breaking its lines costs anything. `wide` are lines above the limit, by their place.

@@ -127,7 +127,8 @@ def _wings(package: str, arrows: Arrows) -> list[_Wing]:
 
 
 def _levels(arrows: Arrows, rooms: tuple[str, ...]) -> list[list[str]]:
-    """Rooms by the longest way down from them: those that import none of the others first."""
+    """Return rooms by the longest way down from them: rooms that import none of the others
+    first."""
     depth: dict[str, int] = {}
     for room in rooms:
         depth[room] = 1 + max(
@@ -139,7 +140,8 @@ def _levels(arrows: Arrows, rooms: tuple[str, ...]) -> list[list[str]]:
 
 
 def _direct(arrows: Arrows, room: str) -> set[str]:
-    """What a room imports and does not reach by way of another that it imports."""
+    """Return the rooms that a room imports and does not reach through another room that it
+    imports."""
     beyond: set[str] = set()
     for other in arrows[room]:
         beyond |= _reached(arrows, other)

@@ -22,7 +22,7 @@ _END = "<!-- :rooms -->"
 
 
 def arrows(package: str) -> dict[str, set[str]]:
-    """By room: the rooms of the same package that it really imports."""
+    """Return for each room the rooms of the same package that it really imports."""
     found: dict[str, set[str]] = {room: set() for room in ROOMS[package]}
     for name, path in modules(package):
         room = room_of(name)[1]

@@ -35,8 +35,8 @@ _GAP = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All experts of a model at so many `bits` a weight, scales counted, and the KL divergence in
-    nats a token."""
+    """All experts of a model at `bits` bits a weight, scales counted, and the KL divergence in nats
+    a token."""
 
     recipe: str
     bits: float

@@ -60,7 +60,7 @@ def page(parts: dict[str, str]) -> str:
 
 
 def written(text: str) -> dict[str, str]:
-    """What `page` was made of."""
+    """Return the parts that `page` was made of, by name."""
     _, *pieces = _PART.split(text)
     return {name: f"{body.strip()}\n" for name, body in zip(pieces[::2], pieces[1::2], strict=True)}
 

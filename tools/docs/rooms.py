@@ -119,7 +119,7 @@ def imports(name: str, path: Path) -> Iterator[Import]:
 
 
 def is_allowed(one: Import) -> bool:
-    """Whether the importing room may import the other."""
+    """Return whether the importing room may import the other."""
     package, room = room_of(one.module)
     other_package, other = room_of(one.target)
     if package != other_package:

@@ -76,8 +76,7 @@ def pages() -> dict[str, str]:
 
 
 def _by_panel(named: Iterable[tuple[str, TyperCommand | TyperOption]]) -> list[tuple[str, dict]]:
-    """Commands or options by the panel of `--help` in which they stand, in its order; "" for those
-    in none."""
+    """Return commands or options by their panel of `--help`, in its order; "" if they have none."""
     panels: dict[str, dict] = {}
     for name, one in named:
         panels.setdefault(one.rich_help_panel or "", {})[name] = one

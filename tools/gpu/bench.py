@@ -189,7 +189,8 @@ class Runs:
         return replace(row, predicted_ms=self._predicted(settings))
 
     def _predicted(self, settings: Settings) -> float | None:
-        """What a replay of the same texts says of these settings, with times measured here."""
+        """Return the milliseconds that a replay of the same texts predicts for these settings, with
+        times measured here."""
         return self._forecast.predicted_ms(settings)
 
     @cached_property

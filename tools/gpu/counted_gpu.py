@@ -32,8 +32,8 @@ class Stream:
 
 
 class Event:
-    """Has ended once the host has waited for it or for one that was recorded later: the most
-    work."""
+    """Event that has ended only once the host has waited for it or for one recorded later: the case
+    that makes the most work."""
 
     recorded = ended = 0
 

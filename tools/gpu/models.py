@@ -110,8 +110,8 @@ SHAPES = {
 
 
 def save(shape: Shape, folder: Path, *, layers: int, device: str, tiny: bool) -> None:
-    """Write such a model, in bfloat16 and with every layer's experts in one tensor, which is what
-    Accelerate can load.
+    """Write a model of this shape, in bfloat16 and with every layer's experts in one tensor, as
+    Accelerate needs it.
 
     It is made on `device`, as random numbers come slowly on a CPU.
     """

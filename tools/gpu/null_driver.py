@@ -46,7 +46,7 @@ class NullDriver:
         return 0, 0, 0, 0, 1024
 
     def launcher_cls(self, src, metadata):
-        """What launches a kernel."""
+        """Return the function that launches a kernel."""
         names = src.fn.arg_names
         sends = _SENDS.get(src.fn.__name__)
 
@@ -66,8 +66,8 @@ class NullDriver:
 
 
 class NullGraph:
-    """In the place of `torch.cuda.CUDAGraph`: a replay sends the letters that were captured, and
-    does nothing else."""
+    """Stand-in for `torch.cuda.CUDAGraph`: a replay sends the letters that were captured, and does
+    nothing else."""
 
     under_way: "NullGraph | None" = None
     made: ClassVar[list["NullGraph"]] = []
@@ -85,7 +85,7 @@ class NullGraph:
 
     @classmethod
     def letters(cls) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The ids [1, K] and the values [1, V] that graphs send of routers."""
+        """Yield the ids [1, K] and the values [1, V] that graphs send of routers."""
         for graph in cls.made:
             for send in graph.sends:
                 ((first, second, *_),) = send.args

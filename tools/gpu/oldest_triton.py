@@ -1,7 +1,7 @@
 """Runs the tests of the kernels for GPUs with the oldest Triton that they support, on any machine.
 
-    python -m tools.gpu.oldest_triton python -m tools.gpu.oldest_triton --folder ~/triton-3.6
-    tests/runtime/kernels/test_compiled_gpu.py
+    python -m tools.gpu.oldest_triton
+    python -m tools.gpu.oldest_triton --folder ~/triton-3.6 tests/runtime/kernels/test_compiled_gpu.py
 
 It installs that Triton, and a numpy that its interpreter works with, into a folder of their own,
 and puts that folder first on the path of pytest: the environment stays as it is. A folder that has

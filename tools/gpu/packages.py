@@ -1,4 +1,4 @@
-"""Who computes experts on a machine, which may lack numba."""
+"""Choice of the backend that computes experts on a machine, which may lack numba."""
 
 import torch
 
@@ -7,6 +7,6 @@ from runtime.session.settings import EXACT, FUSED
 
 
 def experts_by(device: str | torch.device) -> str:
-    """The setting of who computes experts there: our kernels, which on a CPU are numba's, or
-    torch."""
+    """Return the setting of the backend for experts on this device: our kernels, which on a CPU
+    need numba, or else torch."""
     return EXACT if torch.device(device).type == "cpu" and not has_numba() else FUSED

@@ -94,7 +94,7 @@ class Python:
 def measured(
     opened: MoeModel, settings: Settings, driver: NullDriver, *, tokens: int, profiles: bool
 ) -> Python:
-    """Decode `tokens` tokens after a third as many that warm up."""
+    """Decode `tokens` tokens, after a warm-up of a third of that number."""
     found = Python()
     profiler = cProfile.Profile() if profiles else None
     layers, warm = (opened.shape.num_layers, 0)
@@ -141,15 +141,15 @@ def replayed_us(
 
 
 def _silent(run: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """What no kernel has computed may be no number."""
+    """Return `run` with its result set to zero: numbers that no kernel has computed may be NaN."""
     return lambda *given: run(*given).zero_()
 
 
 def _time(
     experts, count: int, us: list[float], driver: NullDriver, profiler: cProfile.Profile | None
 ) -> None:
-    """Make a layer's experts note the time of each call, with experts at random; what they return
-    is not computed."""
+    """Make a layer's experts note the time of each call, with experts at random; their outputs are
+    not computed."""
     run = experts.moectl_forward
     random = np.random.default_rng(count)
 

@@ -33,8 +33,8 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Sequences of one length, of which the first `prompt` tokens are the prompt; the first
-    sequence warms up."""
+    """Sequences of one length. The first `prompt` tokens of each are the prompt; the first sequence
+    warms up."""
 
     sequences: list[np.ndarray]
     prompt: int
@@ -48,11 +48,11 @@ class Text:
 @dataclass(frozen=True, slots=True)
 class Row:
     """One way to run a model: milliseconds of a prompt and of a decoded token, bytes moved and
-    stall of the latter, all of them means. `floor_ms`: the longer of bytes moved over the link's
-    rate and bytes read over memory's. `predicted_ms`: what a replay with measured times says of a
-    decoded token.
+    stall of the latter, all of them means.
 
-    A row without decoding has bytes and floor of its prompts.
+    `floor_ms`: the longer of bytes moved over the link's rate and bytes read over memory's.
+    `predicted_ms`: the milliseconds of a decoded token by a replay with measured times. A row
+    without decoding has bytes and floor of its prompts.
     """
 
     name: str
@@ -206,8 +206,8 @@ def session_row(
 def prompt_row(
     opened: MoeModel, settings: Settings, prompts: list[np.ndarray], rates: Rates
 ) -> Row:
-    """A row of moectl on prompts, the first of which warms up; the floor counts each wanted expert
-    once and no arithmetic."""
+    """Return a row of moectl on prompts; the first prompt warms up. The floor counts each wanted
+    expert once and no arithmetic."""
     from tools.gpu.timing import finish
 
     device = opened.model.device
@@ -243,7 +243,7 @@ def prompt_row(
 
 
 def _experts(receipt: dict) -> str:
-    """Who computes experts, and whether tokens were replayed as CUDA graphs."""
+    """Return the backend that computes experts, and whether tokens were replayed as CUDA graphs."""
     return receipt["experts_of_a_token"] + (", graphs" if receipt["captured"].get("tokens") else "")
 
 

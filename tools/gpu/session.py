@@ -1,4 +1,4 @@
-"""What a machine that one has for minutes is asked, in four stages of at most nine minutes each:
+"""Measurements for a machine that one has for minutes, in four stages of at most nine minutes each:
 
     python -m tools.gpu.session 1 --out session.jsonl
 

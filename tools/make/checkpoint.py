@@ -1,8 +1,7 @@
 """Write a random Mixture-of-Experts checkpoint of any size, one layer at a time: only one layer is
 ever in memory.
 
-    python tools/make/checkpoint.py OUT --family olmoe --layers 10 --experts 64 --hidden 1024
-    --intermediate 512
+    python -m tools.make.checkpoint OUT --family olmoe --layers 10 --experts 64 --hidden 1024 --intermediate 512
 
 makes 2 GiB in bfloat16: one shard a layer, in the layout that published checkpoints have (one
 tensor per expert and projection), with a tokenizer of bytes. Routers and weights are random: good
@@ -27,7 +26,7 @@ log = logging.getLogger("make_checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a family calls the two dimensions that its fellows call otherwise."""
+    """A family's config names of the two dimensions whose names differ between families."""
 
     num_experts: str
     intermediate: str

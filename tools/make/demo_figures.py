@@ -1,5 +1,5 @@
-"""What the demo model is worth on text it never saw: perplexity by kind, and how much its routers
-have learned."""
+"""Figures of the demo model on text it never saw: perplexity by kind, and how much its routers have
+learned."""
 
 import json
 import math
@@ -23,12 +23,12 @@ NUM_TOKENS = 12 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """On one kind of text; the lists have one value a layer.
+    """Figures on one kind of text; the lists have one value a layer.
 
     `overlap`: mean share of a token's selected experts that the next token selects too; top_k /
-    num_experts if chosen blindly. `popularity`: what that share would be if every token chose by
-    the experts' popularity alone. `use_entropy`: entropy of how often each expert is selected, 1
-    when all are used alike.
+    num_experts if chosen blindly. `popularity`: the same share if every token chose by the experts'
+    popularity alone. `use_entropy`: entropy of how often each expert is selected, 1 when all are
+    used alike.
     """
 
     num_tokens: int
@@ -39,7 +39,7 @@ class Figures:
 
 
 def figures(model: torch.nn.Module, sequences: Sequence[np.ndarray]) -> Figures:
-    """Runs the sequences one by one, so that no padding reaches a router."""
+    """Return the figures of these sequences, run one by one so that no padding reaches a router."""
     losses = []
     overlaps = []
     counts = []
@@ -87,7 +87,7 @@ def neighbour_overlap(selected: torch.Tensor) -> torch.Tensor:
 
 
 def entropy(counts: torch.Tensor) -> torch.Tensor:
-    """Of each row as a distribution, 1 where it is uniform: [L, E] -> [L]."""
+    """Return the entropy of each row as a distribution, 1 where it is uniform: [L, E] -> [L]."""
     p = counts.double() / counts.sum(dim=1, keepdim=True)
     return torch.special.entr(p).sum(dim=1) / math.log(counts.shape[1])
 

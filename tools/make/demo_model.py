@@ -37,7 +37,7 @@ WARM_UP = 100
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a training run is told; `steps` is 0 until it has been worked out from `minutes`."""
+    """Parameters of a training run; `steps` is 0 until it has been worked out from `minutes`."""
 
     steps: int
     minutes: float
@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def is_bundled(self) -> bool:
-        """Whether the model has the bundled one's shape, which its card describes."""
+        """True if the model has the shape of the bundled one, which its card describes."""
         return (self.hidden, self.intermediate, self.experts) == BUNDLED
 
 
@@ -169,7 +169,8 @@ def train_step(
 
 
 def steps_within(plan: Plan, streams: dict[str, np.ndarray]) -> int:
-    """How many steps fit, by the time of a few steps of a model that is thrown away."""
+    """Return the number of steps that fit into the plan's minutes, by the time of a few steps of a
+    model that is thrown away."""
     model = new_model(plan)
     optimizer = new_optimizer(model)
     times = []
@@ -214,8 +215,11 @@ def keep(work: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, r
 
 
 def restore(plan: Plan, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict | None:
-    """What is known of the unfinished run in `plan.work`, its weights put in place; None when there
-    is none."""
+    """Load the weights and the optimizer of the unfinished run in `plan.work`, and return its
+    record; None if there is none.
+
+    Exits if the plan asks for another seed or other steps.
+    """
     if not (plan.work / "state.pt").is_file():
         return None
     state = torch.load(plan.work / "state.pt", weights_only=True)

@@ -75,7 +75,7 @@ def fitted(opened: MoeModel) -> Predictor:
 
 
 def shortened(values: np.ndarray, bits: int = MANTISSA_BITS) -> np.ndarray:
-    """float32 rounded to so many bits after the first."""
+    """Round float32 to `bits` bits after the first."""
     dropped = _FLOAT32_MANTISSA_BITS - bits
     whole = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
     rounded = (whole + (1 << (dropped - 1))) >> dropped << dropped
@@ -83,8 +83,8 @@ def shortened(values: np.ndarray, bits: int = MANTISSA_BITS) -> np.ndarray:
 
 
 def write(trace: Trace, path: Path) -> None:
-    """As `write_parquet`, packed tighter: bytes of one significance lie together and compress
-    better."""
+    """Write the trace as `write_parquet` does, packed tighter: bytes of one significance lie
+    together and compress better."""
     floats = [
         f"{name}.list.element" for name in ("weights", "probabilities", "predicted", "learned")
     ]

@@ -1,7 +1,7 @@
 """Write a checkpoint of random weights at a published size, in the layout in which it is published.
 
-    python -m tools.make.full_size gpt-oss-20b OUT python -m tools.make.full_size qwen3-30b-a3b-fp8
-    OUT --set num_hidden_layers=2 --set num_experts=16
+    python -m tools.make.full_size gpt-oss-20b OUT
+    python -m tools.make.full_size qwen3-30b-a3b-fp8 OUT --set num_hidden_layers=2 --set num_experts=16
 
 Names, dtypes, shapes and config.json are those of the published checkpoints; the numbers are slices
 of one block of random ones, so that it takes little memory and no longer than the disk. The

@@ -30,8 +30,8 @@ Hashes = dict[tuple[str, str], set[str]]  # by name and version
 
 
 def resolved() -> Hashes:
-    """What pip would install of constraints.txt, and whatever that needs. Raises
-    CalledProcessError."""
+    """Return the hashes of everything that pip would install for constraints.txt, dependencies
+    included. Raises CalledProcessError."""
     asked = ["install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-", "-r"]
     done = subprocess.run(
         [sys.executable, "-m", "pip", *asked, CONSTRAINTS], stdout=subprocess.PIPE, check=True

@@ -34,7 +34,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def is_expert(name: str, tensor: torch.Tensor) -> bool:
-    """Whether a stored tensor has matrices of experts."""
+    """Return whether a stored tensor has matrices of experts."""
     return ".experts." in name and "bias" not in name and tensor.dim() >= 2
 
 
@@ -64,8 +64,8 @@ def publish(model: Path, out: Path, quantization: Mapping, choose: Choose) -> Te
 def _encode(
     tensor: torch.Tensor, name: str, spelling: Spelling, encode: Encode, stored: Tensors
 ) -> torch.Tensor:
-    """Put the tensors of a matrix [out, in], or of those of all experts, into `stored`; return its
-    numbers."""
+    """Put the tensors of a matrix [out, in], or of the matrices of all experts, into `stored`;
+    return its numbers."""
     stem = name.removesuffix(".weight") if spelling.is_module else name
     if tensor.dim() == 2:
         roles = encode(tensor)
@@ -85,7 +85,7 @@ def _add(path: Path, entries: Mapping) -> None:
 
 
 def fp8(matrix: torch.Tensor) -> Tensors:
-    """8-bit floats; the largest number of a block becomes the largest of the type."""
+    """Encode as 8-bit floats; the largest number of a block becomes the largest of the type."""
     rows, columns = (-(-size // _BLOCK) for size in matrix.shape)
     padded = torch.zeros(rows * _BLOCK, columns * _BLOCK)
     padded[: matrix.shape[0], : matrix.shape[1]] = matrix
@@ -96,8 +96,8 @@ def fp8(matrix: torch.Tensor) -> Tensors:
 
 
 def mxfp4(matrix: torch.Tensor) -> Tensors:
-    """4-bit floats; the exponent of a group is that of its largest number, less that of the type's
-    largest (OCP Microscaling 1.0, section 6.3)."""
+    """Encode as 4-bit floats. The exponent of a group is the exponent of its largest number, less
+    the exponent of the type's largest (OCP Microscaling 1.0, section 6.3)."""
     groups = matrix.float().unflatten(1, (-1, _GROUP))
     exponent = groups.abs().amax(dim=2).clamp(min=2.0**-100).log2().floor() - 2
     values = torch.tensor(E2M1[:8])
@@ -114,7 +114,8 @@ def mxfp4(matrix: torch.Tensor) -> Tensors:
 
 
 def int4(matrix: torch.Tensor) -> Tensors:
-    """Signed integers of 4 bits, eight in a word; the largest number of a group is 7.5 scales."""
+    """Encode as signed integers of 4 bits, eight in a word; the largest number of a group is 7.5
+    scales."""
     groups = matrix.float().unflatten(1, (-1, _GROUP))
     scale = (groups.abs().amax(dim=2).clamp(min=1e-12) / 7.5).bfloat16()
     codes = (groups / scale.float()[:, :, None]).round().clamp(-8, 7).int() + 8

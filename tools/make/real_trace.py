@@ -2,9 +2,9 @@
 
     python -m tools.make.real_trace moectl/traces/gpt-oss-20b.parquet gpqa.parquet mmlu.parquet
 
-Of each trace, the first `TOKENS` decoded tokens of each of its first `REQUESTS` requests. Experts
-are exact; weights are rounded to `MANTISSA_BITS` bits, as many as bfloat16 has, so that the file
-stays small. moectl/traces/README.md says where the traces come from.
+The cut has the first `TOKENS` decoded tokens of each of the first `REQUESTS` requests of each
+trace. Experts are exact; weights are rounded to `MANTISSA_BITS` bits, as many as bfloat16 has, so
+that the file stays small. moectl/traces/README.md says where the traces come from.
 """
 
 import argparse

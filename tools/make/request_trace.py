@@ -1,12 +1,11 @@
 """Records requests of several texts through any model, for `moectl simulate --reproduce fmoe
 --trace OUT`.
 
-    python -m tools.make.request_trace MODEL OUT.parquet --first A.txt B.jsonl --then C.txt D.jsonl
-    --requests 16
+    python -m tools.make.request_trace MODEL OUT.parquet --first A.txt B.jsonl --then C.txt D.jsonl --requests 16
 
-Of each text in `--then` as many requests as `--requests`, which come last and are replayed; of each
-in `--first` three times as many, which make the maps. Texts take turns. Teacher-forced: the text's
-own tokens are what was generated.
+Each text in `--then` gives as many requests as `--requests` says, which come last and are replayed;
+each text in `--first` gives three times as many, which make the maps. Texts take turns.
+Teacher-forced: the text's own tokens are what was generated.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Mutants of a source file, one small change each, and whether its tests kill them.
 
-What is changed and how is cosmic-ray's (the extra `mutation`); of its operators those are left out
-whose mutants cannot but fail, such as a division that becomes a shift. A mutant is never written: a
-child process, forked when all that is not ours is imported, imports it in place of the file.
-Compiled loops run as plain Python, so that they are mutated like any other code.
+The changes are cosmic-ray's (the extra `mutation`), except operators whose mutants cannot but fail,
+such as a division that becomes a shift. A mutant is never written: a child process, forked when all
+that is not ours is imported, imports it in place of the file. Compiled loops run as plain Python,
+so that they are mutated like any other code.
 """
 
 import ast
@@ -74,7 +74,8 @@ class Mutant:
 
 
 def mutants(path: str) -> Iterator[Mutant]:
-    """Every mutant of the file, without those of annotations, in the order of the operators."""
+    """Yield every mutant of the file, except in annotations and other spans left out, in the order
+    of the operators."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
@@ -100,8 +101,8 @@ def seconds_of(name: str, tests: Sequence[str]) -> float:
 
 
 def is_killed(mutant: Mutant, tests: Sequence[str], *, limit_s: int) -> bool:
-    """Whether a test fails, or takes more CPU seconds than the limit, or three times as many
-    seconds."""
+    """Return whether a test fails, takes more CPU seconds than the limit, or three times as many
+    seconds of the clock."""
     return _in_a_child(mutant, mutant.path, tests, limit_s=limit_s)[0] != 0
 
 

@@ -190,8 +190,8 @@ TESTS = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one file: the number of mutants that were tried, the survivors, and the number
-    that there are."""
+    """Result of one file: the number of mutants that were tried, the survivors, and the number of
+    all mutants."""
 
     path: str
     tried: int
@@ -204,7 +204,7 @@ class Outcome:
 
     @property
     def num_tried(self) -> str:
-        """For the page: `8`, or `4 of 8` of a sample."""
+        """Number of mutants tried, as the page shows it: `8`, or `4 of 8` of a sample."""
         return f"{self.tried}" if self.tried == self.count else f"{self.tried} of {self.count}"
 
 

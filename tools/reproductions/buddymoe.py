@@ -33,8 +33,8 @@ MACHINE = "a100-pcie4"
 DIALS = Dials(
     skew=0.7, locality=0.0, similarity=0.94, predictability=0.8, tokens=120, requests=1, prompt=16
 )
-# What rho of a token may mean: its weakest rho ranks, so many of a layer's absent ones, or of those
-# of all layers.
+# Readings of a token's rho: its weakest rho ranks, or rho of its absent experts, in each layer or
+# over all layers.
 READINGS = {
     "weakest ranks": "buddy:keep={kept}",
     "in a layer": "buddy:rho={rho}",
@@ -64,7 +64,7 @@ class Traffic:
 
     @property
     def loads(self) -> float:
-        """A token."""
+        """Experts that a token loads on demand."""
         return self.num_loaded / self.num_tokens
 
 
@@ -102,11 +102,12 @@ class FittedLine:
         return self.constant + self.by_load * self.of(miss, share).loads
 
     def gain(self, miss: str, share: float) -> float:
-        """Throughput over that of the original, less 1."""
+        """Return the throughput over the original's, less 1."""
         return self.ms("fetch", share) / self.ms(miss, share) - 1
 
     def more_reads(self, miss: str, share: float) -> float:
-        """Bytes over the link of the original over those with this policy, less 1."""
+        """Return the bytes over the link of the original over the bytes with this policy, less
+        1."""
         return self.of("fetch", share).num_moved / self.of(miss, share).num_moved - 1
 
 
@@ -252,7 +253,7 @@ def _claims(study: FittedLine) -> tuple[Claim, ...]:
 
 
 def _compared() -> list[Row]:
-    """The rows of 16 buddies without a limit, and with that of 3."""
+    """Return the rows of 16 buddies without a limit, and with a limit of 3."""
     return [
         row for row in ROWS if row.method == BUDDIES and row.buddies == 16 and row.rho in (None, 3)
     ]

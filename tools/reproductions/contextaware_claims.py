@@ -154,8 +154,8 @@ def _of_requests(measured: Mapping[str, Measured]) -> Iterator[Claim]:
 
 
 def _by_length(one: Measured, bits: int, rival: Timed, printed: float) -> str:
-    """How many times as fast, by the tokens that are decoded, and from how many on as many times as
-    printed."""
+    """Return a text of the speed-up at the fewest and the most decoded tokens, and from how many
+    tokens on it reaches the printed one."""
     first, last = (one.end_to_end(bits, rival, count) for count in (LENGTHS[0], LENGTHS[-1]))
     least = tokens_for(one, bits, printed, rival)
     reached = "never" if least is None else f"from {least} decoded tokens"
@@ -166,8 +166,8 @@ def _by_length(one: Measured, bits: int, rival: Timed, printed: float) -> str:
 
 
 def tokens_for(one: Measured, bits: int, speedup: float, rival: Timed) -> int | None:
-    """The fewest decoded tokens at which a request is so many times as fast as by the rival; None
-    where no request is."""
+    """Return the fewest decoded tokens at which a request is `speedup` times as fast as by the
+    rival; None where no request is."""
     ours = one.ours[bits]
     gained = rival.token_s - speedup * ours.token_s
     if gained <= 0:

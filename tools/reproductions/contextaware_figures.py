@@ -1,9 +1,9 @@
 """Figures of *Context-Aware MoE Inference on CXL-Enabled GPU-NDP Systems* (2025), each with where
 it is printed.
 
-Figures 2 to 6 are pictures: of them only what the text says is here. Lengths, batch size, link
-rate, where prompts run, and what the compared MoNDE keeps on the GPU and how often it swaps are not
-printed at all.
+Figures 2 to 6 are pictures: this module has only what the text says of them. Lengths, batch size,
+link rate, where prompts run, and what the compared MoNDE keeps on the GPU and how often it swaps
+are not printed at all.
 """
 
 from dataclasses import dataclass

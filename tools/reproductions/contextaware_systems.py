@@ -38,8 +38,8 @@ HOBBIT = "HOBBIT"
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Seconds of a whole model: of a prompt, of the migration after it, of a decoded token, and of
-    that on the NDP."""
+    """Seconds of a whole model: of a prompt, of the migration after it, of a decoded token, and the
+    NDP's part of a decoded token."""
 
     ttft_s: float
     migration_s: float
@@ -47,7 +47,10 @@ class Timed:
     near_s: float
 
     def request_s(self, num_tokens: int) -> float:
-        """Seconds of a request that decodes so many tokens: TTFT + migration + n * TPOT."""
+        """Return the seconds of a request with n = `num_tokens` decoded tokens.
+
+        They are TTFT + migration + n * TPOT.
+        """
         return self.ttft_s + self.migration_s + num_tokens * self.token_s
 
 
@@ -118,21 +121,24 @@ def measure(name: str, device: Machine) -> Measured:
 
 
 def keeping_nothing(device: Machine) -> Setting:
-    """MoNDE as published: of a step's experts it fetches those that arrive while the near tier
-    computes the others."""
+    """MoNDE as published: it fetches the experts of a step that arrive while the near tier computes
+    the others."""
     miss = f"qstar:ratio={device.link_gbps / device.near_gbps:.4f}"
     return Setting(NOTHING, policies={"miss": miss}, scope=Scope.GLOBAL, budget="2x")
 
 
 def fitted_rate(name: str, ours: Timed, by_rate: dict[float, Timed]) -> float:
-    """The rate at which MoNDE takes as many times as long for a token as the paper prints for 3
-    bits: read off the straight line between the two rates beside it."""
+    """Return the swap rate at which MoNDE's time per token over ours is the ratio that the paper
+    prints for 3 bits.
+
+    It is read off the straight line between the two rates beside it.
+    """
     ratios = [one.token_s / ours.token_s for one in by_rate.values()]
     return round(float(np.interp(paper.DECODING[name, 3].low, ratios, list(by_rate))), 4)
 
 
 def _timed(outcome: Outcome, times: float) -> Timed:
-    """The times of the whole model, of which a trace of fewer layers was replayed."""
+    """Return the times of the whole model, from a replayed trace of fewer layers."""
     ttft, token, near = (
         outcome.times[name] * times / 1e3 for name in ("ttft_ms", "tpot_ms", "near_ms")
     )
@@ -149,8 +155,8 @@ def cold_expert(device: Machine, bits: int) -> float:
 
 
 def gpu_gb(name: str, num_hot: int) -> float:
-    """GB of the GPU's memory for so many hot experts a layer in FP16 and all other weights, without
-    a cache."""
+    """Return the GB of GPU memory for `num_hot` hot experts a layer in FP16 and all other weights,
+    without a cache."""
     model = MODELS[name]
     others = backbone_memory(model, backbone_of(name)).weights_nbytes
     return (num_hot * model.shape.num_layers * model.shape.expert_nbytes + others) / 1e9

@@ -20,7 +20,7 @@ TPOT = "TPOT lower by"
 
 @dataclass(frozen=True, slots=True)
 class PaperGain:
-    """By how much fMoE is better than another system, the mean of the paper's three models."""
+    """The paper's gain of fMoE over another system, the mean of its three models."""
 
     section: str
     figure: str
@@ -56,7 +56,7 @@ DeepSpeed-Inference, (11 + 34 + 63) / 3 = 36, and of all its eight latencies, (4
 DISTANCE = 3  # section 6.6, Figure 13: latency is least there
 CAPACITY = 1000  # maps, section 6.6, Figure 14a
 MODELS = ("mixtral-8x7b", "qwen1.5-moe-a2.7b", "phi-3.5-moe")  # Table 1
-# section 6.7, Figure 16: at most so many megabytes for so many maps
+# section 6.7, Figure 16: at most MOST_MAPS_MB megabytes for MOST_MAPS maps
 MOST_MAPS = 32_000
 MOST_MAPS_MB = 200
 MACHINE = "rtx3090-pcie4"  # section 6.1; the paper has six of them

@@ -30,9 +30,12 @@ _HITS, _REQUESTS, _PREFILL_S, _PREFILLS, _DECODE_S, _DECODES = range(6)
 
 @dataclass(frozen=True, slots=True)
 class FoldConditions:
-    """What systems are compared under: scope and size of the cache, and the model whose costs on
-    MACHINE count. Without a model the link carries as many experts a layer as a token selects, and
-    times mean nothing."""
+    """Conditions that systems are compared under: scope and size of the cache, and the model whose
+    costs on MACHINE count.
+
+    Without a model the link carries as many experts per layer as a token selects, and times mean
+    nothing.
+    """
 
     scope: str = "global"
     budget: str = BUDGET
@@ -41,13 +44,14 @@ class FoldConditions:
 
 @dataclass(frozen=True, slots=True)
 class ByRequest:
-    """What each request met in a replay: `sums` [6, R] of hits, requested experts, seconds and
+    """Sums of each request over a replay: `sums` [6, R] of hits, requested experts, seconds and
     number of prefills, seconds and number of decode passes."""
 
     sums: np.ndarray
 
     def hit_rate(self, weights: np.ndarray) -> np.ndarray:
-        """Hit rates [B] when requests count `weights` [B, R] times; the others alike."""
+        """Return hit rates [B] when requests count `weights` [B, R] times; the other methods take
+        the same weights."""
         return self._ratio(_HITS, _REQUESTS, weights)
 
     def ttft_s(self, weights: np.ndarray) -> np.ndarray:
@@ -96,7 +100,7 @@ class Folds:
 
     @property
     def num_maps(self) -> list[int]:
-        """How many maps each part is replayed with."""
+        """Number of maps that each part is replayed with."""
         return [len(fold.maps) for fold in self._folds]
 
     @cached_property

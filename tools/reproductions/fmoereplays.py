@@ -38,8 +38,12 @@ Runs = dict[str, ByRequest]
 
 @dataclass(frozen=True, slots=True)
 class FmoeReplays:
-    """What was found, by system or by what a figure varies; `systems` in one cache and with a cache
-    a layer, by distance with the link of the times and with that of the hit rates."""
+    """Results of all replays, by system or by the value that a figure varies.
+
+    `systems` has a result with one cache and a result with a cache per layer. Results by prefetch
+    distance are `distances`, with the link of the times, and `hits_at`, with the link of the hit
+    rates.
+    """
 
     folds: Folds
     systems: dict[str, list[ByRequest]]

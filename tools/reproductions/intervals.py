@@ -32,7 +32,7 @@ class Interval:
 
     @property
     def is_positive(self) -> bool | None:
-        """Whether the figure is above zero; None if the interval includes zero."""
+        """True if the figure is above zero, False if below; None if the interval includes zero."""
         return None if self.low <= 0 <= self.high else self.low > 0
 
     def __str__(self) -> str:

@@ -59,8 +59,8 @@ def cut_at(theta: float) -> System:
 
 @dataclass(frozen=True)
 class Conditions:
-    """A model of which `num_layers` layers are replayed, its milliseconds for one load and for a
-    token's compute in all layers, and the trace."""
+    """A model, its milliseconds for one load and for a token's compute in all layers, and the
+    trace; `num_layers` of its layers are replayed."""
 
     shape: str
     load_ms: float
@@ -69,8 +69,8 @@ class Conditions:
     dials: Dials
 
     def tpot_ms(self, system: System, experts: float) -> float:
-        """Milliseconds a token of the whole model, with a budget of so many experts over all its
-        layers."""
+        """Return milliseconds a token of the whole model, with a budget of `experts` experts over
+        all its layers."""
         return self._scale * self._times(system, experts)["tpot_ms"]
 
     def ttft_ms(self, system: System, experts: float) -> float:
@@ -78,7 +78,8 @@ class Conditions:
         return self._scale * self._times(system, experts)["ttft_ms"]
 
     def split(self, experts: float) -> str:
-        """How MoEpic cuts and what each layer holds, by replay."""
+        """Return a text of the cuts that MoEpic makes and of what each layer holds, found by
+        replay."""
         source = self._workload.solved(self._setting(SYSTEMS["MoEpic"], experts)).source
         return source.partition(", the fastest")[0]
 

@@ -32,22 +32,25 @@ def hit_rate(num_experts: np.ndarray | float) -> np.ndarray | float:
 
 
 def resident_share(budget: float) -> float:
-    """The largest share of a token's expert bytes that are cached with a budget of so many experts
-    a layer: theta H(C), theta = min(1, budget / C), at the best C."""
+    """Return the largest share of a token's expert bytes that are cached with `budget` experts a
+    layer: theta H(C), theta = min(1, budget / C), at the best C."""
     sizes = np.arange(1, _SHAPE.num_experts + 1)
     return float((np.minimum(1, budget / sizes) * hit_rate(sizes)).max())
 
 
 def link_bound_ms(budget: float) -> float:
-    """The least milliseconds a token with so many experts a layer: what is not cached crosses the
-    link, hidden or not."""
+    """Return the least milliseconds a token with `budget` experts a layer: bytes that are not
+    cached cross the link, hidden or not."""
     return paper.LOAD_MS * (1 - resident_share(budget))
 
 
 def experts_held(footprint_gb: float) -> float:
-    """Experts a layer in a footprint of Figure 8, gigabytes taken as GiB, in the paper's favour:
-    less what the whole model has besides experts and a buffer of as many experts as a token selects
-    in a layer."""
+    """Return the experts a layer in a footprint of Figure 8, gigabytes taken as GiB, in the paper's
+    favour.
+
+    Two parts are subtracted: all that the whole model has besides experts, and a buffer of as many
+    experts as a token selects in a layer.
+    """
     besides = paper.WHOLE_GB - _SHAPE.nbytes / _GIB
     held = (footprint_gb - besides) * _GIB / _SHAPE.expert_nbytes - _SHAPE.top_k
     return held / _SHAPE.num_layers
@@ -61,9 +64,12 @@ def most_below_cache_only() -> float:
 
 
 def prefill_bound_s() -> tuple[float, float]:
-    """Milliseconds a load between Figure 7(a)'s Pre-gated MoE, which loads all experts, and
-    Mixtral-offloading, which holds the budget; and the seconds that the loads of what the budget
-    does not hold take at that rate."""
+    """Return milliseconds per load and seconds of the missing loads, from Figure 7(a).
+
+    The first is from the difference between Pre-gated MoE, which loads all experts, and
+    Mixtral-offloading, which holds the budget. The second is the time at that rate for the experts
+    that the budget does not hold.
+    """
     seconds = paper.FIGURE_7A
     held = paper.FIGURE_7A_EXPERTS
     each_ms = 1e3 * (seconds["Pre-gated MoE"] - seconds["Mixtral-offloading"]) / held
@@ -71,13 +77,13 @@ def prefill_bound_s() -> tuple[float, float]:
 
 
 def slower_at_40() -> float:
-    """Latency over that of the whole model at a hit rate of 40 %, loads of section 2.2, none of
-    them hidden."""
+    """Return the latency over the whole model's at a hit rate of 40 %, with loads of section 2.2,
+    none of them hidden."""
     return (paper.COMPUTE_MS + 0.6 * paper.LOAD_MS) / paper.COMPUTE_MS
 
 
 def _load_ms_for(slower: float) -> float:
-    """The milliseconds of a load at which `slower_at_40` would be so much."""
+    """Return the milliseconds of a load at which `slower_at_40` would be `slower`."""
     loads = 0.6 * paper.LOAD_MS / load_ms()
     return (slower - 1) * paper.COMPUTE_MS / loads
 

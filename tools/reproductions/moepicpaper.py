@@ -1,7 +1,7 @@
-"""What MoEpic publishes (Yan et al., 2025, arXiv:2509.08342): the numbers of its text and tables,
-each with its place.
+"""Published numbers of MoEpic (Yan et al., 2025, arXiv:2509.08342): the numbers of its text and
+tables, each with its place.
 
-Figures 2(c), 4(a), 6, 7(b) and 7(c) are pictures: of them there is here what the text says.
+Figures 2(c), 4(a), 6, 7(b) and 7(c) are pictures: this module has only what the text says of them.
 """
 
 from collections.abc import Mapping
@@ -59,8 +59,8 @@ FIGURE_7D: Mapping[str, float] = {
 }
 
 # Figure 8(a), section 4.3, Qwen1.5-MoE: gigabytes of peak memory, buffer and other weights
-# included, with which a system reaches so many milliseconds a token; and those of the whole model,
-# which takes COMPUTE_MS.
+# included, with which a system reaches the given milliseconds a token; and the gigabytes of the
+# whole model, which takes COMPUTE_MS.
 FIGURE_8: Mapping[tuple[str, float], float] = {
     ("MoEpic", 140): 5.98,
     ("Mixtral-offloading", 140): 11.97,

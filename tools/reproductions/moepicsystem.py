@@ -124,7 +124,7 @@ def _conditions(shape: str, load_ms: float, compute_ms: float) -> Conditions:
 
 
 def _by_ratio(qwen: Conditions) -> tuple[dict[str, float], dict[str, float]]:
-    """Milliseconds a token at Figure 4(b)'s budget by split ratio, and those of its two
+    """Return milliseconds a token at Figure 4(b)'s budget, by split ratio and for its two
     baselines."""
     budget = paper.FIGURE_4B_EXPERTS
     cut = {f"theta {theta:g}": qwen.tpot_ms(cut_at(theta), budget) for theta in THETAS}
@@ -266,8 +266,11 @@ def _ttft_claims(ttft: Figures) -> list[Claim]:
 
 
 def _ratio_claim(text: str, said: float, ours: float) -> Claim:
-    """Of a ratio near 1 the effect itself has to be there: it agrees within half of what it is from
-    1."""
+    """Return the claim on a ratio.
+
+    Our ratio agrees within RATIO, and within half of the distance of the printed ratio from 1: near
+    1 the effect itself has to be there.
+    """
     return Claim(
         text, f"{said:.2f}", f"{ours:.2f}", abs(said - ours) <= min(RATIO, abs(said - 1) / 2)
     )

@@ -1,4 +1,5 @@
-"""Why our figures disagree with a paper's, as far as is known: shown with every reproduction.
+"""Reasons why our figures disagree with a paper's, as far as is known: shown with every
+reproduction.
 
 Each reason was found by a replay, by the paper's own numbers, or follows from what a reproduction
 assumes.
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why the claims whose texts begin so disagree."""
+    """Reason why the claims whose texts begin with one of `claims` disagree."""
 
     claims: tuple[str, ...]
     why: str

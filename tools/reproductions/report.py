@@ -14,10 +14,13 @@ NOT_TESTABLE = "not testable here"
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A claim of the paper and our figure; `holds` is None where the two cannot be compared, and
-    `otherwise` is the verdict then: by default that the paper's figure is not available; that it
-    does not follow from what else the paper publishes, `ours` being the arithmetic; that it depends
-    on what the paper does not print, which `ours` names; or that it cannot be tested here, `ours`
-    being what it takes."""
+    `otherwise` is the verdict then.
+
+    By default the verdict is that the paper's figure is not available. The others are: the claim
+    does not follow from what else the paper publishes, and `ours` is the arithmetic; it depends on
+    something that the paper does not print, which `ours` names; or it cannot be tested here, and
+    `ours` is what a test would take.
+    """
 
     text: str
     paper: str
@@ -42,7 +45,8 @@ class Reproduction:
 
     @property
     def available(self) -> str:
-        """How many of the paper's figures and claims were available for comparison."""
+        """Text with the number of the paper's figures and claims that were available for
+        comparison."""
         figures = [
             row["paper"]
             for sheet in self.sheets.values()
@@ -57,7 +61,8 @@ class Reproduction:
         )
 
     def reasons(self) -> list[str]:
-        """Why statements disagree: a line for each reason, with the claims that it is of."""
+        """Return why statements disagree: a line for each reason, after the claims that it
+        explains."""
         apart = [claim.text for claim in self.claims if claim.holds is False]
         lines = []
         for reason in REASONS.get(self.name, ()):

@@ -230,7 +230,7 @@ def _of_collisions(outcomes: Outcomes) -> Iterator[Claim]:
 
 
 def _times_lru(outcomes: Outcomes, name: str) -> float:
-    """Collisions with LRU over those with Least-Stale, experts of 4 bits at 5 %."""
+    """Return the collisions with LRU over Least-Stale's, for experts of 4 bits at 5 %."""
     lru, own = (
         outcomes[name, _FEW, 5, one].counters["collisions"] for one in ("lru", "least_stale")
     )

@@ -74,7 +74,7 @@ def session_closed(case: EngineCase, session: Session) -> None:
 
 
 def threads(case: EngineCase, session: Session) -> None:
-    """Generations on several threads, one of which is broken off: the others get all of their
+    """Generate on several threads and break off one generation: the others get all of their
     tokens."""
     prompts = [case.prompt() for _ in range(3)]
     alone = [[token.token_id for token in session.generate(prompt, _SHORT)] for prompt in prompts]

@@ -27,8 +27,8 @@ class EngineCase:
         self.expected = self._expected()
 
     def _expected(self) -> list[list[torch.Tensor]]:
-        """The logits of every request: the plain model's where a session must equal it bit for bit,
-        else those of a session without faults."""
+        """Return the logits of every request: the plain model's where a session must equal it bit
+        for bit, else the logits of a session without faults."""
         with self.session() as session:
             self.is_exact = lossless.is_exact(session)
             if self.is_exact:
@@ -66,15 +66,15 @@ class EngineCase:
         check(session, after)
 
     def wrong(self, session: Session) -> str:
-        """How the logits of a random request are wrong; empty if they are right."""
+        """Return how the logits of a random request are wrong; empty if they are right."""
         number = self.rng.randrange(len(self.expected))
         return self.differs(
             lossless.said(session, self.model.requests[number]), self.expected[number]
         )
 
     def differs(self, ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> str:
-        """How the logits differ. Split experts add up in order of arrival, so that bfloat16 may
-        route otherwise."""
+        """Return how the logits differ; empty if they agree or need not agree. Split experts add up
+        in order of arrival, so that bfloat16 may route otherwise."""
         is_owed = self.is_exact or self.model.opened.dtype is torch.float32
         return lossless.differs(ours, theirs, to_the_bit=self.is_exact) if is_owed else ""
 

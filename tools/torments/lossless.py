@@ -206,7 +206,7 @@ def said(session: Session, request: Request) -> list[torch.Tensor]:
 
 
 def is_exact(session: Session) -> bool:
-    """Whether the session must equal the plain model bit for bit. Split experts and compiled
+    """Return whether the session must equal the plain model bit for bit. Split experts and compiled
     kernels add in another order, which in bfloat16 changes the routing."""
     return session.parts.fast.split is None and not session.parts.is_fused
 
@@ -214,7 +214,7 @@ def is_exact(session: Session) -> bool:
 def differs(
     ours: list[torch.Tensor], theirs: list[torch.Tensor], *, to_the_bit: bool = True
 ) -> str:
-    """How the logits differ from those of the plain model; empty if they agree."""
+    """Return how the logits differ from the plain model's; empty if they agree."""
     for number, (own, plain) in enumerate(zip(ours, theirs, strict=True)):
         off = float((own.float() - plain.float()).abs().max())
         if not torch.equal(own, plain) and (

@@ -99,7 +99,7 @@ def building_fails(case: EngineCase, session: Session) -> None:
 
 
 def many(case: EngineCase, session: Session) -> None:
-    """A thousand requests, every tenth of which fails: memory does not grow after the first
+    """Send a thousand requests, every tenth of them failing: memory does not grow after the first
     hundred."""
     for number in range(_MANY):
         if number == 100:

@@ -73,7 +73,10 @@ def _run(found: list[Found], cells: dict[str, Cell], options: argparse.Namespace
 
 
 def _report(found: list[Found], options: argparse.Namespace) -> int:
-    """With a number of cases, the table goes between the torment's own marks in the page."""
+    """Show the tables, and write them if asked; return 1 if anything was lost, else 0.
+
+    With a number of cases, the table goes between the torment's own marks in the page.
+    """
     by_torment = _by_torment(found, options.only[0] if options.cases else "torments")
     sections = [by_torment] if options.cases else [_by_class(found, options), by_torment]
     for section in sections:

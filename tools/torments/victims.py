@@ -70,7 +70,7 @@ Runs = frozenset[tuple[str, str]]  # command or output, and content of each
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended: `code` as in `subprocess`, its stderr, and the number of its events."""
+    """End of a command: `code` as in `subprocess`, its stderr, and the number of its events."""
 
     code: int
     said: str
@@ -116,7 +116,8 @@ class Victims:
         *,
         longest_file: int | None = None,
     ) -> "Child":
-        """On the store of a folder; no file it writes can be longer than so many bytes."""
+        """Start a command on the store of a folder; no file it writes can be longer than
+        `longest_file` bytes."""
         return Child(
             self._context, ((COMMANDS | BEFORE)[command], self._ground, folder, death, longest_file)
         )
@@ -245,7 +246,7 @@ def _content(store: Store, run: StoredRun) -> str:
 
 
 def findings(folder: Path) -> tuple[StoreFinding, ...]:
-    """What a check of the store finds; nothing where there is none."""
+    """Return the findings of a check of the store; none where there is no store."""
     if not (folder / "moe.duckdb").exists():
         return ()
     with Store.open(folder / "moe.duckdb", read_only=True) as store:

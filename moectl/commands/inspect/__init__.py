@@ -23,8 +23,11 @@ from moectl.show.render import (
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What there is to see under a name: tables by their key in JSON, facts that only JSON shows,
-    and tables that are printed in place of those of JSON, if any."""
+    """Contents to show under a name.
+
+    `sheets` are tables by their key in JSON, and `facts` stand in JSON alone. `brief`, if any, are
+    the tables that are printed in place of `sheets`.
+    """
 
     name: str
     sheets: Mapping[str, Sheet]

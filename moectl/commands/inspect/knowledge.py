@@ -1,4 +1,4 @@
-"""What moectl knows without a model: presets, policies and machines, as tables."""
+"""Knowledge of moectl without a model: presets, policies and machines, as tables."""
 
 import math
 import sys
@@ -84,7 +84,8 @@ def one_preset(name: str, store: Path) -> tuple[Sheet, Sheet]:
 
 
 def _artefacts(preset: Preset) -> set[str]:
-    """What the store must hold, by the word of the command that makes it."""
+    """Return the artefacts that the store must hold, each by the word of the command that makes
+    it."""
     return build(preset.texts()).requires - {
         "entropy"
     }  # which comes with the profile that buddies are built from

@@ -1,4 +1,4 @@
-"""One token's attention over a cache of keys and values, compiled by numba. Importing this module
+"""Attention of one token over a cache of keys and values, compiled by numba. Importing this module
 imports numba.
 
 Scores and sums are float32 without rounding in between. Numbers are read and written in place, by
@@ -25,7 +25,8 @@ def _read_floats(address, count, is_float32, like):
 
 @part
 def _normalise(values, span, weights, eps, is_rounded, like):
-    """Normalise each `span` of the values by the same weights; 0: nothing."""
+    """Normalise each run of `span` values by the same weights, in place; do nothing if `span` is
+    0."""
     for start in range(0, len(values) if span else 0, max(span, 1)):
         own = values[start : start + span]
         scale_to_unit(own, carray(pointer(weights, FLOATS), span), eps, is_rounded, like)
@@ -99,8 +100,8 @@ def prepare_heads(heads, dim, norm, order, turn, x, out, step, like):
 
 @called_part
 def _softmax(scores, sink):
-    """Turn scores [S] into weights in place. A sink takes its share of them; minus infinity: there
-    is none."""
+    """Turn scores [S] into weights in place. A sink takes its share of them; minus infinity means
+    that there is no sink."""
     most = sink
     total = f32(0)
     for s in range(len(scores)):
@@ -115,7 +116,8 @@ def _softmax(scores, sink):
 
 @part
 def _bias(mask, is_bool, s, length, like):
-    """What a mask of this address adds to the score of position s."""
+    """Return the number that the mask at this address adds to the score of position s, 0 without a
+    mask."""
     if mask == 0:
         return f32(0)
     if is_bool:
@@ -130,10 +132,11 @@ MASK = "UniTuple(int64, 2)"  # address, is_bool
 
 @called_part
 def attended(queries, sizes, scaling, sinks, cache, mask, like):
-    """Return [N * V]: the attention of heads, queries [N * D], to the S positions of keys [N /
-    groups, S, D] and values [N / groups, S, V], heads of which lie `key_step` and `value_step`
-    numbers apart. The mask [S], boolean or added to the scores, and sinks [N], float32, are absent
-    where their address is 0."""
+    """Return [N * V]: the attention of heads, queries [N * D], to S positions.
+
+    Keys are [N / groups, S, D] and values [N / groups, S, V]; their heads lie `key_step` and
+    `value_step` numbers apart. The mask [S], boolean or added to the scores, and sinks [N],
+    float32, are absent if their address is 0."""
     heads, groups, dim, value_dim = sizes
     keys, key_step, values, value_step, length = cache
     at_mask, is_bool = mask
@@ -164,6 +167,6 @@ def attended(queries, sizes, scaling, sinks, cache, mask, like):
     nogil=True,
 )
 def attend(sizes, scaling, sinks, q, cache, mask, out, like):
-    """Write out [N, V]: the attention of heads q [N, D], as `attended`."""
+    """Write out [N, V]: the attention of heads q [N, D], computed by `attended`."""
     heads, _, dim, _ = sizes
     write(attended(read(q, heads * dim, like), sizes, scaling, sinks, cache, mask, like), out, like)

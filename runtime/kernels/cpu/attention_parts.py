@@ -1,4 +1,4 @@
-"""The parts of an attention module that compiled code knows, recognised by the module's children,
+"""Parts of an attention module that compiled code supports, recognised by the module's children,
 not by its name."""
 
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ _OUTPUTS = ("o_proj", "out_proj")
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The linear layers, norms and sizes of an attention: `count` heads of `dim` numbers,
-    `value_dim` in values; `groups` of them share keys. `sinks` [N] is float32."""
+    """Linear layers, norms and sizes of an attention: `count` heads of `dim` numbers (`value_dim`
+    in values). `groups` heads share the same keys. `sinks` [N] is float32."""
 
     query: nn.Linear | QuantisedLinear
     key: nn.Linear | QuantisedLinear
@@ -47,7 +47,7 @@ class Heads:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """As kernels take them."""
+        """Sizes in the order that kernels take: heads, groups, dim, value_dim."""
         return self.count, self.groups, self.dim, self.value_dim
 
     @property
@@ -57,10 +57,13 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How heads are rotated by their position: not at all (`is_still`), neighbours (`is_paired`) or
-    halves; with an angle for each number (`is_each`) or for each pair, of which there are then as
-    many as are given (`is_half`) or half as many; without rounding in between (`is_wide`); before
-    their norm (`is_late`) or after it."""
+    """Way of rotating heads by their position.
+
+    `is_still`: heads are not rotated. `is_paired`: neighbours are rotated together, otherwise the
+    first half with the second. `is_each`: each number has its own angle, otherwise each pair.
+    `is_half`: as many angles are given as there are pairs, otherwise twice as many. `is_wide`:
+    nothing is rounded in between. `is_late`: the rotation comes before the norm, otherwise after
+    it."""
 
     is_paired: bool = False
     is_each: bool = False
@@ -71,7 +74,7 @@ class Rotation:
 
     @property
     def order(self) -> tuple[bool, bool, bool, bool]:
-        """As kernels take it."""
+        """Flags in the order that kernels take: is_late, is_paired, is_each, is_wide."""
         return self.is_late, self.is_paired, self.is_each, self.is_wide
 
 
@@ -83,7 +86,7 @@ _ANGLES = tuple(
 
 
 def rotations(heads: Heads) -> Iterator[Rotation]:
-    """The ways in which families rotate heads."""
+    """Yield the ways in which model families rotate heads."""
     wide = (False,) if heads.dtype is torch.float32 else (False, True)
     late = (False, True) if heads.norms else (False,)
     yield Rotation(is_still=True)
@@ -92,7 +95,7 @@ def rotations(heads: Heads) -> Iterator[Rotation]:
 
 
 def recognise_heads(module: nn.Module) -> Heads | str:
-    """The parts of an attention, or what hinders that compiled code takes it."""
+    """Return the parts of an attention, or the reason why compiled code cannot compute it."""
     children = dict(module.named_children())
     output = next((name for name in _OUTPUTS if name in children), _OUTPUTS[0])
     linear = [children.pop(name, None) for name in ("q_proj", "k_proj", "v_proj", output)]

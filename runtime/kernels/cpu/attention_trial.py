@@ -1,4 +1,4 @@
-"""Finds out which attentions of a model compiled code computes, and how."""
+"""Trial that finds which attentions of a model compiled code computes, and how."""
 
 from functools import partial
 
@@ -10,11 +10,13 @@ from runtime.kernels.cpu.trial import ModuleTrial, run_trials
 from runtime.model.open import MoeModel
 
 _SIZES = {1.0: 1.0, 8.0: 16.0, 64.0: float("inf")}
-"""Large scores leave one position, and roundings which. Keys and values keep the bound."""
+"""Factors on the output's bound, by the factor on a token's numbers. Large scores leave one
+position, and rounding decides which one. Keys and values keep their bound."""
 
 
 def compiled_attentions(opened: MoeModel) -> dict[nn.Module, CompiledAttention | str]:
-    """Every attention of the model in compiled code, or what hinders that."""
+    """Return every attention of the model in compiled code, or the reason why it is not
+    compiled."""
     modules = [module for module in opened.model.modules() if _is_attention(module)]
     recognised = {module: recognise_heads(module) for module in modules}
     trials = {
@@ -26,14 +28,14 @@ def compiled_attentions(opened: MoeModel) -> dict[nn.Module, CompiledAttention |
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """Whether a module has a place in the cache and projects its output."""
+    """Return whether a module has a place in the cache and projects its output."""
     return hasattr(module, "layer_idx") and any(
         hasattr(module, name) for name in ("o_proj", "out_proj")
     )
 
 
 def _trial(module: nn.Module, heads: Heads) -> ModuleTrial:
-    """Of the ways in which the attention may rotate its heads."""
+    """Return the trial of the ways in which the attention may rotate its heads."""
     make = partial(_candidate, module, heads)
     return ModuleTrial(module, module.layer_idx, list(rotations(heads)), make, _SIZES)
 

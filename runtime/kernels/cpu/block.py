@@ -1,8 +1,8 @@
-"""One token's attention block in one call, compiled by numba: norm, queries, keys and values,
-attention over the cache, output, the sum with what came in, and the norm of that. Importing this
-module imports numba.
+"""Attention block of one token in one call, compiled by numba. Importing this module imports numba.
 
-Values are rounded wherever modules round them: the bits are those of its parts called one by one.
+The block is a norm, queries, keys and values, attention over the cache, the output layer, the sum
+with the block's input, and the norm of that sum. Values are rounded wherever modules round them:
+the bits are those of the parts called one by one.
 """
 
 import numpy as np
@@ -45,8 +45,8 @@ def _normalised(values, norm, like):
 def attend_block(
     hidden, sizes, layers, norms, order, scaling, sinks, x, turn, cache, mask, out, normalised, like
 ):
-    """Write the sum of x [H] and its attention to `out`, the norm of that to `normalised`, and the
-    token's key and value to the last position of the cache."""
+    """Write the sum of x [H] and its attention to `out`, the norm of that sum to `normalised`, and
+    the token's key and value to the last position of the cache."""
     heads, groups, dim, value_dim = sizes
     keys, key_step, values, value_step, length = cache
     num_keys = heads // groups

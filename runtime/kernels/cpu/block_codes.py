@@ -1,4 +1,4 @@
-"""Scales and codes of ggml's blocks as vectors, by the code that loads them. Importing this module
+"""LLVM code that loads the scales and codes of ggml's blocks as vectors. Importing this module
 imports numba."""
 
 from llvmlite import ir
@@ -22,12 +22,14 @@ STEP = 8 * LANES  # weights whose codes of 4 bits are 64 bytes
 
 
 def halves(builder: ir.IRBuilder, block: ir.Value, nbytes: int, count: int) -> ir.Value:
-    """The scales of so many blocks of `nbytes`, float16 at their beginning: float32 [count]."""
+    """Return the scales of `count` blocks of `nbytes`, float16 at their beginning: float32
+    [count]."""
     return float16_as_float(builder, _first_of_each(builder, block, I16, nbytes, count))
 
 
 def exponents(builder: ir.IRBuilder, block: ir.Value, nbytes: int, count: int) -> ir.Value:
-    """The same of MXFP4's, powers of two by their exponent; that of none is no normal number."""
+    """Return the same for MXFP4, whose scales are powers of two given by their exponent. Exponent 0
+    gives a subnormal number."""
     wide = vector(I32, count)
     codes = builder.zext(_first_of_each(builder, block, I8, nbytes, count), wide)
     bits = builder.select(
@@ -48,7 +50,7 @@ def _first_of_each(
 
 
 def scales_k(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
-    """Q4_K's and Q5_K's scales and minima, float32 [16]: four of these, four of those, and so
+    """Return the scales and minima of Q4_K and Q5_K, float32 [16]: four scales, four minima, and so
     on."""
     lower = load(builder, block, vector(I8, 8), 4)
     upper = load(builder, block, vector(I8, 4), 12)
@@ -64,7 +66,7 @@ def scales_k(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
 
 
 def scales_6(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
-    """Q6_K's, float32 [16]."""
+    """Return the scales of Q6_K, float32 [16]."""
     codes = builder.sitofp(builder.sext(load(builder, block, vector(I8, LANES), 192), PAIRS), SUMS)
     return builder.fmul(
         codes,
@@ -77,7 +79,7 @@ def scales_6(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
 
 
 def scales_2(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
-    """Q2_K's, float32 [32]: the scales, then the minima."""
+    """Return the scales of Q2_K, then its minima: float32 [32]."""
     packed = load(builder, block, vector(I8, LANES))
     codes = _joined(builder, [_bits(builder, packed, 0xF), _bits(builder, packed, 0xF, 4)])
     factors = spread(
@@ -89,7 +91,7 @@ def scales_2(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
 
 
 def scales_3(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
-    """Q3_K's, float32 [16]."""
+    """Return the scales of Q3_K, float32 [16]."""
     lower = load(builder, block, vector(I8, 8), 96)
     upper = load(builder, block, vector(I8, 4), 104)
     low = _joined(builder, [_bits(builder, lower, 0xF), _bits(builder, lower, 0xF, 4)])
@@ -99,7 +101,7 @@ def scales_3(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
 
 
 def scales_iq4(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
-    """IQ4_XS's, float32 [8]."""
+    """Return the scales of IQ4_XS, float32 [8]."""
     wide = vector(I32, 8)
     packed = load(builder, block, vector(I8, 4), 4)
     low = _joined(builder, [_bits(builder, packed, 0xF), _bits(builder, packed, 0xF, 4)])
@@ -115,8 +117,8 @@ def scales_iq4(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
 
 
 def _less_32(builder: ir.IRBuilder, codes: ir.Value, block: ir.Value, start: int) -> ir.Value:
-    """The scale at this byte of a block times those of its groups, which are 32 less than their
-    codes."""
+    """Return the scale at byte `start` of a block times the scales of its groups, which are 32 less
+    than their codes."""
     count = codes.type.count
     whole = spread(
         builder, float16_as_float(builder, load(builder, block, vector(I16, 1), start)), [0] * count
@@ -134,18 +136,19 @@ def codes_8(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
 
 
 def codes_4(builder: ir.IRBuilder, block: ir.Value, start: int) -> list[ir.Value]:
-    """16 bytes behind a scale of `start`: the low halves, then the high ones."""
+    """Return the codes in 16 bytes behind a scale of `start` bytes: the low halves, then the high
+    ones."""
     packed = load(builder, block, vector(I8, LANES), start)
     return [_joined(builder, [_bits(builder, packed, 0xF), _bits(builder, packed, 0xF, 4)])]
 
 
 def codes_iq4(builder: ir.IRBuilder, block: ir.Value, start: int = 2) -> list[ir.Value]:
-    """The numbers that the codes of IQ4_NL stand for."""
+    """Return the numbers that the codes of IQ4_NL stand for."""
     return [chosen_of_16(builder, codes, IQ4) for codes in codes_4(builder, block, start)]
 
 
 def codes_iq4_groups(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
-    """The same of IQ4_XS."""
+    """Return the same for IQ4_XS."""
     return [codes for group in range(8) for codes in codes_iq4(builder, block, 8 + 16 * group)]
 
 
@@ -186,18 +189,17 @@ def codes_6k(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
     return codes
 
 
-# Codes of 128 weights: 64 bytes as words, of which each has four; number i of every word in vector
-# i
+# Codes of 128 weights: 64 bytes as words of four codes each. Vector i has code i of every word.
 
 
 def of_blocks(builder: ir.IRBuilder, block: ir.Value, start: int, nbytes: int) -> ir.Value:
-    """The words of four blocks of `nbytes` that have a scale of `start`."""
+    """Return the words of four blocks of `nbytes` that begin with a scale of `start` bytes."""
     blocks = [load(builder, block, vector(I16, 8), start + nbytes * i) for i in range(4)]
     return _joined(builder, [_joined(builder, blocks[:2]), _joined(builder, blocks[2:])])
 
 
 def words_2k(builder: ir.IRBuilder, block: ir.Value, start: int = 16) -> list[ir.Value]:
-    """All codes of Q2_K: words of both halves of a block, which begin at the same bit."""
+    """Return all codes of Q2_K: words of both halves of a block, which begin at the same bit."""
     words = load(builder, block, NUMBERS, start)
     return [_bits(builder, words, 3, shift + odd) for shift in (0, 2, 4, 6) for odd in (0, 8)]
 
@@ -213,7 +215,7 @@ def words_3k(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
 
 
 def words_iq4(builder: ir.IRBuilder, block: ir.Value, half: int) -> ir.Value:
-    """The words of four groups of IQ4_XS, as `of_blocks` gives them."""
+    """Return the words of four groups of IQ4_XS, in the order of `of_blocks`."""
     return load(builder, block, NUMBERS, 8 + 64 * half)
 
 
@@ -243,15 +245,16 @@ def words_6k(builder: ir.IRBuilder, block: ir.Value, half: int) -> list[ir.Value
 
 
 def _upper(builder: ir.IRBuilder, block: ir.Value, start: int, shifts: tuple[int, int]) -> ir.Value:
-    """32 bytes twice as words, moved down so that both have at the same place what belongs to the
-    lower bits."""
+    """Return 32 bytes twice as words, each copy shifted down so that both have the bits that belong
+    to the lower bits at the same place."""
     words = load(builder, block, vector(I16, LANES), start)
     amounts = [shift for shift in shifts for _ in range(LANES)]
     return builder.lshr(_joined(builder, [words, words]), ir.Constant(NUMBERS, amounts))
 
 
 def _bits(builder: ir.IRBuilder, codes: ir.Value, mask: int, shift: int = 0) -> ir.Value:
-    """The bits of `mask` once the codes are moved down by `shift`, or up where that is negative."""
+    """Return the bits of `mask` after the codes are shifted down by `shift`, or up if it is
+    negative."""
     if shift:
         move = builder.lshr if shift > 0 else builder.shl
         codes = move(codes, filled(codes.type, abs(shift)))
@@ -259,6 +262,6 @@ def _bits(builder: ir.IRBuilder, codes: ir.Value, mask: int, shift: int = 0) -> 
 
 
 def _joined(builder: ir.IRBuilder, halves: list[ir.Value]) -> ir.Value:
-    """Two vectors one behind the other."""
+    """Return two vectors, one behind the other."""
     count = 2 * halves[0].type.count
     return builder.shuffle_vector(*halves, ir.Constant(vector(I32, count), [*range(count)]))

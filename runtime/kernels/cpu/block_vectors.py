@@ -1,9 +1,9 @@
 """Rows of ggml's blocks times one token, in vectors. Importing this module imports numba.
 
-With x in bfloat16 codes are multiplied in pairs: looked up in a table, or as 128 + code, whose bits
-are those of the code behind a constant; an x in float16 is the sum of two in bfloat16. With x in
-float32 they are converted. What is then too much, and minima, is taken off by `offsets`: of a block
-[16], each for the scale in its place.
+With x in bfloat16, codes are multiplied in pairs. They are looked up in a table, or taken as 128 +
+code, whose bits are the bits of the code behind a constant. An x in float16 is the sum of two
+tokens in bfloat16. With x in float32, codes are converted. Both the excess of the codes and the
+minima are subtracted by the `offsets` of a block [16], each for the scale in its place.
 """
 
 from collections.abc import Callable, Sequence
@@ -58,8 +58,8 @@ _BITS_OF_128 = 0x4300  # as bfloat16, where a code of up to seven bits is the ma
 
 
 class _Step(NamedTuple):
-    """One turn of the loop: its number, the addresses of a row's operands, and how many tokens in
-    bfloat16 add up to x, which take turns by steps."""
+    """One iteration of the loop: its number, the addresses of a row's operands, and how many tokens
+    in bfloat16 add up to x. The steps of these tokens alternate."""
 
     builder: ir.IRBuilder
     number: ir.Value
@@ -70,11 +70,12 @@ class _Step(NamedTuple):
     num_tokens: int
 
     def own(self, operand: ir.Value, nbytes: int) -> ir.Value:
-        """Where an operand of so many bytes a step has its part."""
+        """Return the address of this step's part of an operand that has `nbytes` bytes per step."""
         return advanced(self.builder, operand, self.number, nbytes)
 
     def add_products(self, sums: ir.Value, numbers: ir.Value, x: ir.Value, place: int) -> ir.Value:
-        """Add what numbers give with those at this place, in bytes, of a token at x."""
+        """Add the products of `numbers` with the numbers at `place`, in bytes, of each token at
+        x."""
         step, place = divmod(place, 2 * STEP)
         for token in range(self.num_tokens):
             at = 2 * STEP * (self.num_tokens * step + token) + place
@@ -87,7 +88,7 @@ _Add = Callable[[_Step, list[ir.Value]], list[ir.Value]]
 
 def _row(add: _Add, num_tokens: int = 1) -> Callable[..., float]:
     """Return `dot(codes, x, offsets, table, num_steps)`: a row of blocks times x. `add` makes the
-    sums after a step of those before."""
+    sums after a step from the sums before it."""
 
     @intrinsic
     def dot(context, codes, x, offsets, table, num_steps):
@@ -111,7 +112,8 @@ def _row(add: _Add, num_tokens: int = 1) -> Callable[..., float]:
 
 
 def _four_blocks(start: int, scales_of: Callable) -> _Add:
-    """Four blocks, each of 32 codes in 16 bytes behind a scale of `start`."""
+    """Return the step over four blocks, each of 32 codes in 16 bytes behind a scale of `start`
+    bytes."""
     nbytes = start + 16
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
@@ -129,8 +131,8 @@ def _four_blocks(start: int, scales_of: Callable) -> _Add:
 def _looked_up_times(
     step: _Step, table: ir.Value, words: ir.Value, x: ir.Value, place: int = 0
 ) -> ir.Value:
-    """The products of the numbers of 128 codes with those from this place, in bytes, of a token at
-    x."""
+    """Return the products of the numbers of 128 codes with the numbers from `place`, in bytes, of a
+    token at x."""
     own = filled(SUMS, 0.0)
     for i in range(4):
         own = step.add_products(
@@ -140,7 +142,7 @@ def _looked_up_times(
 
 
 def _four_groups(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
-    """A block of IQ4_XS, four groups after four."""
+    """Add a block of IQ4_XS, four groups at a time."""
     builder = step.builder
     block = step.own(step.codes, 136)
     x = step.own(step.x, 4 * STEP * step.num_tokens)
@@ -154,7 +156,7 @@ def _four_groups(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
 
 
 def _pairs_2(nbytes: int, scales_of: Callable, words_of: Callable, factors_of: Callable) -> _Add:
-    """A block of 256 codes of two bits and more, of both halves at once."""
+    """Return the step over a block of 256 codes of two bits and more, both halves at once."""
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
         builder = step.builder
@@ -177,7 +179,8 @@ def _pairs_2(nbytes: int, scales_of: Callable, words_of: Callable, factors_of: C
 def _pairs_k(
     nbytes: int, scales_of: Callable, words_of: Callable, lanes: Sequence[Sequence[int]]
 ) -> _Add:
-    """A block of 256 codes; `lanes` has the scales of the low and of the high ones of each half."""
+    """Return the step over a block of 256 codes. `lanes` has the places of the scales of the low
+    and of the high codes of each half."""
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
         builder = step.builder
@@ -205,8 +208,9 @@ def _floats_k(
     lanes: Sequence[int],
     factors_of: Callable | None,
 ) -> _Add:
-    """A block of 256 codes with x in float32; `lanes` has the scale of each 16, `factors_of` makes
-    of these what `offsets` are for."""
+    """Return the step over a block of 256 codes with x in float32. `lanes` has the place of the
+    scale of each 16 codes; `factors_of` makes the factors of `offsets` from the scales, None
+    without offsets."""
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
         builder = step.builder
@@ -230,7 +234,7 @@ def _floats_k(
 def _floats(
     nbytes: int, scales_of: Callable, codes_of: Callable, numbers_of: Callable, *, count: int
 ) -> _Add:
-    """So many blocks of 32 codes with x in float32."""
+    """Return the step over `count` blocks of 32 codes with x in float32."""
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
         builder = step.builder
@@ -259,30 +263,30 @@ def _scales(_: ir.IRBuilder, scales: ir.Value) -> ir.Value:
 
 
 def _minima(builder: ir.IRBuilder, scales: ir.Value) -> ir.Value:
-    """Those of Q2_K."""
+    """Return the minima of Q2_K from its scales and minima [32]."""
     return spread(builder, scales, range(LANES, 2 * LANES))
 
 
 def _minima_with_128(builder: ir.IRBuilder, scales: ir.Value) -> ir.Value:
-    """The same, with what codes in pairs are too large by."""
+    """Return the same, plus 128 times the scales, because codes in pairs are too large by 128."""
     own = spread(builder, scales, range(LANES))
     return plus_product(builder, _minima(builder, scales), own, filled(SUMS, 128.0))
 
 
 def _each(builder: ir.IRBuilder, scales: ir.Value, lanes: Sequence[int]) -> ir.Value:
-    """These scales, each for as many sums."""
+    """Return the scales at `lanes`, each repeated for the same number of sums."""
     return spread(builder, scales, [lanes[i * len(lanes) // LANES] for i in range(LANES)])
 
 
 def _numbers(builder: ir.IRBuilder, codes: ir.Value, half: int, less: int = 0) -> ir.Value:
-    """float32 of half of 32 signed bytes less a number."""
+    """Return half of 32 signed bytes, minus `less`, as float32."""
     own = builder.sext(spread(builder, codes, range(LANES * half, LANES * (half + 1))), PAIRS)
     return builder.sitofp(builder.sub(own, filled(PAIRS, less)), SUMS)
 
 
 def _e2m1(builder: ir.IRBuilder, codes: ir.Value, half: int) -> ir.Value:
-    """float32 of half of 32 floats of 4 bits: exponent and mantissa go where those of float32
-    meet."""
+    """Return half of 32 floats of 4 bits as float32: exponent and mantissa go where those of
+    float32 meet."""
     own = builder.zext(spread(builder, codes, range(LANES * half, LANES * (half + 1))), PAIRS)
     sign = builder.shl(builder.and_(own, filled(PAIRS, 8)), filled(PAIRS, 28))
     magnitude = builder.shl(builder.and_(own, filled(PAIRS, 7)), filled(PAIRS, 22))

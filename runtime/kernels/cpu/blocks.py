@@ -1,4 +1,4 @@
-"""Matrices of ggml's blocks, which have their scales inside, times one token. Importing this module
+"""Matrices of ggml's blocks, which hold their scales inside, times one token. Importing this module
 imports numba."""
 
 import numpy as np
@@ -66,9 +66,10 @@ _IQ4_TABLE = 2  # of TABLES, behind FLOATS_4 and INTEGERS_4
 
 
 def _in_words(low: tuple[int, ...], high: tuple[int, ...]) -> np.ndarray:
-    """The order of a step of weights by words: a run of bytes has in its low halves the weights
-    from a number of `low` on, in its high ones those from a number of `high` on; of each word first
-    the low byte."""
+    """Return the order of the weights of a step by words.
+
+    The low halves of a run of bytes hold the weights from a number of `low` on, the high halves the
+    weights from a number of `high` on. The low byte of each word comes first."""
     starts = [(start, odd) for odd in (0, 1) for runs in (low, high) for start in runs]
     each = np.arange(0, STEP // len(low) // 2, 2)
     return np.concatenate([start + odd + each for start, odd in starts])
@@ -100,7 +101,7 @@ _ORDERS = np.stack(
 
 @part
 def _in_steps(x, order):
-    """x as bfloat16, each step of weights in this order."""
+    """Return x as bfloat16, each step of weights in this order."""
     token = np.empty(len(x) // len(order) * len(order), np.uint16)
     for start in range(0, len(token), len(order)):
         for i in range(len(order)):
@@ -119,7 +120,8 @@ def _order_of(kind):
 
 @part
 def _excess_of(kind, is_narrow):
-    """How much too large codes are; Q2_K's scales and minima say so themselves."""
+    """Return how much larger codes are than their numbers; 1 for Q2_K, whose scales and minima
+    already include it."""
     if kind == Q2_K:
         return f32(1)
     own = f32(32) if kind == Q6_K else f32(4) if kind == Q3_K else f32(0)
@@ -128,7 +130,7 @@ def _excess_of(kind, is_narrow):
 
 @part
 def _in_steps_of_two(x, order):
-    """x, float16, as two in bfloat16, whose steps take turns."""
+    """Return x, float16, as two tokens in bfloat16, whose steps alternate."""
     first = _in_steps(x, order)
     second = _in_steps(beyond_bfloat16(x), order)
     return in_turns(
@@ -138,9 +140,10 @@ def _in_steps_of_two(x, order):
 
 @part
 def _offsets(x, kind, excess):
-    """What each scale of a block of 256 multiplies besides, [blocks, 16]: codes are too large by
-    `excess`, and minima of Q4_K and Q5_K, in the places 4 to 7 and 12 to 15, belong to no code.
-    IQ4_XS has none."""
+    """Return the offset that each scale of a block of 256 also multiplies, [blocks, 16].
+
+    Offsets correct codes that are too large by `excess`. The minima of Q4_K and Q5_K, in the places
+    4 to 7 and 12 to 15, belong to no code. IQ4_XS has no offsets."""
     out = np.empty((0 if kind == IQ4_XS else len(x) // 256, 16), np.float32)
     for block in range(len(out)):
         own = x[256 * block : 256 * (block + 1)]
@@ -158,7 +161,7 @@ def _offsets(x, kind, excess):
 
 @part
 def _dot_256(kind, row, x, offsets, table, num_blocks, is_narrow):
-    """A row of blocks of 256."""
+    """Return the product of a row of blocks of 256."""
     if kind == Q2_K:
         return (
             q2_k(row, x, offsets, 0, num_blocks)
@@ -198,7 +201,7 @@ def _dot_256(kind, row, x, offsets, table, num_blocks, is_narrow):
 
 @part
 def _dot_256_in_two(kind, row, x, offsets, table, num_blocks):
-    """The same, x as two tokens."""
+    """Return the same with x as two tokens."""
     if kind == Q2_K:
         return q2_k_in_two(row, x, offsets, 0, num_blocks)
     if kind == Q3_K:
@@ -219,7 +222,7 @@ def _table_of(kind):
 
 @part
 def _dot_fours(kind, row, x, table, num_steps, is_narrow):
-    """A row of blocks of 32, four a step."""
+    """Return the product of a row of blocks of 32, four per step."""
     if kind == Q8_0:
         return q8_0_wide(row, x, 0, table, num_steps)
     if kind == Q4_0:
@@ -241,7 +244,7 @@ def _dot_fours(kind, row, x, table, num_steps, is_narrow):
 
 @part
 def _dot_fours_in_two(kind, row, x, table, num_steps):
-    """The same of Q4_0, IQ4_NL and MXFP4, x as two tokens."""
+    """Return the same for Q4_0, IQ4_NL and MXFP4, with x as two tokens."""
     if kind in (Q4_0, IQ4_NL):
         return q4_0_in_two(row, x, 0, table, num_steps)
     return mxfp4_in_two(row, x, 0, table, num_steps)
@@ -249,7 +252,7 @@ def _dot_fours_in_two(kind, row, x, table, num_steps):
 
 @part
 def _dot_rest(kind, row, x, num_blocks):
-    """Fewer than four blocks of 32, x in float32."""
+    """Return the product of fewer than four blocks of 32, with x in float32."""
     if kind == Q8_0:
         return q8_0_rest(row, x, 0, 0, num_blocks)
     if kind == Q4_0:
@@ -276,7 +279,7 @@ def multiply_blocks_of_256(fields, start, x, y, is_narrow):
 
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply_blocks_of_256_float16(fields, start, x, y, is_narrow):
-    """As `multiply_blocks_of_256`, with x in float16."""
+    """Multiply like `multiply_blocks_of_256`, with x in float16."""
     kind = fields[KIND]
     num_blocks = len(x) // 256
     table = TABLES[_IQ4_TABLE].ctypes.data
@@ -291,14 +294,14 @@ def multiply_blocks_of_256_float16(fields, start, x, y, is_narrow):
 
 @part
 def nbytes_of(kind):
-    """Of a block of Q8_0, Q4_0, IQ4_NL or MXFP4."""
+    """Return the number of bytes of a block of Q8_0, Q4_0, IQ4_NL or MXFP4."""
     return 34 if kind == Q8_0 else 17 if kind == MXFP4 else 18
 
 
 @kernel("void(int64, int64, float32[::1], float32[::1], boolean)", nogil=True)
 def add_blocks_of_32(kind, blocks, x, y, is_narrow):
-    """Add x [I] times a matrix of Q8_0, Q4_0, IQ4_NL or MXFP4, the blocks at this address, to y
-    [O]. `is_narrow` says that x is in bfloat16."""
+    """Add x [I] times a matrix of Q8_0, Q4_0, IQ4_NL or MXFP4, whose blocks are at this address, to
+    y [O]. `is_narrow` says that x is in bfloat16."""
     is_narrow = is_narrow and kind != Q8_0
     num_blocks = len(x) // 32
     num_steps = len(x) // STEP
@@ -318,13 +321,13 @@ def add_blocks_of_32(kind, blocks, x, y, is_narrow):
 
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply_blocks_of_32(fields, start, x, y, is_narrow):
-    """As `add_blocks_of_32`, the matrix described by fields."""
+    """Multiply like `add_blocks_of_32`, with the matrix described by `fields`."""
     add_blocks_of_32(fields[KIND], start + fields[CODES], x, y, is_narrow)
 
 
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply_blocks_of_32_float16(fields, start, x, y, is_narrow):
-    """As `multiply_blocks_of_32` of Q4_0, IQ4_NL and MXFP4, with x in float16."""
+    """Multiply like `multiply_blocks_of_32`, for Q4_0, IQ4_NL and MXFP4, with x in float16."""
     kind = fields[KIND]
     num_blocks = len(x) // 32
     block_nbytes = fields[BLOCK_NBYTES]

@@ -1,23 +1,22 @@
-"""Room behind the keys and values of a cache's layer. A token's are written there; torch would copy
-the whole layer."""
+"""Room behind the keys and values of a cache's layer, for those of the next tokens; torch would
+copy the whole layer."""
 
 import torch
 from transformers.cache_utils import DynamicLayer
 
 CacheOperand = tuple[int, int, int, int, int]
-"""What kernels take of a cache: the address of the first head's keys, how many numbers apart heads
-lie, the same of its values, and the number of positions."""
+"""A cache as kernels take it: the address of the first head's keys, the distance between heads in
+numbers, the same two for its values, and the number of positions."""
 
 _NAME = "moectl_room"
 _LEAST = 64  # positions
 
 
 class CacheRoom:
-    """Memory [1, N, C, D] of which the layer's keys and values [1, N, S, D] are the first
-    positions.
+    """Memory [1, N, C, D] whose first positions are the layer's keys and values [1, N, S, D].
 
-    It is used as long as the layer has the very tensors that were given to it last: if it is
-    cropped, or a copy of it goes on from the same tensors, it gets room anew.
+    It is used as long as the layer has the very tensors that were given to it last. If the layer is
+    cropped, or a copy of it goes on from the same tensors, it gets new room.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -39,11 +38,12 @@ class CacheRoom:
         return layer.keys is keys and layer.values is values and keys.shape[2] < self._capacity
 
     def __deepcopy__(self, _: dict) -> None:
-        """A copied layer gets room anew: the addresses here are of this layer's memory."""
+        """Return None: a copied layer gets new room, because the addresses here are of this layer's
+        memory."""
 
     @classmethod
     def of(cls, layer: DynamicLayer) -> "CacheRoom":
-        """The room of this layer, with place for a position more."""
+        """Return the room of this layer, with space for one more position."""
         room = vars(layer).get(_NAME)
         if room is None or not room._belongs_to(layer):
             room = cls(layer.keys, layer.values)
@@ -51,7 +51,8 @@ class CacheRoom:
         return room
 
     def extend(self, layer: DynamicLayer) -> CacheOperand:
-        """Give the layer a position more, the numbers of which are to be written."""
+        """Give the layer one more position, whose numbers are to be written, and return the
+        operand."""
         operand = self.operand(layer)
         layer.keys, layer.values = self._given = tuple(
             buffer.narrow(2, 0, operand[-1]) for buffer in self._buffers
@@ -59,5 +60,6 @@ class CacheRoom:
         return operand
 
     def operand(self, layer: DynamicLayer) -> CacheOperand:
-        """What kernels take to write the numbers of the position that `extend` will give."""
+        """Return the operand with which kernels write the numbers of the position that `extend`
+        will add."""
         return *self._places, layer.keys.shape[2] + 1

@@ -1,10 +1,10 @@
-"""Products of codes of 2 to 8 bits that lie side by side for adjacent outputs with one token,
-written in vectors, which LLVM would not find in loops.
+"""Products with one token of codes of 2 to 8 bits that lie side by side for adjacent outputs. They
+are written in vectors, because LLVM would not find these in loops.
 
 The token is in whole numbers of 16 bits, as two digits of 8 bits. One instruction takes four codes
 of each of 16 outputs out of their words, and another adds up their products with four digits,
 without rounding. Rows are read in strips, which a processor does not fetch in advance: each strip
-asks for the one under it. Operands are int64 addresses. Importing this module imports numba.
+prefetches the one under it. Operands are int64 addresses. Importing this module imports numba.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ _BYTES = vector(I8, 4 * LANES)
 
 
 def quad_of(builder: ir.IRBuilder, rows: Sequence[ir.Value], bits: int, quad: int) -> ir.Value:
-    """Four codes of each output as bytes, those that `inputs_of_quads` names."""
+    """Return four codes of each output as bytes, for the inputs that `inputs_of_quads` names."""
     if bits == 3:
         codes = _three_bits(builder, rows, 12 * quad)
     else:
@@ -52,7 +52,7 @@ def quad_of(builder: ir.IRBuilder, rows: Sequence[ir.Value], bits: int, quad: in
 
 
 def _three_bits(builder: ir.IRBuilder, rows: Sequence[ir.Value], first: int) -> ir.Value:
-    """The codes from this bit of three words on as the low bits of bytes."""
+    """Return the codes from this bit of three words on as the low bits of bytes."""
     row, first = divmod(first, 32)
     words = rows[row]
     if first > 20:
@@ -73,8 +73,8 @@ def _three_bits(builder: ir.IRBuilder, rows: Sequence[ir.Value], first: int) -> 
 
 
 def inputs_of_quads(bits: int) -> list[int]:
-    """The inputs [32] of a unit by quads: those of 3 bits lie side by side, others at the same
-    place of each byte."""
+    """Return the inputs [32] of a unit by quads: at 3 bits they lie side by side, otherwise at the
+    same place of each byte."""
     if bits == 3:
         return list(range(UNIT))
     per_byte = 8 // bits
@@ -87,7 +87,7 @@ def inputs_of_quads(bits: int) -> list[int]:
 
 
 def _arranged(bits: int) -> Callable[..., None]:
-    """Return `arrange(digits, num_units)`: it puts the digits of units in the order of their
+    """Return `arrange(digits, num_units)`, which puts the digits of units in the order of their
     quads."""
     order = [UNIT * digit + place for digit in range(DIGITS) for place in inputs_of_quads(bits)]
 
@@ -106,7 +106,7 @@ def _arranged(bits: int) -> Callable[..., None]:
 
 
 def add_quads(builder: ir.IRBuilder, sums: ir.Value, codes: ir.Value, digits: ir.Value) -> ir.Value:
-    """Add the products of four codes, without sign, with four digits to each sum."""
+    """Add the products of four unsigned codes with four digits to each sum."""
     if HAS_QUADS:
         return called(builder, "llvm.x86.avx512.vpdpbusd.512", PAIRS, [sums, codes, digits])
     for byte in range(4):
@@ -117,9 +117,11 @@ def add_quads(builder: ir.IRBuilder, sums: ir.Value, codes: ir.Value, digits: ir
 
 
 def _stream(bits: int) -> Callable[..., None]:
-    """Return `add(words, stride, x, num_units, sums)`: it adds so many units of rows of words,
-    `stride` bytes apart, to `PANEL` sums, and asks for the units under them. x [units, 2, 32] has
-    the digits, sums [PANEL / 16, 2, 16] those of 16 outputs, int32."""
+    """Return `add(words, stride, x, num_units, sums)`.
+
+    It adds `num_units` units of rows of words, `stride` bytes apart, to `PANEL` sums, and
+    prefetches the units under them. x [units, 2, 32] has the digits; sums [PANEL / 16, 2, 16],
+    int32, are by blocks of 16 outputs."""
 
     @intrinsic
     def add(context, words, stride, x, num_units, sums):
@@ -174,9 +176,10 @@ arrange_2, arrange_4 = (_arranged(bits) for bits in (2, 4))
 
 
 def scaled(bits: int, order: Sequence[int]) -> Callable[..., None]:
-    """Return `add(zeros, zero_offset, scales, worth, sum_x, num_blocks, sums, y)`: it adds blocks
-    of sums of 16 outputs times their scales times `worth` to y. A zero-point is a stored one plus
-    `zero_offset`; `order` has its place in a word for each output of a word."""
+    """Return `add(zeros, zero_offset, scales, worth, sum_x, num_blocks, sums, y)`.
+
+    It adds blocks of sums of 16 outputs times their scales times `worth` to y. A zero-point is the
+    stored one plus `zero_offset`; `order` has the place in a word of each of its outputs."""
     places = [
         bits * (lane // len(order) * len(order) + order[lane % len(order)]) for lane in range(LANES)
     ]

@@ -78,7 +78,8 @@ def _add_scaled(bits, zeros, offset, scales, worth, sum_x, num_blocks, sums, y):
 
 @part
 def _add_panels(fields, start, x, num_fast, y):
-    """Add the first outputs, whole panels of matrices whose groups are of whole units."""
+    """Add the first `num_fast` outputs, in whole panels, for matrices whose groups are of whole
+    units."""
     bits = fields[BITS]
     num_groups = fields[NUM_GROUPS]
     stride = 4 * len(y)
@@ -117,8 +118,8 @@ def _add_panels(fields, start, x, num_fast, y):
 
 @part
 def _add_codes(words, bits, width, index, x, sums):
-    """Add codes of any width, one input after another, to the sums of its group; a block of outputs
-    at a time."""
+    """Add codes of any width, one input after another, to the sums of their group; one block of
+    outputs at a time."""
     mask = u32((1 << bits) - 1)
     last = len(words) - 1
     num_outputs = words.shape[1]
@@ -186,8 +187,10 @@ def multiply_stream(fields, start, x, y, is_narrow):
 
 
 def is_in_digits(bits: int, *, is_narrow: bool) -> bool:
-    """Whether replicas of this width are multiplied here, in whole numbers: no table holds codes of
-    8 bits, and the processor has the products. `is_narrow` says that x is in bfloat16."""
+    """Return whether replicas of this width are multiplied here, in whole numbers.
+
+    This holds at 8 bits, for which there is no table, if the processor has the products.
+    `is_narrow` says that x is in bfloat16."""
     return bits == 8 and is_narrow and HAS_QUADS
 
 
@@ -198,8 +201,8 @@ def can_add_replica(group_size):
 
 @part
 def add_replica(words, scales, zeros, bits, x, y):
-    """Add x [T, I] times a replica's matrix, whose arrays are those of `low_bit.multiplier`, to y
-    [T, O]."""
+    """Add x [T, I] times a replica's matrix, given by the arrays of `low_bit.multiplier`, to y [T,
+    O]."""
     fields = np.full(NUM_FIELDS, -1)
     fields[BITS] = bits
     fields[CODES] = words.ctypes.data

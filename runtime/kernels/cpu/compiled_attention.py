@@ -16,8 +16,8 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines of a token's position."""
 
 Turn = tuple[int, int, int, int, int]
-"""What kernels take of angles: whether they are float32, pairs that are rotated, the number of
-cosines, addresses."""
+"""Angles as kernels take them: whether they are float32, the number of rotated pairs, the number of
+cosines, and the addresses of cosines and sines."""
 
 _IGNORED = {
     "position_ids",
@@ -30,14 +30,14 @@ _CACHE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
 def mask_operand(mask: torch.Tensor | None) -> tuple[int, int]:
-    """What kernels take of a mask: its address, or 0, and whether it is boolean."""
+    """Return a mask as kernels take it: its address, or 0, and whether it is boolean."""
     return (0, 0) if mask is None else (mask.data_ptr(), int(mask.dtype is torch.bool))
 
 
 class CompiledAttention:
-    """Computes what an attention module does for one token of one request, the cache of which has
-    entries. The linear layers are called as modules. `num_outputs`: of the module's tuple, 0 if it
-    gives a tensor."""
+    """Attention module in compiled code for one token of one request, whose cache has entries. The
+    linear layers are called as modules. `num_outputs` is the length of the module's output tuple, 0
+    if it gives a tensor."""
 
     def __init__(
         self, module: nn.Module, heads: Heads, rotation: Rotation, *, num_outputs: int
@@ -59,8 +59,8 @@ class CompiledAttention:
         )
 
     def _prepare(self, count: int, dim: int, norm: Norm | None) -> Callable[..., None]:
-        """The kernel that normalises and rotates `count` heads, without the arguments that
-        change."""
+        """Return the kernel that normalises and rotates `count` heads, with its constant arguments
+        bound."""
         return partial(
             kernels("cpu.attention").prepare_heads,
             count,
@@ -70,8 +70,7 @@ class CompiledAttention:
         )
 
     def forward(self, hidden_states: torch.Tensor, *others: object, **named: object) -> object:
-        """The replacement of the module's forward, which computes all that this class does not
-        take."""
+        """Replace the module's forward, which still computes all that this class does not take."""
         if others or self._module._forward_hooks or not self.takes(hidden_states, **named):
             return self._theirs(hidden_states, *others, **named)
         out = self.attend(hidden_states, **named)
@@ -85,7 +84,7 @@ class CompiledAttention:
         position_embeddings: Angles | None = None,
         **others: object,
     ) -> bool:
-        """Whether the arguments of a forward are one token after others, in a cache that is known,
+        """Return whether the arguments of a forward are one token after others, in a known cache,
         and no more."""
         heads = self.heads
         past = past_key_values
@@ -131,16 +130,16 @@ class CompiledAttention:
         return is_known and is_row and 2 * self._half(cos) <= self.heads.dim
 
     def _half(self, cos: torch.Tensor) -> int:
-        """The number of pairs that are rotated by these cosines."""
+        """Return the number of pairs that these cosines rotate."""
         return cos.numel() if self.rotation.is_half else cos.numel() // 2
 
     @property
     def layer_index(self) -> int:
-        """Of its layer of the cache."""
+        """Index of the module's layer in the cache."""
         return self._module.layer_idx
 
     def layer_of(self, past: DynamicCache) -> DynamicLayer:
-        """The layer of the cache that has this module's keys and values."""
+        """Return the layer of the cache that has this module's keys and values."""
         return past.layers[self.layer_index]
 
     def attend(
@@ -151,8 +150,8 @@ class CompiledAttention:
         position_embeddings: Angles | None = None,
         **_: object,
     ) -> torch.Tensor:
-        """Compute the output [.., H] for x [.., H]; mask [1, 1, 1, S] of what the token attends to.
-        The cache's layer gets the token's keys and values."""
+        """Return the output [.., H] for x [.., H]; the mask [1, 1, 1, S] says what the token
+        attends to. The token's keys and values are added to the cache's layer."""
         heads = self.heads
         like = self._like
         layer = self.layer_of(past_key_values)
@@ -178,7 +177,7 @@ class CompiledAttention:
         return heads.output(out)
 
     def turn(self, angles: Angles | None) -> Turn:
-        """What kernels take of the angles of a position."""
+        """Return the angles of a position as kernels take them."""
         if angles is None or self.rotation.is_still:
             return _STILL
         cos, sin = angles
@@ -193,7 +192,8 @@ class CompiledAttention:
     def _extend(
         self, layer: DynamicLayer, key: torch.Tensor, value: torch.Tensor, turn: Turn
     ) -> CacheOperand:
-        """Write the token's key and value into the room behind the layer's."""
+        """Write the token's key and value into the room behind the layer's, and return the cache's
+        operand."""
         heads = self.heads
         like = self._like
         cache = CacheRoom.of(layer).extend(layer)
@@ -206,7 +206,7 @@ class CompiledAttention:
     def _updated(
         self, layer: DynamicLayer, key: torch.Tensor, value: torch.Tensor, turn: Turn
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [1, N, S, D] with those of the token."""
+        """Return the keys and values [1, N, S, D] with those of the token."""
         heads = self.heads
         source = key.data_ptr()
         shape = (1, self._num_keys, 1)

@@ -1,7 +1,7 @@
-"""The first half of a decoder's layer, up to the norm before its MLP or experts, in one compiled
-call for one token.
+"""First half of a decoder's layer, up to the norm before its MLP or experts, in one compiled call
+for one token.
 
-What a layer does with these parts, a trial says: modules of other structure compute as before.
+A trial finds what a layer does with these parts: modules of other structure compute as before.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,13 +23,13 @@ from runtime.kernels.load import kernels
 from runtime.model.open import MoeModel
 
 _SIZES = {0.125: 1.0, 1.0: 1.0, 64.0: 1.0}
-"""Small numbers show what is added to them, large ones limits."""
+"""Small numbers show additions to them, large numbers show limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockParts:
-    """The attention of a layer, the norms before it and behind the sum with it, and the module that
-    takes the latter's output. `modules` have forwards that one call computes."""
+    """Attention of a layer, the norms before it and behind the sum with it, and the module that
+    takes the latter norm's output. `modules` have forwards that one call computes."""
 
     attention: CompiledAttention
     before: Norm
@@ -39,13 +39,13 @@ class BlockParts:
 
     @property
     def norms(self) -> tuple[Norm | None, ...]:
-        """Before attention, of queries, of keys, behind attention."""
+        """Norms before attention, of queries, of keys, and behind attention."""
         return self.before, *(self.attention.heads.norms or (None, None)), self.behind
 
 
 class CompiledBlock:
-    """Computes what a layer of a decoder does for one token: x plus attention of its norm, plus the
-    mixer, an MLP or experts, of that sum's norm. The mixer is called as a module."""
+    """Layer of a decoder for one token: x plus attention of its norm, plus the mixer, an MLP or
+    experts, of that sum's norm. The mixer is called as a module."""
 
     def __init__(self, module: nn.Module, parts: BlockParts, *, num_outputs: int) -> None:
         attention = parts.attention
@@ -72,14 +72,13 @@ class CompiledBlock:
         )
 
     def forward(self, hidden_states: torch.Tensor, *others: object, **named: object) -> object:
-        """The replacement of the layer's forward, which computes all that this class does not
-        take."""
+        """Replace the layer's forward, which still computes all that this class does not take."""
         if others or any(self._hooks) or not self.takes(hidden_states, **named):
             return self._theirs(hidden_states, *others, **named)
         return self.attend(hidden_states, **named)
 
     def takes(self, x: torch.Tensor, **named: object) -> bool:
-        """Whether the arguments are one token after others, in a cache that grows."""
+        """Return whether the arguments are one token after others, in a cache that grows."""
         is_token = self._gives_tensor and x.is_contiguous() and self._attention.takes(x, **named)
         return is_token and type(self._attention.layer_of(named["past_key_values"])) is DynamicLayer
 
@@ -91,8 +90,8 @@ class CompiledBlock:
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         **_: object,
     ) -> torch.Tensor:
-        """Compute the layer's output [.., H] for x [.., H]. The cache's layer gets the token's keys
-        and values."""
+        """Return the layer's output [.., H] for x [.., H]. The token's keys and values are added to
+        the cache's layer."""
         out = torch.empty_like(x)
         normalised = torch.empty_like(x)
         layer = self._attention.layer_of(past_key_values)
@@ -103,7 +102,7 @@ class CompiledBlock:
         return self.mix(out, normalised)
 
     def mix(self, x: torch.Tensor, normalised: torch.Tensor) -> torch.Tensor:
-        """Add to x what the mixer gives for its norm, in place."""
+        """Add the mixer's output for the norm of x to x, in place."""
         return x.add_(first_of(self.parts.mixer(normalised)))
 
 
@@ -112,7 +111,7 @@ def compiled_blocks(
     attentions: Mapping[nn.Module, CompiledAttention | str],
     norms: Mapping[nn.Module, Norm],
 ) -> dict[nn.Module, CompiledBlock]:
-    """The layers that agree with one call."""
+    """Return the compiled layers, by module, that agree with the modules."""
     found = {
         module: list(_recognised(module, attentions, norms)) for module in opened.model.modules()
     }
@@ -129,7 +128,7 @@ def _recognised(
     attentions: Mapping[nn.Module, CompiledAttention | str],
     norms: Mapping[nn.Module, Norm],
 ) -> Iterator[BlockParts]:
-    """The ways to take a layer's children for the parts of a block."""
+    """Yield the ways to take a layer's children as the parts of a block."""
     children = list(module.children())
     own = [child for child in children if isinstance(attentions.get(child), CompiledAttention)]
     own_norms = [child for child in children if norms.get(child)]
@@ -145,7 +144,7 @@ def _recognised(
 
 
 def _takes_one(module: nn.Module) -> bool:
-    """Whether a module needs a single argument."""
+    """Return whether a module needs a single argument."""
     parameters = list(signature(type(module).forward).parameters.values())[1:]
     kinds = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     return (
@@ -161,5 +160,5 @@ def _trial(module: nn.Module, ways: list[BlockParts]) -> ModuleTrial:
 
 
 def first_of(output: torch.Tensor | tuple) -> torch.Tensor:
-    """A module's output, which may be the first of several."""
+    """Return a module's output, or the first of several."""
     return output[0] if isinstance(output, tuple) else output

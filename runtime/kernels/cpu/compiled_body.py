@@ -1,5 +1,5 @@
-"""A decoder from its embedding to its last norm for one token, module after module, without what
-its own code prepares for any input: masks, recorded outputs, defaults."""
+"""Decoder from its embedding to its last norm for one token, module after module, without the
+preparations of its own code for any input: masks, recorded outputs, defaults."""
 
 import copy
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _RECORDED = (
 
 @dataclass(frozen=True, slots=True)
 class BodyParts:
-    """The children of a decoder that has no others."""
+    """Children of a decoder, which has no others."""
 
     embedding: nn.Embedding | QuantisedEmbedding
     rotary: nn.Module
@@ -34,8 +34,8 @@ class BodyParts:
 
 
 class CompiledBody:
-    """Calls the modules of a decoder for one token after others, or what computes its `layers` in
-    one call. `kind`: the class of its output."""
+    """Decoder whose modules are called for one token after others, or whose `layers` are computed
+    in one call. `kind` is the class of its output."""
 
     def __init__(self, module: nn.Module, parts: BodyParts, kind: type | None) -> None:
         self._module = module
@@ -45,8 +45,7 @@ class CompiledBody:
         self._theirs = partial(type(module).forward, module)
 
     def forward(self, *arguments: object, **named: object) -> object:
-        """The replacement of the module's forward, which computes all that this class does not
-        take."""
+        """Replace the module's forward, which still computes all that this class does not take."""
         if arguments or not self.takes(**named):
             return self._theirs(*arguments, **named)
         return self._kind(
@@ -62,8 +61,8 @@ class CompiledBody:
         position_ids: torch.Tensor | None = None,
         **others: object,
     ) -> bool:
-        """Whether the arguments are one token of one request, which attends to all in a cache that
-        grows."""
+        """Return whether the arguments are one token of one request, which attends to all in a
+        cache that grows."""
         past = past_key_values
         config = self._module.config
         if input_ids is None or input_ids.numel() != 1 or input_ids.dim() != 2 or not use_cache:
@@ -98,8 +97,8 @@ class CompiledBody:
         position_ids: torch.Tensor | None = None,
         **_: object,
     ) -> torch.Tensor:
-        """The output of the last norm, [1, 1, H]."""
-        # layers write to it
+        """Return the output of the last norm, [1, 1, H]."""
+        # The embedding's output is cloned because layers write to it.
         parts = self.parts
         x = self.parts.embedding(input_ids).clone()
         if position_ids is None:
@@ -123,7 +122,8 @@ class CompiledBody:
 def compiled_bodies(
     opened: MoeModel, norms: Mapping[nn.Module, Norm | None]
 ) -> dict[nn.Module, CompiledBody]:
-    """The decoders whose modules, called one after another, give the bits of their own code."""
+    """Return the decoders whose modules, called one after another, give the bits of their own
+    code."""
     found = {module: _parts(module, norms) for module in opened.model.modules()}
     trials = {module: _Trial(module, parts) for module, parts in found.items() if parts}
     return {module: body for module, body in run_trials(opened, trials).items() if body}
@@ -142,7 +142,8 @@ def _parts(module: nn.Module, norms: Mapping[nn.Module, Norm | None]) -> BodyPar
 
 
 class _Trial:
-    """Compares a decoder's output and cache with those of its modules, called one after another."""
+    """Comparison of a decoder's output and cache with those of its modules, called one after
+    another."""
 
     def __init__(self, module: nn.Module, parts: BodyParts) -> None:
         self._theirs = partial(type(module).forward, module)
@@ -153,7 +154,7 @@ class _Trial:
         return self._make(self._kinds[0]) if self._kinds and None not in self._kinds else None
 
     def forward(self, *arguments: object, **named: object) -> object:
-        """The module's own output; on the way, one token is tried."""
+        """Return the module's own output, and try one token on the way."""
         ours = self._make(None)
         taken = not arguments
         if not taken or not ours.takes(**named):
@@ -171,7 +172,7 @@ class _Trial:
 
 
 def _agree(x: torch.Tensor, past: DynamicCache, theirs: object) -> bool:
-    """Whether a decoder gives this output and this cache and no more."""
+    """Return whether a decoder gives this output and this cache and no more."""
     if theirs.keys() != {"last_hidden_state", "past_key_values"} or not torch.equal(
         x, theirs.last_hidden_state
     ):

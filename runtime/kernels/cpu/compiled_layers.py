@@ -1,5 +1,5 @@
-"""Consecutive layers of a decoder in one compiled call for one token, as long as nothing is decided
-about experts."""
+"""Consecutive layers of a decoder in one compiled call for one token, as long as there is nothing
+to decide about experts."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -19,13 +19,15 @@ from runtime.kernels.cpu.dense import linear_operand
 from runtime.kernels.load import kernels
 from runtime.model.layers import MoeLayer
 
-_NUM_TRIED = 3  # tokens on which it is tried what a mixer does with its experts
+_NUM_TRIED = 3  # tokens on which a mixer's use of its experts is tried
 
 
 class WholeExperts(NamedTuple):
-    """Where the experts of all layers begin, `starts` [L, E] (0: absent), the kinds and places of
-    their `matrices` [L, 3, 2], how many neurons they have, and the replicas that stand for those
-    that are absent, as `whole_layer` has them."""
+    """Addresses and layout of the experts of all layers.
+
+    `starts` [L, E] are the addresses of experts (0: absent), `matrices` [L, 3, 2] the kinds and
+    places of their matrices, `num_neurons` the number of their neurons. `replicas` stand for absent
+    experts, in the layout of `whole_layer`."""
 
     starts: np.ndarray
     matrices: np.ndarray
@@ -33,20 +35,20 @@ class WholeExperts(NamedTuple):
     replicas: tuple
 
     def layer(self, index: int) -> tuple:
-        """The replicas of one layer."""
+        """Return the replicas of one layer."""
         functions, addresses, sizes, rotations = self.replicas
         return functions, addresses[index], sizes[index], rotations
 
 
 class ExpertsInPlace(Protocol):
-    """What knows where experts are, and counts their use."""
+    """Interface of the object that knows where experts are, and counts their use."""
 
     def whole(self) -> WholeExperts | None:
-        """Of layers about which nothing is to be decided; None where that is not so."""
+        """Return the experts of all layers, or None if there is something to decide about them."""
 
     def count(self, first: int, chosen: torch.Tensor) -> None:
-        """One token was computed by n layers from number `first` on, with the experts that were
-        `chosen` [n, K]."""
+        """Count one token that n layers from number `first` on computed with the experts `chosen`
+        [n, K]."""
 
 
 class CompiledLayers:
@@ -93,8 +95,8 @@ class CompiledLayers:
         blocks: Sequence[CompiledBlock],
         routers: Mapping[nn.Module, CompiledRouter],
     ) -> "CompiledLayers | None":
-        """Of all layers, where these are their blocks; None where layers differ or have other
-        parts."""
+        """Return the compiled layers if `blocks` are those of all layers, or None if layers differ
+        or have other parts."""
         own = [routers.get(layer.gate) for layer in layers]
         if len(blocks) != len(layers) or None in own:
             return None
@@ -111,7 +113,8 @@ class CompiledLayers:
         )
 
     def run(self, first: int, x: torch.Tensor, past: DynamicCache, angles: Angles) -> int:
-        """Compute x [1, 1, H] in place by layers from number `first` on, and return how many."""
+        """Compute x [1, 1, H] in place by layers from number `first` on, and return the number of
+        layers computed."""
         whole = self.experts.whole() if self.experts else None
         if (
             whole is None
@@ -141,8 +144,8 @@ class CompiledLayers:
         turn: Turn,
         whole: WholeExperts,
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """The ids [L, K] that routers chose, the norm of the last x, and the number of the layer
-        that is left."""
+        """Return the ids [L, K] that routers chose, the norm of the last x, and the number of the
+        layer at which it stopped."""
         routing = self._routing
         num_layers = len(caches)
         is_routed = False
@@ -165,7 +168,7 @@ class CompiledLayers:
 
 
 def _kind(block: CompiledBlock, router: CompiledRouter) -> tuple:
-    """What is the same in all layers that one call takes."""
+    """Return the properties that all layers of one call must share."""
     heads = block.parts.attention.heads
     rotation = block.parts.attention.rotation
     return (
@@ -179,8 +182,8 @@ def _kind(block: CompiledBlock, router: CompiledRouter) -> tuple:
 
 
 def _is_router_and_experts(layer: MoeLayer, block: CompiledBlock, router: CompiledRouter) -> bool:
-    """Whether the block's mixer gives its experts what it is given, with the router's choice, and
-    returns what they give."""
+    """Return whether the block's mixer gives its own input to its experts, with the router's
+    choice, and returns their output."""
     mixer = block.parts.mixer
     seen = []
     dtype = block.parts.attention.heads.dtype

@@ -1,5 +1,5 @@
-"""RMS norms in compiled code, for one token. Which modules are RMS norms, and how they round, a
-probe says."""
+"""RMS norms in compiled code, for one token. A probe finds which modules are RMS norms, and how
+they round."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from torch import nn
 from runtime.kernels.load import AS_NUMPY, kernels
 
 BOUNDS = {torch.float32: 2e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}
-"""By dtype, how far compiled code may lie from a module on a probe, over the largest number that
-the module gives."""
+"""Largest distance of compiled code from a module on a probe, by dtype, relative to the largest
+number that the module gives."""
 
 _SIZES = (1e-3, 1.0, 64.0)  # of a probe's numbers: a small one shows epsilon, a large one limits
 _NUM_ROWS = 4
@@ -23,23 +23,23 @@ _NUM_ROWS = 4
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """How an RMS norm computes. `weight` [H] is float32; `is_rounded`: what it multiplies is
-    rounded to the dtype."""
+    """Arithmetic of an RMS norm. `weight` [H] is float32; `is_rounded`: the numbers that it
+    multiplies are rounded to the dtype."""
 
     weight: torch.Tensor
     eps: float
     is_rounded: bool
 
     def kernel(self) -> Callable[[int, int, np.ndarray], None]:
-        """The compiled norm: from the address of x [H] to another, by an array of their type. It
-        reads `weight`, which must outlive it."""
+        """Return the compiled norm, a function of the address of x [H], the address of its output
+        and an array of their type. It reads `weight`, which must outlive it."""
         arguments = (self.weight.data_ptr(), len(self.weight), self.eps, self.is_rounded)
         return partial(kernels("cpu.norms").normalise, *arguments)
 
 
 def norm_operand(norm: Norm | None) -> tuple[int, int, float, bool]:
-    """What kernels that compute more than a norm take of one: numbers that it spans (0: there is
-    none), address of its weights, epsilon, and whether it rounds first."""
+    """Return a norm as an operand of larger kernels: the numbers that it spans (0: there is no
+    norm), the address of its weights, epsilon, and whether it rounds first."""
     return (
         (0, 0, 0.0, False)
         if norm is None
@@ -48,13 +48,13 @@ def norm_operand(norm: Norm | None) -> tuple[int, int, float, bool]:
 
 
 def like_of(dtype: torch.dtype) -> np.ndarray:
-    """An empty array of the type that kernels know for numbers of this dtype."""
+    """Return an empty array of the type that kernels know for numbers of this dtype."""
     return torch.empty(0, dtype=dtype).view(AS_NUMPY[dtype]).numpy()
 
 
 def recognise_norm(module: nn.Module, dtype: torch.dtype) -> Norm | None:
-    """How this module computes tokens of `dtype`, if it is an RMS norm: the variant nearest to it
-    on random numbers, within `BOUNDS`."""
+    """Return the variant of RMS norm nearest to this module for tokens of `dtype` on random
+    numbers, or None if none is within `BOUNDS`."""
     if not _may_be_norm(module) or dtype not in AS_NUMPY:
         return None
     random = torch.Generator().manual_seed(0)
@@ -70,7 +70,8 @@ def recognise_norm(module: nn.Module, dtype: torch.dtype) -> Norm | None:
 
 
 def _may_be_norm(module: nn.Module) -> bool:
-    """Whether the module is one vector and an epsilon, and takes a token and nothing else."""
+    """Return whether the module is one vector and an epsilon, and takes a token and nothing
+    else."""
     state = dict(module.named_parameters())
     arguments = signature(module.forward).parameters
     is_vector = (
@@ -86,15 +87,15 @@ def _eps(module: nn.Module) -> object:
 
 
 def _variants(module: nn.Module) -> Iterator[Norm]:
-    """The ways in which families compute: the weight, or one more than it, times the rounded or the
-    exact number."""
+    """Yield the variants of model families: the weight, or the weight plus one, times the rounded
+    or the exact number."""
     for offset, is_rounded in product((0.0, 1.0), (True, False)):
         yield Norm(module.weight.detach().float() + offset, _eps(module), is_rounded)
 
 
 def _deviation(norm: Norm, rows: torch.Tensor, theirs: torch.Tensor) -> float:
-    """The mean deviation of rows, so that the nearest of two roundings is found; infinite if a row
-    is out of bounds."""
+    """Return the mean deviation of rows, so that the nearest of two roundings is found; infinite if
+    a row is out of bounds."""
     run = norm.kernel()
     ours = torch.empty_like(rows)
     like = like_of(rows.dtype)
@@ -105,7 +106,7 @@ def _deviation(norm: Norm, rows: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 class CompiledNorm:
-    """Computes an RMS norm for one token of `dtype`."""
+    """RMS norm in compiled code for one token of `dtype`."""
 
     def __init__(self, module: nn.Module, norm: Norm, dtype: torch.dtype) -> None:
         self._theirs = partial(type(module).forward, module)
@@ -117,8 +118,8 @@ class CompiledNorm:
         self._like = like_of(dtype)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The replacement of the module's forward, x [.., H] -> [.., H]; torch computes more than
-        one token."""
+        """Replace the module's forward, x [.., H] -> [.., H]; torch computes more than one
+        token."""
         x = hidden_states
         if (
             x.numel() != self._count

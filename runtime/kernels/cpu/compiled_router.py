@@ -1,5 +1,5 @@
-"""Routers in compiled code, for one token. Which routers choose by their matrix, and what they
-give, a trial says.
+"""Routers in compiled code, for one token. A trial finds which routers choose by their matrix, and
+what they give.
 
 A choice that rounding could change is left to the model's own router, so that experts are chosen as
 it chooses them.
@@ -18,15 +18,15 @@ from runtime.kernels.load import kernels
 _NUM_TOKENS = 256  # random ones, on which a router is tried
 _SIZES = (0.25, 1.0, 4.0)  # of their logits
 _TOLERANCES = {torch.float32: (2e-5,), torch.bfloat16: (2e-5, 2**-7)}
-"""Of the distance of the selected to others before rounding, over their logits: products may be
-summed in float32 and rounded once, or be rounded in between."""
+"""Tolerances of the distance between selected and other experts before rounding, relative to their
+logits: products may be summed in float32 and rounded once, or be rounded in between."""
 
 _SAME = 0.99  # of logits that are rounded once
 
 
 @dataclass(frozen=True, slots=True)
 class RouterOutput:
-    """What a router gives for its matrix times a token: dtypes of logits and weights;
+    """Output of a router for its matrix times a token: dtypes of logits and weights.
     `is_shared_out`: the weights of the `top_k` add up to 1."""
 
     top_k: int
@@ -37,8 +37,8 @@ class RouterOutput:
 
 
 class CompiledRouter:
-    """Computes a router for one token. `num_unclear` counts the tokens that it left to the module;
-    `operand` and `how` are what kernels take of it."""
+    """Router in compiled code for one token. `num_unclear` counts the tokens that it left to the
+    module; `operand` and `how` describe it to kernels."""
 
     def __init__(self, gate: nn.Module, routing: RouterOutput) -> None:
         weight = gate.weight
@@ -65,12 +65,12 @@ class CompiledRouter:
 
     @property
     def is_rounded_once(self) -> bool:
-        """Whether the tolerance is for logits in 16 bits that are sums in float32."""
+        """True if the tolerance is for logits in 16 bits that are sums in float32."""
         return self.routing.tolerance < _TOLERANCES[self._dtype][-1]
 
     def forward(self, hidden_states: torch.Tensor, *others: object, **named: object) -> object:
-        """The replacement of the module's forward; it computes more than one token, and choices
-        that are not clear."""
+        """Replace the module's forward, which still computes more than one token, and choices that
+        are not clear."""
         x = hidden_states
         is_token = x.numel() == self.num_inputs and x.dtype is self._dtype and x.is_contiguous()
         if not is_token or others or named or x.requires_grad:
@@ -79,13 +79,13 @@ class CompiledRouter:
         return self.left(x) if outputs is None else outputs
 
     def left(self, x: torch.Tensor) -> object:
-        """What the module gives for a token whose choice is not clear."""
+        """Return the module's own output for a token whose choice is not clear, and count it."""
         self.num_unclear += 1
         return self._theirs(x)
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        """The logits [1, E], weights and ids [1, K] of a token [.., H]; None where its choice is
-        not clear."""
+        """Return the logits [1, E], weights and ids [1, K] of a token [.., H], or None if its
+        choice is not clear."""
         routing = self.routing
         logits = torch.empty(1, self.num_experts, dtype=routing.logits_dtype)
         weights = torch.empty(1, routing.top_k, dtype=routing.weights_dtype)
@@ -95,8 +95,8 @@ class CompiledRouter:
 
 
 def compiled_router(gate: nn.Module) -> CompiledRouter | None:
-    """The router in compiled code, if it is a matrix, of which compiled code makes the same
-    choices."""
+    """Return the router in compiled code if it is a matrix and compiled code makes the same
+    choices, otherwise None."""
     state = dict(gate.named_parameters()) | dict(gate.named_buffers())
     is_matrix = {"weight"} <= state.keys() <= {"weight", "bias"} and gate.weight.dim() == 2
     if not is_matrix or len(signature(type(gate).forward).parameters) != 2:  # self and tokens
@@ -114,8 +114,8 @@ def _is_plain(weights: torch.Tensor) -> bool:
 
 
 def _tried(gate: nn.Module) -> CompiledRouter | None:
-    """The nearest of the ways to weigh experts, if all choices and numbers agree with the router's
-    on random tokens."""
+    """Return the nearest of the ways to weigh experts if all choices and numbers agree with the
+    router's on random tokens, otherwise None."""
     random = torch.Generator().manual_seed(0)
     num_experts, num_inputs = gate.weight.shape
     x = (
@@ -144,9 +144,10 @@ def _tried(gate: nn.Module) -> CompiledRouter | None:
 
 
 def _deviation(router: CompiledRouter, x: torch.Tensor, theirs: tuple[torch.Tensor, ...]) -> float:
-    """The largest deviation of logits and weights, over the largest of the token's; infinite where
-    a clear choice is another, less than half of them are clear, or logits are others than
-    `is_rounded_once` says."""
+    """Return the largest deviation of logits and weights, relative to the largest of the token's.
+
+    It is infinite if a clear choice differs, fewer than half of the choices are clear, or logits
+    contradict `is_rounded_once`."""
     ours = [router.route(token) for token in x]
     clear = [i for i, given in enumerate(ours) if given is not None]
     if 2 * len(clear) < len(x):

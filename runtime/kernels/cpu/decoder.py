@@ -1,4 +1,4 @@
-"""What a decoder computes for one token beside experts, in compiled code: linear layers, norms,
+"""Compiled code for the parts of a decoder beside experts, for one token: linear layers, norms,
 attention, blocks of layers, routers. All but linear layers are replaced only where compiled code
 agrees with them."""
 
@@ -21,8 +21,8 @@ from runtime.model.open import MoeModel
 
 
 class CompiledDecoder:
-    """Replaces `forward` in the modules that compiled code computes, from `install` to `uninstall`;
-    torch, which computes the rest, has one thread meanwhile for one token."""
+    """Replacement of `forward` in the modules that compiled code computes, from `install` to
+    `uninstall`. Torch, which computes the rest, meanwhile has one thread for one token."""
 
     def __init__(self, opened: MoeModel, threads: KernelThreads) -> None:
         self._torch = QuietTorch(opened.model)
@@ -57,7 +57,8 @@ class CompiledDecoder:
         }
 
     def _whole(self, opened: MoeModel, body: CompiledBody) -> CompiledLayers | None:
-        """All layers of this body in one call, which it is then to use, if that can be."""
+        """Return all layers of this body in one call, which the body then uses, or None if that is
+        impossible."""
         blocks = [block for layer in body.parts.layers if (block := self._blocks.get(layer))]
         body.layers = CompiledLayers.of(opened.layers, blocks, self._routers)
         return body.layers
@@ -78,7 +79,7 @@ class CompiledDecoder:
             module.__dict__.pop("forward", None)
 
     def receipt(self) -> dict[str, object]:
-        """How many modules are compiled, and why attentions are not, by class."""
+        """Return how many modules are compiled, and, by class, why attentions are not."""
         left = Counter(
             f"{type(module).__name__}: {reason}"
             for module, reason in self._attentions.items()

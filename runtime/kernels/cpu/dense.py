@@ -1,7 +1,8 @@
-"""The linear layers outside the experts in compiled code, for one token: when torch multiplies a
-bfloat16 matrix by one vector, it reads the matrix at a fraction of the memory's bandwidth. Matrices
-of few bits are multiplied where they lie, by up to `MOST_TOKENS` tokens; more multiply tiles of
-their rows, dequantised.
+"""Linear layers outside the experts in compiled code, for one token.
+
+When torch multiplies a bfloat16 matrix by one vector, it reads the matrix at a fraction of the
+memory's bandwidth. Low-bit matrices are multiplied where they lie, by up to `MOST_TOKENS` tokens;
+for more tokens, tiles of their rows are dequantised.
 
 Routers are not replaced, so that they choose a token's experts with the model's own bits.
 """
@@ -24,8 +25,8 @@ MOST_TOKENS = 4
 
 
 class CompiledLinear:
-    """Replaces `forward` in every linear layer, from `install` to `uninstall`; `threads` share its
-    rows."""
+    """Replacement of `forward` in every linear layer, from `install` to `uninstall`; `threads`
+    share its rows."""
 
     def __init__(self, opened: MoeModel, threads: KernelThreads) -> None:
         self._threads = threads
@@ -37,7 +38,7 @@ class CompiledLinear:
         self._packed = {layer for layer in layers if _is_packed(layer)}
 
     def are_whole(self, layers: Iterable[nn.Linear | QuantisedLinear]) -> bool:
-        """Whether all of these layers are replaced and computed on one thread."""
+        """Return whether all of these layers are replaced and computed on one thread."""
         replaced = self._plain | self._packed
         return all(
             layer in replaced and self._threads.num_shares(stored(layer).nbytes) == 1
@@ -73,8 +74,8 @@ def _is_packed(layer: nn.Module) -> bool:
 
 
 def linear_operand(layer: nn.Linear | QuantisedLinear) -> tuple[int, int, int]:
-    """What kernels that compute more than a linear layer take of one, which they read by its
-    addresses."""
+    """Return a linear layer as an operand of larger kernels, which read it by its addresses: its
+    kind, the address of its matrix, and that of its bias or 0."""
     names = kernels("cpu.published")
     bias = 0 if layer.bias is None else layer.bias.data_ptr()
     kind = (
@@ -86,7 +87,7 @@ def linear_operand(layer: nn.Linear | QuantisedLinear) -> tuple[int, int, int]:
 
 
 class PackedLinear:
-    """Multiplies tokens by the matrix of a quantised layer where it lies. Sums are rounded once,
+    """Quantised layer whose matrix is multiplied by tokens where it lies. Sums are rounded once,
     with the bias."""
 
     def __init__(self, layer: QuantisedLinear, threads: KernelThreads) -> None:
@@ -101,7 +102,7 @@ class PackedLinear:
         self._bias = None if layer.bias is None else layer.bias.detach().float()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The replacement of the layer's forward, x [..., I] -> [..., O]."""
+        """Replace the layer's forward, x [..., I] -> [..., O]."""
         layer = self._layer
         num_tokens = x.numel() // self._layer.in_features
         if x.dtype is not layer.dtype or x.requires_grad:
@@ -116,8 +117,8 @@ class PackedLinear:
         return out.view(*x.shape[:-1], layer.out_features)
 
     def _sums(self, tokens: np.ndarray) -> np.ndarray:
-        """tokens [T, I] -> [T, O], float32; each token by all of the matrix, in shares of its
-        rows."""
+        """Return the products of tokens [T, I], float32 [T, O]. Each token is multiplied by all of
+        the matrix, in shares of its rows."""
         sums = np.zeros((len(tokens), self._layer.out_features), np.float32)
         borders = [
             sums.shape[1] * share // self._num_shares for share in range(self._num_shares + 1)

@@ -1,9 +1,9 @@
 """A token in whole numbers of 16 bits, each as two digits of 8 bits, which processors multiply by
 codes without rounding. Importing this module imports numba.
 
-A group of inputs has one worth, its largest number over 32639. What a number lacks is at most half
-of that: 1 / 65278 of the largest, where bfloat16 lacks up to 1 / 512 of each. The sum of a group
-that holds NaN or infinity is NaN.
+A group of inputs has one worth, its largest number over 32639. The rounding error of a number is at
+most half of that: 1 / 65278 of the largest, compared with up to 1 / 512 of each in bfloat16. The
+sum of a group that holds NaN or infinity is NaN.
 """
 
 import numpy as np
@@ -22,8 +22,8 @@ f32 = np.float32
 
 @part
 def in_digits(x, num_groups, width):
-    """x [I] as digits int8 [I / 32, 2, 32], the higher first, and the worth of a group's numbers
-    and their sum [G], float32. A group is of `width` numbers, a multiple of 32."""
+    """Return x [I] as digits int8 [I / 32, 2, 32], the higher first, and for each group the worth
+    of its numbers and their sum [G], float32. A group is of `width` numbers, a multiple of 32."""
     digits = np.empty((len(x) // UNIT, DIGITS, UNIT), np.int8)
     worth = np.empty(num_groups, np.float32)
     sums = np.empty(num_groups, np.float32)

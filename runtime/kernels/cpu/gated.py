@@ -38,7 +38,7 @@ def pointer(context, address, like):
 
 
 def _elements_are(element: types.Type) -> Callable[..., bool]:
-    """Return a function of `like` that says whether its elements are of this type, as a constant,
+    """Return a function of `like` that tells whether its elements are of this type, as a constant,
     so that the other branch is not compiled."""
 
     @intrinsic
@@ -87,7 +87,7 @@ def bits_of(context, value):
 
 @intrinsic
 def _in_float16(context, value):
-    """The nearest float16 of a float32, as float32."""
+    """Return the nearest float16 of a float32, as float32."""
 
     def generate(_, builder, __, arguments):
         return float16_as_float(builder, float16_bits(builder, arguments[0]))
@@ -124,8 +124,8 @@ def as_stored(context, value, out):
 
 
 def new_factors(count, like):
-    """An array for what weights like these are multiplied by: bfloat16 where the processor
-    multiplies such pairs."""
+    """Return an array for the factors of weights of this type: bfloat16 for weights in bfloat16 if
+    the processor multiplies such pairs, otherwise float32."""
 
 
 @overload(new_factors, inline="always")
@@ -190,9 +190,8 @@ def add_whole(addresses, num_neurons, x, rows, y, like):
 
 @kernel([f"void(int64[::1], int64[::1], {TOKEN}, {like})" for like in LIKE], nogil=True)
 def add_segments(addresses, neurons, x, rows, y, like):
-    """Add segment i on x [H] to y[rows[i]]. Its neurons[i] neurons lie at addresses[i], for each
-    its row of gate, its row of up and its column of down. addresses, neurons and rows [n], y [K,
-    H]."""
+    """Add segment i on x [H] to y[rows[i]]. Its neurons[i] neurons lie at addresses[i], each as its
+    row of gate, its row of up and its column of down. addresses, neurons and rows [n], y [K, H]."""
     hidden = len(x)
     token = as_factors(x, like)
     for i in range(len(rows)):
@@ -214,7 +213,7 @@ def activate(inner, acts, like):
 
 @part
 def _biased(value, bias, like):
-    """Add a bias as the module does, which rounds before and after."""
+    """Add a bias as the module does, with rounding before and after."""
     return rounded(rounded(value, like) + as_float(bias), like)
 
 

@@ -27,7 +27,8 @@ _INT16 = np.zeros(1, np.int16)
 
 @part
 def _arrays(addresses, num_groups, bits, num_inputs, num_outputs):
-    """Words, scales and zero-points of the matrix whose arrays lie at `addresses` [3]."""
+    """Return the words, scales and zero-points of the matrix whose arrays lie at `addresses`
+    [3]."""
     words = carray(pointer(addresses[WORDS], _INT32), ((num_inputs * bits + 31) // 32, num_outputs))
     scales = carray(pointer(addresses[SCALES], _INT16), (num_groups, num_outputs))
     zeros = carray(pointer(addresses[ZEROS], _INT32), (num_groups, (num_outputs * bits + 31) // 32))

@@ -16,14 +16,14 @@ FUNCTIONS = "int64[::1]"
 ROTATIONS = (
     "Tuple((float32[::1], float32[::1], float32[:, ::1], float32[:, ::1], float32[:, ::1], int64))"
 )
-"""Signs [H] and [I], the transform of the odd factor of H, the same back, that of I, and numbers of
-16 bits for each of a token's."""
+"""Signs [H] and [I]; the odd factor's transform for H, for rotating back to H, and for I; and how
+many 16-bit numbers stand for each number of a token."""
 
 
 @part
 def rotated_numbers(x, signs, odd, digits):
-    """A token in its rotation, as `as_numbers` has it: int16 [digits, .] and what they are worth
-    [1]."""
+    """Return a token in its rotation, as `as_numbers` writes it: int16 [digits, .], and the worth
+    of these numbers [1]."""
     turned = np.empty(len(x), np.float32)
     numbers = np.empty((digits, len(x)), np.int16)
     transform(x * signs, odd, turned)
@@ -33,7 +33,8 @@ def rotated_numbers(x, signs, odd, digits):
 @part
 def add_replica(functions, addresses, sizes, rotations, token, out, like):
     """Add an expert on a token in numbers to `out` [H]. addresses[0] and sizes[0] are those of gate
-    and up, addresses[1] and sizes[1] of down, as `runtime.kernels.cpu.trellis` has them."""
+    and up, addresses[1] and sizes[1] those of down, in the layout of
+    `runtime.kernels.cpu.trellis`."""
     signs, inner_signs, _, odd_back, inner_odd, digits = rotations
     num_neurons = len(inner_signs)
     inner = np.zeros((1, 2 * num_neurons), np.float32)

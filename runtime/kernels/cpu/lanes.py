@@ -1,6 +1,6 @@
-"""Vectors of LLVM's code: the parts of which `vectors` makes its products. A vector is of 16 sums,
-float32, or of 32 numbers, bfloat16 as uint16, or of as many codes. Importing this module imports
-numba.
+"""Vector operations in LLVM's code, from which the vector kernels make their products. A vector is
+of 16 sums, float32, or of 32 numbers, bfloat16 as uint16, or of 32 codes. Importing this module
+imports numba.
 """
 
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from llvmlite import ir
 from artifacts.common.llvm_vectors import F32, FEATURES, I8, I16, I32, I64, called, filled, vector
 
 HAS_PAIRS = "avx512bf16" in FEATURES
-"""Whether the processor multiplies pairs of bfloat16; if not, LLVM writes that out, which is right
+"""True if the processor multiplies pairs of bfloat16; if not, LLVM writes that out, which is right
 and slow."""
 
 HAS_BYTE_TABLES = HAS_PAIRS and "avx512vbmi" in FEATURES
-"""Whether it looks up bytes in tables as well."""
+"""True if it looks up bytes in tables as well."""
 
 HAS_QUADS = all(name in FEATURES for name in ("avx512vnni", "avx512vbmi"))
-"""Whether the processor multiplies bytes by fours, and shifts each by itself; if not, LLVM writes
+"""True if the processor multiplies bytes by fours, and shifts each by itself; if not, LLVM writes
 that out as well."""
 
 HAS_WIDE_HALVES = "avx512f" in FEATURES
-"""Whether it widens 16 float16 at once."""
+"""True if it widens 16 float16 at once."""
 
 LANES = 16  # sums in a vector, each of pairs
 
@@ -47,8 +47,8 @@ PAIRS = vector(I32, LANES)
 
 
 def looked_up(builder: ir.IRBuilder, table: ir.Value, codes: ir.Value, shift: int) -> ir.Value:
-    """Numbers of the codes at this bit of 32 lanes of 16 bits. The table is there twice: the bit
-    above a code does not matter."""
+    """Return the numbers of the codes at bit `shift` of 32 lanes of 16 bits. The table is there
+    twice, so the bit above a code does not matter."""
     if shift:
         codes = builder.lshr(codes, filled(NUMBERS, shift))
     if HAS_PAIRS:
@@ -73,12 +73,12 @@ def add_pairs(builder: ir.IRBuilder, sums: ir.Value, numbers: ir.Value, x: ir.Va
 
 
 def _low(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
-    """The even lanes as float32."""
+    """Return the even lanes as float32."""
     return builder.bitcast(builder.shl(builder.bitcast(numbers, PAIRS), filled(PAIRS, 16)), SUMS)
 
 
 def _high(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
-    """The odd lanes as float32."""
+    """Return the odd lanes as float32."""
     return builder.bitcast(
         builder.and_(builder.bitcast(numbers, PAIRS), filled(PAIRS, 0xFFFF0000)), SUMS
     )
@@ -89,7 +89,7 @@ def added_up(builder: ir.IRBuilder, sums: ir.Value) -> ir.Value:
 
 
 def each_added_up(builder: ir.IRBuilder, vectors: Sequence[ir.Value]) -> ir.Value:
-    """A vector of the sums of 1, 2, 4, 8 or 16 vectors, each with the bits of `added_up`."""
+    """Return a vector of the sums of 1, 2, 4, 8 or 16 vectors, each with the bits of `added_up`."""
     half = LANES // 2
     lanes = range(LANES)
     while len(vectors) > 1:  # halves of two vectors become one vector, whose lanes are added next
@@ -128,6 +128,6 @@ def prefetch(builder: ir.IRBuilder, address: ir.Value, offset: int = 0, *, cache
 def chosen(
     builder: ir.IRBuilder, first: ir.Value, second: ir.Value, lanes: Sequence[int]
 ) -> ir.Value:
-    """A vector of the lanes of two vectors with these indices, those of the second behind those of
-    the first."""
+    """Return a vector of the lanes of two vectors with these indices, which count the lanes of the
+    second behind those of the first."""
     return builder.shuffle_vector(first, second, ir.Constant(vector(I32, len(lanes)), list(lanes)))

@@ -76,8 +76,8 @@ def _attend(layer, operands, shapes, x, normalised, turn, caches, like):
 
 @part
 def _choose(layer, operands, how, router, normalised, logits, chosen, like):
-    """`route` by a router of so many inputs and experts; `chosen` has the addresses of weights and
-    ids."""
+    """Choose experts by `route`. `router` has the numbers of inputs and experts, `chosen` the
+    addresses of weights and ids."""
     matrix = operands[3][layer, 1], operands[3][layer, 2], *router
     return route(matrix, *how, normalised, logits, *chosen, like)
 
@@ -105,14 +105,16 @@ def _add(x, other, count, like):
 
 @kernel([f"UniTuple(int64, 2)({_LAYERS}, {like})" for like in LIKE], nogil=True)
 def compute_layers(operands, shapes, how, experts, begin, places, turn, caches, like):
-    """Compute x [H] in place by layers from the first on; that one may be done up to its router
-    (`begin` has its number and whether). Return how many layers there are, or the number of the
-    first that could not be done: with 0, its choice is not clear; with 1, an expert is absent. Of
-    that layer all is done but its experts.
+    """Compute x [H] in place by layers from the first on, and return where and why it stopped.
 
-    By layer there are `operands`, of linear layers [4, 3] and norms [4, 3], four epsilons and the
-    scaling [5], the addresses of sinks and of the router's matrix and bias [3]; and those of
-    caches. Weights and ids are written by layer, [L, K]."""
+    `begin` has the number of the first layer, and whether it is already done up to its router. The
+    result is the number of layers and 0 if all are done. Otherwise it is the number of the first
+    layer that could not be done, and 0 if its choice is not clear or 1 if an expert is absent. All
+    of that layer is done but its experts.
+
+    `operands` are by layer: linear layers [4, 3] and norms [4, 3], four epsilons and the scaling
+    [5], the addresses of sinks and of the router's matrix and bias [3]. `caches` are by layer, too.
+    Weights and ids are written by layer, [L, K]."""
     first, is_routed = begin
     x, normalised, given, logits, weights, ids = places
     hidden = shapes[0]

@@ -18,7 +18,7 @@ LINEAR = (
 
 @part
 def add_blocks(kind, address, x, y, like):
-    """Add a matrix [O, I] of this kind, not plain, times x [I] to y [O]."""
+    """Add a matrix [O, I] of this kind, which is not plain, times x [I] to y [O]."""
     add_blocks_of_32(kind, address, x, y, HAS_PAIRS and are_bfloat16(like))
 
 

@@ -197,7 +197,7 @@ def product(words, scales, zeros, bits, worth, is_fast, x, y):
 
 @part
 def product_in_digits(words, scales, zeros, bits, worth, x, y):
-    """As `product`, in whole numbers where groups allow it."""
+    """Multiply like `product`, in whole numbers if groups allow it."""
     if can_add_replica(x.shape[1] // len(scales)):
         add_replica(words, scales, zeros, bits, x, y)
     else:

@@ -1,9 +1,9 @@
-"""The same matrices as `rows`, times one token in 16 bits, for processors with
-`lanes.HAS_BYTE_TABLES`. Importing this module imports numba.
+"""Matrices of `rows` times one token in 16 bits, for processors with `lanes.HAS_BYTE_TABLES`.
+Importing this module imports numba.
 
 Codes become bfloat16, which holds every number of a format exactly, and products are summed in
-float32 before scales multiply them. A token in float16 is the sum of two in bfloat16, without
-rounding. Matrices whose groups are of no whole steps go to `rows`.
+float32 before scales multiply them. A token in float16 is the sum of two tokens in bfloat16,
+without rounding. Matrices whose groups do not fit whole steps go to `rows`.
 """
 
 import numpy as np
@@ -56,8 +56,8 @@ _PLANES = np.ascontiguousarray(
     .reshape(-1, 256, 2)
     .swapaxes(1, 2)
 )
-"""The low bytes and the high ones of the number of each code of 8 bits, by KIND. The first 128 of
-each plane have the tables of floats."""
+"""Low bytes and high bytes of the number of each code of 8 bits, by KIND. The first 128 of each
+plane are the tables of floats."""
 _FLOAT_PLANES = np.ascontiguousarray(_PLANES[:, :, :128])
 
 
@@ -73,8 +73,8 @@ def _codes_of_step(kind):
 
 @part
 def _groups_of_steps(fields, num_inputs, codes):
-    """The groups of a row that are of whole steps, the steps of each, and how many scales a step
-    has: none of its own where all have the same."""
+    """Return how many groups of a row are of whole steps, the steps of each, and how many scales a
+    step has: 0 if all steps share one."""
     width = fields[WIDTH]
     if fields[NUM_GROUPS] == 1:
         return num_inputs // codes, 1, 0
@@ -85,7 +85,7 @@ def _groups_of_steps(fields, num_inputs, codes):
 
 @part
 def _is_fit(fields, num_inputs, num_outputs, codes):
-    """Whether vectors take the whole matrix."""
+    """Return whether vectors take the whole matrix."""
     width = fields[WIDTH]
     groups, steps, _ = _groups_of_steps(fields, num_inputs, codes)
     in_steps = (
@@ -101,8 +101,8 @@ def _is_fit(fields, num_inputs, num_outputs, codes):
 
 @part
 def _in_steps(values, kind, filler):
-    """The values in the order of `row_vectors`, [steps, inputs of one]; the filler ends the
-    last."""
+    """Return the values in the order of `row_vectors`, [steps, inputs of a step]; the filler
+    completes the last step."""
     count = _codes_of_step(kind)
     steps = np.full((-(-len(values) // count), count), filler, values.dtype)
     flat = steps.reshape(steps.size)
@@ -130,7 +130,7 @@ def _turn(steps, out, first, second, count):
 
 @part
 def _token(x, kind):
-    """x in steps as bfloat16."""
+    """Return x in steps as bfloat16."""
     bits = np.empty(len(x), np.uint16)
     for k in range(len(x)):
         bits[k] = np.uint16(bits_of(x[k]) >> u32(16))
@@ -139,13 +139,13 @@ def _token(x, kind):
 
 @part
 def _token_in_two(x, kind):
-    """x, float16, as two in bfloat16: [steps, 2, inputs of one]."""
+    """Return x, float16, as two tokens in bfloat16: [steps, 2, inputs of a step]."""
     return in_turns(_token(x, kind), _token(beyond_bfloat16(x), kind))
 
 
 @part
 def _sums_of_lanes(x):
-    """Minus the sum of x of each lane of a step, [steps, 16]."""
+    """Return minus the sum of x of each lane of a step, [steps, 16]."""
     token = x.reshape(len(x), x.size // len(x))
     sums = np.zeros((len(x), _LANES), np.float32)
     for step in range(len(token)):
@@ -172,7 +172,8 @@ def _read_zeros(fields, start, first, out):
 
 @part
 def _multiply_in_order(fields, start, x, token, y):
-    """`token` is x as `_token` or `_token_in_two` gives it."""
+    """Add x times a matrix that vectors take to y. `token` is x as `_token` or `_token_in_two`
+    returns it."""
     kind = fields[KIND]
     num_groups = fields[NUM_GROUPS]
     groups, steps, per_step = _groups_of_steps(fields, len(x), _codes_of_step(kind))
@@ -219,7 +220,7 @@ def multiply(fields, start, x, y, is_narrow):
 
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply_float16(fields, start, x, y, is_narrow):
-    """As `multiply`, with x in float16."""
+    """Multiply like `multiply`, with x in float16."""
     own_x, index = in_order(fields, start, x)
     if len(index) == 0 and _is_fit(fields, len(x), len(y), _codes_of_step(fields[KIND])):
         _multiply_in_order(fields, start, own_x, _token_in_two(own_x, fields[KIND]), y)

@@ -1,7 +1,7 @@
 """RMS norms of one token, compiled by numba. Importing this module imports numba.
 
-Sums are float32's. Where values are of 16 bits, they are rounded where the module rounds them;
-numbers are read and written in place, by address, and `like` is an array of their type, uint16 for
+Sums are in float32. Where values are of 16 bits, they are rounded where the module rounds them.
+Numbers are read and written in place, by address, and `like` is an array of their type, uint16 for
 bfloat16, int16 for float16.
 """
 
@@ -28,7 +28,7 @@ def read(address, count, like):
 
 @part
 def round_all(values, like):
-    """Round float32 values in place, if numbers are bfloat16."""
+    """Round float32 values in place to the numbers of `like`, and return them."""
     for i in range(len(values)):
         values[i] = rounded(values[i], like)
     return values
@@ -44,8 +44,8 @@ def write(values, address, like):
 
 @part
 def scale_to_unit(values, weights, eps, is_rounded, like):
-    """Divide values [H] by their root mean square and multiply them by weights [H], in place.
-    Before that they are rounded too if `is_rounded`."""
+    """Divide values [H] by their root mean square and multiply them by weights [H], in place. If
+    `is_rounded`, they are also rounded before the multiplication."""
     total = f32(0)
     for i in range(len(values)):
         total += values[i] * values[i]

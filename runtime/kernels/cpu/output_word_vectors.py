@@ -18,15 +18,16 @@ OUTPUTS = LANES * len(ORDER)  # whose sums are kept in registers
 _VECTORS = range(OUTPUTS // LANES)
 _BYTES = vector(I8, 4 * LANES)
 
-# Four rows of words become vectors w of 16 words with four codes of the same place in each half
-# byte: lane 4 L + j is of byte j of word 4 L + w. Sum `w0 n w1`, in bits, is of w = `w1 w0` and
-# half n.
+# Four rows of words become vectors w of 16 words, which have four codes of the same place in each
+# half of their bytes: lane 4 L + j has byte j of word 4 L + w. The sum numbered `w0 n w1`, in bits,
+# belongs to vector w = `w1 w0` and half n.
 
 
 @intrinsic
 def add_output_words(context, words, stride, x, sums):
     """Add a unit of rows of words, `stride` bytes apart, to the sums of 16 words, int32 [8, 2, 16],
-    which `in_order` puts in order, and ask for the unit under it. x has its digits [2, 32]."""
+    and prefetch the unit under it. `in_order` puts the sums in order. x has the unit's digits [2,
+    32]."""
 
     def generate(target, builder, signature, arguments):
         words, stride, x, sums = arguments
@@ -59,7 +60,7 @@ def add_output_words(context, words, stride, x, sums):
 
 
 def _transposed(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
-    """Vectors w: the bytes of four rows side by side, of words 4 L + w."""
+    """Return vectors w: the bytes of four rows side by side, of words 4 L + w."""
     pairs = [_zipped(builder, *rows[first : first + 2], num_lanes=16) for first in (0, 2)]
     wide = [[builder.bitcast(half, vector(ir.IntType(16))) for half in pair] for pair in pairs]
     quads = [
@@ -99,8 +100,8 @@ def in_order(context, sums, num_blocks):
 def _zipped(
     builder: ir.IRBuilder, first: ir.Value, second: ir.Value, *, num_lanes: int
 ) -> list[ir.Value]:
-    """Two vectors lane by lane, in parts of so many lanes: the first halves of all parts, and the
-    second."""
+    """Return two vectors interleaved lane by lane, in parts of `num_lanes` lanes: the first halves
+    of all parts, and the second."""
     count = first.type.count
     half = num_lanes // 2
     lanes = [

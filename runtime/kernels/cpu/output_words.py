@@ -37,7 +37,7 @@ _PLACES = np.argsort(ORDER)
 
 @part
 def _add_panels(words, first, digits, sums):
-    """Add the codes of the inputs from `first` on to the sums, which are of whole panels."""
+    """Write the sums of the codes of the inputs from `first` on, for whole panels of outputs."""
     sums[:] = 0
     for unit in range(len(digits)):
         for panel in range(0, len(sums) // DIGITS, OUTPUTS):
@@ -53,7 +53,7 @@ def _add_panels(words, first, digits, sums):
 
 @part
 def _add_row(words, first, x, sums):
-    """Add codes less 8 of one input to sums [8, W], for the words from `first` on."""
+    """Add x times the codes, less 8, of one input to sums [8, W], for the words from `first` on."""
     for place in range(_PER_WORD):
         own = sums[place]
         shift = u32(4 * place)
@@ -63,7 +63,7 @@ def _add_row(words, first, x, sums):
 
 @part
 def _add_others(words, zeros, first, x, scales, y):
-    """Add what a group of inputs [W] gives for the words from `first` on."""
+    """Add the products of a group of inputs [W] to y, for the words from `first` on."""
     sums = np.zeros((_PER_WORD, words.shape[1] - first), np.float32)
     for k in range(len(x)):
         _add_row(words[k], first, x[k], sums)

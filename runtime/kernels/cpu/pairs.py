@@ -17,7 +17,7 @@ from runtime.kernels.cpu.lanes import HAS_PAIRS, LANES, NUMBERS, SUMS, BFloat, a
 
 HAS_BFDOT = "bf16" in FEATURES
 HAS_DOT = HAS_PAIRS or HAS_BFDOT
-"""Whether `dot` is the processor's own; if not, LLVM writes it out, which is right and slow."""
+"""True if `dot` is the processor's own; if not, LLVM writes it out, which is right and slow."""
 
 STEP = 2 * LANES  # numbers in a vector
 _AT_ONCE = 4  # vectors, so that the sums of one need not wait for those of another
@@ -27,7 +27,7 @@ Add = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]  # sums, 
 
 @intrinsic
 def dot(context, row, x, steps):
-    """The product of a row with x, both of so many vectors at int64 addresses."""
+    """Return the product of a row with x, both of `steps` vectors at int64 addresses."""
 
     def generate(target, builder, signature, arguments):
         return write_dot(builder, *arguments, add_by_bfdot if HAS_BFDOT else add_pairs)
@@ -61,7 +61,7 @@ def write_dot(
 
 
 def add_by_bfdot(builder: ir.IRBuilder, sums: ir.Value, numbers: ir.Value, x: ir.Value) -> ir.Value:
-    """`add_pairs` in Arm's vectors of four sums."""
+    """Add products like `add_pairs`, in Arm's vectors of four sums."""
     parts = []
     for first in range(0, LANES, 4):
         own = _part(builder, sums, first, 4)

@@ -1,5 +1,5 @@
-"""What kernels for published formats share: how a matrix is described to them, and how its scales
-are read.
+"""Shared parts of the kernels for published formats: how a matrix is described to them, and how its
+scales are read.
 
 Importing this module imports numba.
 """
@@ -15,7 +15,7 @@ from artifacts.formats.codes import E2M1, IQ4
 from artifacts.formats.order import INPUT_BITS
 from runtime.kernels.cpu.gated import bits_of, part, pointer
 
-# A matrix is int64 [NUM_FIELDS]. Offsets count bytes from the start of its expert; -1 is that of a
+# A matrix is int64 [NUM_FIELDS]. Offsets count bytes from the start of its expert; -1 stands for a
 # missing tensor.
 (
     KIND,
@@ -69,7 +69,7 @@ BYTE_NUMBERS[UINT8] = _ALL.float() - 128
 
 @intrinsic
 def number(context, bits):
-    """The float32 of these bits."""
+    """Return the float32 of these bits."""
 
     def generate(_, builder, __, arguments):
         return builder.bitcast(arguments[0], ir.FloatType())
@@ -79,8 +79,8 @@ def number(context, bits):
 
 @part
 def beyond_bfloat16(x):
-    """What float16 lacks when its bits are cut to bfloat16, which holds that too; nothing of
-    infinity."""
+    """Return the remainder of float16 numbers after their bits are cut to bfloat16, which holds the
+    remainder exactly, too; 0 for infinity."""
     rest = np.empty_like(x)
     for k in range(len(x)):
         less = x[k] - number(u32(bits_of(x[k]) & u32(0xFFFF0000)))
@@ -90,8 +90,8 @@ def beyond_bfloat16(x):
 
 @part
 def in_turns(first, second):
-    """Rows [n, size] of one and the other in turn: [n, 2, size], in loops, because numba compiles
-    an assignment to a slice for seconds."""
+    """Return the rows [n, size] of both arrays in turn: [n, 2, size]. It uses loops, because numba
+    compiles an assignment to a slice for seconds."""
     both = np.empty((len(first), 2, first.shape[1]), first.dtype)
     for row in range(len(first)):
         for k in range(first.shape[1]):
@@ -102,8 +102,8 @@ def in_turns(first, second):
 
 @part
 def float8(byte, shift):
-    """An 8-bit float over a power of two, which is `float8_worth`: its exponent goes where that of
-    float32 ends."""
+    """Return an 8-bit float divided by a power of two, because its exponent goes where the exponent
+    of float32 ends."""
     magnitude = u32(u32(byte & u32(0x7F)) << shift)
     return number(u32(magnitude | u32(u32(byte & u32(0x80)) << u32(24))))
 
@@ -133,8 +133,8 @@ def _read_bytes(stored, is_exponent, out):
 
 @part
 def in_order(fields, start, x):
-    """x [I] as its columns lie, and the group of each place, int32 [I]; empty where groups of
-    `WIDTH` follow each other."""
+    """Return x [I] in the order of the stored columns, and the group of each place, int32 [I],
+    which is empty if groups of `WIDTH` follow each other."""
     index = np.empty(0 if fields[ORDER] < 0 else len(x), np.int32)
     if fields[ORDER] < 0:
         return x, index
@@ -152,8 +152,8 @@ def in_order(fields, start, x):
 
 @part
 def sums_of_groups(x, width, index, out):
-    """Write the sum of every group of columns: those with its number in `index`, or `width` after
-    each other where that is empty; the last may be cut off."""
+    """Write the sum of every group of columns. A group has the columns with its number in `index`,
+    or, if that is empty, the next `width` columns; the last group may be cut off."""
     out[:] = 0
     for k in range(len(index)):
         out[index[k]] += x[k]

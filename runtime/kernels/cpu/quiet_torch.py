@@ -5,11 +5,11 @@ from torch import nn
 
 
 class QuietTorch:
-    """Keeps torch to one thread while a model computes one token, from `install` to `uninstall`.
+    """Limit of torch to one thread while a model computes one token, from `install` to `uninstall`.
 
-    What is left to torch are routers and other small products, which gain nothing by threads.
-    OpenMP's would spin for more than 10 ms after each, which is longer than to the next, on cores
-    that compiled code and the link want.
+    Only routers and other small products are left to torch, which gain nothing by threads. OpenMP's
+    threads would spin for more than 10 ms after each product, longer than until the next one, on
+    cores that compiled code and the link need.
     """
 
     def __init__(self, model: nn.Module) -> None:

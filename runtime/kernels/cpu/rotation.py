@@ -21,7 +21,7 @@ ROTATION = "float32[::1], float32[:, ::1]"
 
 
 class RotationParts(NamedTuple):
-    """What the rotation of vectors of one length [n] takes: signs [n] and the transform of the odd
+    """Operands of the rotation of vectors of one length [n]: signs [n] and the transform of the odd
     factor [m, m]."""
 
     signs: np.ndarray
@@ -30,7 +30,7 @@ class RotationParts(NamedTuple):
 
 @cache
 def rotation(length: int, *, is_back: bool) -> RotationParts:
-    """Of vectors of this length."""
+    """Return the operands of the rotation of vectors of this length."""
     odd = cosines(factors(length)[0])
     return RotationParts(
         np.array(signs(length)), np.ascontiguousarray(odd.T if is_back else odd).copy()
@@ -39,7 +39,7 @@ def rotation(length: int, *, is_back: bool) -> RotationParts:
 
 @intrinsic
 def transform_vectors(context, address, count):
-    """Replace each of so many vectors of 16 floats by its Hadamard transform, not scaled."""
+    """Replace each of `count` vectors of 16 floats by its Hadamard transform, not scaled."""
 
     def generate(target, builder, signature, arguments):
         address, count = arguments
@@ -58,8 +58,8 @@ def transform_vectors(context, address, count):
 
 @part
 def transform(x, odd, out):
-    """Write T x to out [n]: the transform `odd` [m, m] of parts of x [n] by a Hadamard transform of
-    each part."""
+    """Write T x to out [n]: the transform `odd` [m, m] over the parts of x [n], then a Hadamard
+    transform of each part."""
     m = len(odd)
     power = len(x) // len(odd)
     out[:] = 0

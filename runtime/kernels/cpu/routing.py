@@ -11,14 +11,14 @@ from runtime.kernels.cpu.norms import FLOATS, INTEGERS, read, round_all, write
 f32 = np.float32
 _LEAST = f32(
     -80
-)  # of a logit below the largest: the exponential of a smaller one may be zero, as others' are
+)  # least logit, relative to the largest: the exponential of a smaller one may be zero
 _REST = f32(1 / 16)
 
 
 @part
 def _largest(sums, order):
-    """Write to `order` the indices of the largest sums, the largest first; of equal ones the
-    first."""
+    """Write to `order` the indices of the largest sums, the largest first; of equal sums the first
+    one comes first."""
     left = sums.copy()
     for rank in range(len(order)):
         best = 0
@@ -31,8 +31,8 @@ def _largest(sums, order):
 
 @part
 def _is_clear(sums, order, tolerance, like):
-    """Whether neither another order of additions nor rounding can change which experts are
-    selected: the last of `order` is the first that is not."""
+    """Return whether neither another order of additions nor rounding can change which experts are
+    selected. The last of `order` is the first expert that is not selected."""
     last = sums[order[-2]]
     following = sums[order[-1]]
     most = f32(0)
@@ -54,9 +54,11 @@ _HOW = "UniTuple(boolean, 3), int64, float32"
     [f"boolean({_ROUTER}, {_HOW}, int64, int64, int64, int64, {like})" for like in LIKE], nogil=True
 )
 def route(router, how, top_k, tolerance, x, logits, weights, ids, like):
-    """Write the logits [E], the indices of the K largest and their softmax's values, or if
-    `is_shared_out` those over their sum. What is wide is float32. Returns whether the choice is
-    clear: if not, what is written is to be dropped.
+    """Write the logits [E], the indices of the K largest and their weights, and return whether the
+    choice is clear.
+
+    The weights are values of the softmax, divided by their sum if `is_shared_out`. Wide numbers are
+    float32. If the choice is not clear, the numbers written are to be dropped.
     """
     matrix, bias, inputs, num_experts = router
     is_shared_out, has_wide_logits, has_wide_weights = how

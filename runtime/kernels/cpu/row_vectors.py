@@ -2,10 +2,10 @@
 `lanes.HAS_BYTE_TABLES`.
 
 Codes are taken in steps of 64 bytes. Their numbers, bfloat16, are looked up in tables, 32 to a
-vector, and multiplied with x by pairs of neighbours; an x in float16 is the sum of two in bfloat16.
-Four rows share the loads of x; what the next four need is asked for in the order of memory, because
-four rows at a time are no stream that the processor would foresee. Operands are int64 addresses and
-counts. Importing this module imports numba.
+vector, and multiplied with x by pairs of neighbours; an x in float16 is the sum of two tokens in
+bfloat16. Four rows share the loads of x. The codes of the next four rows are prefetched in the
+order of memory, because the processor would not recognise four rows at a time as a stream. Operands
+are int64 addresses and counts. Importing this module imports numba.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,8 +54,10 @@ _FOUR = vector(F32, ROWS)
 
 
 class _Codes(NamedTuple):
-    """How codes become numbers: tables of this type, vectors of numbers in a step, and bytes of the
-    last step where a row ends with 64 inputs more than whole steps."""
+    """Conversion of codes to numbers.
+
+    It has the type and number of its tables, the vectors of numbers in a step, and the bytes of the
+    last step of a row that ends with 64 inputs more than whole steps."""
 
     table: ir.VectorType
     num_tables: int
@@ -74,7 +76,7 @@ def _of_half_bytes(
 def _of_floats(
     builder: ir.IRBuilder, tables: Sequence[ir.Value], codes: ir.Value
 ) -> list[ir.Value]:
-    """The sign of a code is that of its number."""
+    """Return the numbers of floats, whose sign is the sign of their code."""
     low, high = (_looked_up(builder, tables[first : first + 2], codes) for first in (0, 2))
     return _side_by_side(builder, low, builder.or_(high, builder.and_(codes, filled(_BYTES, 0x80))))
 
@@ -82,7 +84,7 @@ def _of_floats(
 def _of_integers(
     builder: ir.IRBuilder, tables: Sequence[ir.Value], codes: ir.Value
 ) -> list[ir.Value]:
-    """Codes above 127 have tables of their own."""
+    """Return the numbers of integers; codes above 127 have tables of their own."""
     is_above = builder.icmp_signed("<", codes, filled(_BYTES, 0))
     planes = []
     for first in (0, 4):
@@ -94,14 +96,14 @@ def _of_integers(
 
 
 def _looked_up(builder: ir.IRBuilder, tables: Sequence[ir.Value], codes: ir.Value) -> ir.Value:
-    """Bytes of two tables of 64 by the low seven bits of the codes."""
+    """Return the bytes of two tables of 64 at the low seven bits of the codes."""
     return called(
         builder, "llvm.x86.avx512.vpermi2var.qi.512", _BYTES, [tables[0], codes, tables[1]]
     )
 
 
 def _side_by_side(builder: ir.IRBuilder, low: ir.Value, high: ir.Value) -> list[ir.Value]:
-    """Numbers of their low bytes and their high ones."""
+    """Return the numbers that consist of these low and high bytes."""
     vectors = []
     for first in (0, 8):
         lanes = [
@@ -144,7 +146,7 @@ class _Rows:
         self._sums = [cgutils.alloca_once_value(builder, filled(SUMS, 0.0)) for _ in range(ROWS)]
 
     def numbers(self, row: int, step: ir.Value, *, is_last: bool) -> list[ir.Value]:
-        """The vectors of a step."""
+        """Return the vectors of numbers of a step."""
         builder = self._builder
         address = advanced(self._builder, self._starts[row], step, STEP_NBYTES)
         prefetch(
@@ -160,14 +162,14 @@ class _Rows:
         return self._kind.numbers(builder, self._tables, codes)
 
     def vectors_of(self, x: ir.Value, step: ir.Value, count: int) -> list[ir.Value]:
-        """So many vectors of x, those of a step."""
+        """Return the `count` vectors of x for a step."""
         place = advanced(self._builder, x, step, STEP_NBYTES * count)
         return [load(self._builder, place, NUMBERS, STEP_NBYTES * i) for i in range(count)]
 
     def plus_products(
         self, sums: ir.Value, row: int, step: ir.Value, tokens: Sequence[ir.Value], *, is_last: bool
     ) -> ir.Value:
-        """Add the products of a step's vectors with those of each token in turn."""
+        """Add the products of a step's vectors with the vectors of each token in turn."""
         numbers = self.numbers(row, step, is_last=is_last)
         for i, token in enumerate(tokens):
             sums = add_pairs(self._builder, sums, numbers[i % len(numbers)], token)
@@ -184,7 +186,7 @@ class _Rows:
 
 
 def _added_up(builder: ir.IRBuilder, sums: Sequence[ir.Value]) -> ir.Value:
-    """The sum of each of four vectors."""
+    """Return the sum of each of four vectors."""
     total = _neighbours_added(
         builder, *(_neighbours_added(builder, *sums[at : at + 2], 1) for at in (0, 2)), 2
     )
@@ -198,7 +200,8 @@ def _added_up(builder: ir.IRBuilder, sums: Sequence[ir.Value]) -> ir.Value:
 def _neighbours_added(
     builder: ir.IRBuilder, first: ir.Value, second: ir.Value, width: int
 ) -> ir.Value:
-    """Sums of neighbouring runs of so many lanes, of the first vector and of the second in turn."""
+    """Return the sums of neighbouring runs of `width` lanes, of the first vector and of the second
+    in turn."""
     runs = np.arange(2 * LANES).reshape(2, -1, 2, width)  # vector, pair of runs, run, lane
     return builder.fadd(
         *(_shuffled(builder, first, second, runs[:, :, i].swapaxes(0, 1).flat) for i in range(2))
@@ -207,13 +210,13 @@ def _neighbours_added(
 
 def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
     """Return `add(codes, stride, x, tables, scales, next_scales, per_step, groups, steps, rest,
-    zeros, sums_x, y)`.
+    zeros, sums_x, y)`, which adds the products of four rows to y.
 
-    Each of so many groups is of so many steps, after which follow `rest` steps, 0 or 1. A step
-    begins `per_step` scales behind the last, float32, or has that many for its lanes; those of a
-    row are `next_scales` bytes behind those of the row before it. Zero-points lie as scales do,
-    `sums_x` has minus the sum of x of each lane of a step. x is an array [steps, .], or [steps, n,
-    .] of what adds up to it."""
+    There are `groups` groups of `steps` steps each, then `rest` steps, 0 or 1. The scales of a
+    group, float32, begin `per_step` scales behind those of the group before it, and are divided
+    among the lanes of a step. The scales of a row begin `next_scales` bytes behind those of the row
+    before it. Zero-points lie as scales do; `sums_x` has minus the sum of x of each lane of a step.
+    x is an array [steps, .], or [steps, n, .] of n tokens that add up to it."""
 
     @intrinsic
     def add(
@@ -290,14 +293,14 @@ def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
 
 
 def _of_lanes(builder: ir.IRBuilder, address: ir.Value, lanes: ir.Value) -> ir.Value:
-    """The scale of each lane."""
+    """Return the scale of each lane."""
     return called(
         builder, "llvm.x86.avx512.permvar.sf.512", SUMS, [load(builder, address, SUMS), lanes]
     )
 
 
 def _lanes(builder: ir.IRBuilder, per_step: ir.Value) -> ir.Value:
-    """Which of the scales of a step each lane has."""
+    """Return, for each lane, the index of its scale among the scales of a step."""
     lane = ir.Constant(PAIRS, list(range(LANES)))
     return builder.lshr(
         builder.mul(lane, splat(builder, builder.trunc(per_step, I32))), filled(PAIRS, 4)

@@ -46,8 +46,8 @@ _STEP = 32  # codes of 8 bits that `vectors` takes at a time
 
 @part
 def read_rows(fields, start, row, scales):
-    """Fill `scales` with those of a row, and of further ones where it has more than a row of
-    them."""
+    """Fill `scales` with the scales of a row, and with the following ones if it is longer than a
+    row of them."""
     whole = start + fields[WHOLE] if fields[WHOLE] >= 0 else -1
     first = (row if fields[HEIGHT] == 1 else row // fields[HEIGHT]) * fields[NUM_GROUPS]
     read_scales(
@@ -57,7 +57,8 @@ def read_rows(fields, start, row, scales):
 
 @part
 def _zeros(fields, start, row, scales, sums):
-    """What zero-points take off a row: words [O bits / 32, G] down the outputs hold them."""
+    """Return the sum that zero-points take off a row: words [O bits / 32, G] down the outputs hold
+    them."""
     place = row * fields[BITS]
     bits = fields[BITS]
     words = carray(pointer(start + fields[ZEROS], INT32_LIKE), (place // 32 + 1, len(scales)))[
@@ -75,7 +76,7 @@ def _zeros(fields, start, row, scales, sums):
 
 @part
 def _take_zeros(fields, start, x, y, index):
-    """Take off y [O] what zero-points add to it, where there are any."""
+    """Subtract from y [O] the sums that zero-points add to it, if there are any."""
     if fields[ZEROS] < 0:
         return
     scales = np.empty(fields[NUM_GROUPS], np.float32)
@@ -88,7 +89,7 @@ def _take_zeros(fields, start, x, y, index):
 
 @part
 def _half_bytes(codes, numbers, x, width, scales):
-    """A row [I / 2] in groups of an even number, which follow each other."""
+    """Return the product of a row [I / 2] whose groups follow each other and have an even width."""
     total = f32(0)
     for group in range(len(scales)):
         own = f32(0)
@@ -109,7 +110,7 @@ def _half_bytes_in_any_order(codes, numbers, x, index, scales):
 
 @part
 def _bytes(codes, numbers, x, index, scales, first):
-    """The columns of a row from `first` on."""
+    """Return the product of the columns of a row from `first` on."""
     total = f32(0)
     for k in range(first, len(x)):
         total += scales[index[k]] * (numbers[codes[k]] * x[k])
@@ -118,7 +119,8 @@ def _bytes(codes, numbers, x, index, scales, first):
 
 @part
 def _bytes_in_vectors(kind, codes, x, scales, steps):
-    """The groups of a row that have a scale in `scales`, each of so many steps."""
+    """Return the product of the groups of a row that have a scale in `scales`, each of `steps`
+    steps."""
     num_scales = len(scales)
     scales = scales.ctypes.data
     if kind == E4M3:
@@ -170,7 +172,7 @@ def _multiply_bytes(fields, start, x, y, index):
 
 @part
 def _columns(index, width, count):
-    """The group of each of so many columns."""
+    """Return the group of each of `count` columns."""
     if len(index):
         return index
     columns = np.empty(count, np.int32)
@@ -181,8 +183,8 @@ def _columns(index, width, count):
 
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply(fields, start, x, y, is_narrow):
-    """Add x [I] times a matrix to y [O]. Of two codes of 4 bits the even one is in the low half of
-    a byte; integers of 8 bits without sign are less by 128."""
+    """Add x [I] times a matrix to y [O]. Of two 4-bit codes, the even one is in the low half of a
+    byte; unsigned 8-bit integers are taken less 128."""
     token, index = in_order(fields, start, x)
     if fields[KIND] in (FLOATS_4, INTEGERS_4):
         _multiply_half_bytes(fields, start, token, y, index)

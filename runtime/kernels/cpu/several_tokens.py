@@ -41,11 +41,11 @@ _LINE = 64  # bytes that a prefetch asks for
 
 
 def _products(num_tokens: int) -> Callable[..., None]:
-    """Return `multiply(rows, steps, x, following, sums, like)`: four rows that follow each other,
-    times so many tokens.
+    """Return `multiply(rows, steps, x, following, sums, like)`, which multiplies four adjacent rows
+    by `num_tokens` tokens.
 
-    Rows and tokens are of `steps` vectors; those of the tokens take turns. It writes sums
-    [num_tokens, 4] float32, and asks for the rows at `following` meanwhile. Operands are int64
+    Rows and tokens are of `steps` vectors; the vectors of the tokens alternate. It writes sums
+    [num_tokens, 4] float32, and prefetches the rows at `following` meanwhile. Operands are int64
     addresses; `like` is an array of the tokens' type, uint16 for rows in bfloat16 and float32 for
     rows in float16.
     """
@@ -100,8 +100,8 @@ _one, _two, _three, _four = map(_products, range(1, _BLOCK + 1))
 
 @part
 def _multiply(rows, size, tokens, first, count, sums):
-    """Write sums [count, 4]: four rows of `size` numbers times tokens `first` and following of
-    `_by_blocks`."""
+    """Write sums [count, 4]: four rows of `size` numbers times `count` tokens from `first` on, in
+    the layout of `_by_blocks`."""
     steps = size // _lanes(tokens)
     x = tokens.ctypes.data + tokens.itemsize * first * size
     following = rows + 2 * _ROWS * size if first == 0 else rows
@@ -117,7 +117,8 @@ def _multiply(rows, size, tokens, first, count, sums):
 
 
 def _room(count, like):
-    """An array for what weights like these are multiplied by."""
+    """Return an array for the factors of weights of this type: uint16 for bfloat16, otherwise
+    float32."""
 
 
 @overload(_room, inline="always")
@@ -128,20 +129,20 @@ def _typed_room(count, like):
 
 @part
 def _lanes(tokens):
-    """The numbers of a vector."""
+    """Return how many numbers of these tokens a vector has."""
     return _NBYTES // tokens.itemsize
 
 
 @part
 def _place(i, first, token, count, size, lanes):
-    """Where number i of a token of `size` is, number `token` of the block of `count` that begins
-    with `first`."""
+    """Return the place of number i of a token of `size` numbers, which is number `token` of the
+    block of `count` tokens that begins with token `first`."""
     return first * size + (i // lanes * count + token) * lanes + i % lanes
 
 
 @part
 def _by_blocks(x):
-    """x [T, size] as `_products` reads it."""
+    """Return x [T, size] in the layout that `_products` reads."""
     num_tokens, size = x.shape
     out = _room(num_tokens * size, x)
     lanes = _lanes(out)

@@ -1,9 +1,9 @@
-"""Blocks of 32 codes of 1, 2, 3 or 4 bits, outputs side by side, times one token, by looking up in
-vectors.
+"""Blocks of 32 codes of 1, 2, 3 or 4 bits, outputs side by side, times one token, by table look-ups
+in vectors.
 
-At 1 and 2 bits four bits of a word, of four or two codes, choose one of 16 sums of x in float32. At
-3 and 4 bits codes are looked up as bfloat16 and multiplied by pairs. Importing this module imports
-numba.
+At 1 and 2 bits, four bits of a word, of four or two codes, choose one of 16 sums of x in float32.
+At 3 and 4 bits, codes are looked up as bfloat16 and multiplied by pairs. Importing this module
+imports numba.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,9 +31,9 @@ from runtime.kernels.cpu.lanes import HAS_PAIRS, LANES, NUMBERS, PAIRS, SUMS, ad
 
 _HAS_SUMS = "avx512f" in FEATURES
 NUM_FACTORS = 16 * LANES
-"""Numbers that x takes for a block, at most."""
+"""Largest number of factors that a block needs from x."""
 
-# codes; the place of a code that there is not
+# codes of a block; the place that stands for a missing code
 _BLOCK = 32
 _NOTHING = 32
 _SPANNING = ((5, 26), (10, 21))  # codes of 3 bits that are not within half a word
@@ -53,15 +53,16 @@ _CODES = (np.arange(16, dtype=np.float32).view(np.uint32) >> 16).tolist()  # as 
 
 
 def can_look_up(bits: int, *, is_narrow: bool) -> bool:
-    """Whether the processor can look up codes of this width; `is_narrow` says that x is in
+    """Return whether the processor can look up codes of this width; `is_narrow` says that x is in
     bfloat16."""
     return _HAS_SUMS if bits <= 2 else bits <= 4 and HAS_PAIRS and is_narrow
 
 
 def _sums_of(bits: int) -> Callable[..., None]:
-    """Return `add(words, stride, tables, num_vectors, sums)`: it adds a block, with rows of words
-    `stride` bytes apart, to sums [O] of so many vectors of outputs. Operands are int64
-    addresses."""
+    """Return `add(words, stride, tables, num_vectors, sums)`.
+
+    It adds a block, with rows of words `stride` bytes apart, to sums [O] of `num_vectors` vectors
+    of outputs. Operands are int64 addresses."""
 
     @intrinsic
     def add(context, words, stride, tables, num_vectors, sums):
@@ -87,8 +88,8 @@ def _sums_of(bits: int) -> Callable[..., None]:
 def _pairs_of(
     bits: int, num_pairs: int, halves: Callable[..., list[ir.Value]]
 ) -> Callable[..., None]:
-    """The same with pairs of x instead of tables. `halves` makes vectors with the codes of a pair
-    at the first bits of each half."""
+    """Return the same with pairs of x instead of tables. `halves` makes vectors that have the codes
+    of a pair at the first bits of each half."""
 
     @intrinsic
     def add(context, words, stride, x, num_vectors, sums):
@@ -117,7 +118,7 @@ def _pairs_of(
 def _rows(
     builder: ir.IRBuilder, words: ir.Value, stride: ir.Value, count: int, index: ir.Value
 ) -> list[ir.Value]:
-    """Vector number `index` of so many rows of words."""
+    """Return vector number `index` of each of `count` rows of words."""
     starts = [advanced(builder, words, I64(row), stride) for row in range(count)]
     return [load(builder, advanced(builder, start, index, 4 * LANES), PAIRS) for start in starts]
 
@@ -125,7 +126,7 @@ def _rows(
 def _ask_for_next(
     builder: ir.IRBuilder, words: ir.Value, stride: ir.Value, count: int, index: ir.Value
 ) -> None:
-    """Ask for a part of the next block, one line of the cache after another: the processor does not
+    """Prefetch a part of the next block, one cache line after another: the processor does not
     foresee rows that are read side by side."""
     kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -140,7 +141,7 @@ def _ask_for_next(
 
 
 def _sum(builder: ir.IRBuilder, table: ir.Value, index: ir.Value) -> ir.Value:
-    """Sums of the table at the last four bits of each index."""
+    """Return the sums of the table at the last four bits of each index."""
     if _HAS_SUMS:
         return called(builder, "llvm.x86.avx512.permvar.sf.512", SUMS, [table, index])
     index = builder.and_(index, filled(PAIRS, LANES - 1))
@@ -180,7 +181,7 @@ def _codes_of_three(builder: ir.IRBuilder, words: Sequence[ir.Value]) -> list[ir
 
 
 def _halves(builder: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
-    """The low halves of the first words with the high halves of the second."""
+    """Return the low halves of the first words with the high halves of the second."""
     low = builder.and_(low, filled(PAIRS, 0xFFFF))
     high = builder.and_(high, filled(PAIRS, 0xFFFF0000))
     return builder.bitcast(builder.or_(low, high), NUMBERS)

@@ -1,5 +1,5 @@
 """Threads that compute parts of a token's work side by side: kernels that release the GIL, each for
-rows of its own. What a row adds up to does not depend on how the work was divided: every number of
+rows of its own. The sum of a row does not depend on how the work was divided: every number of
 threads gives the same bits."""
 
 import os
@@ -15,7 +15,7 @@ MIN_SHARE = (
 
 
 class KernelThreads:
-    """Runs parts of one token's work on the caller's thread and up to `count` - 1 others, which
+    """The caller's thread and up to `count` - 1 others, which run parts of one token's work and
     start when they are first needed. For one caller at a time. `num_used`: the most threads that
     have computed side by side so far."""
 
@@ -25,7 +25,7 @@ class KernelThreads:
         self._open()
 
     def num_shares(self, nbytes: int) -> int:
-        """Over how many threads work that reads so many bytes is worth dividing."""
+        """Return over how many threads it is worth dividing work that reads `nbytes` bytes."""
         return max(1, min(self.count, nbytes // MIN_SHARE))
 
     def run(self, parts: Sequence[Callable[[], None]]) -> None:
@@ -54,9 +54,9 @@ class KernelThreads:
 
 
 def divided(nbytes: Sequence[int], num_shares: int) -> list[list[int]]:
-    """The indices of pieces of so many bytes, in at most so many shares: the largest piece first,
-    each to the share that has the fewest bytes. No share is empty, and the first has the largest
-    piece."""
+    """Return the indices of pieces of `nbytes` bytes, divided into at most `num_shares` shares. The
+    largest piece comes first, and each goes to the share that has the fewest bytes. No share is
+    empty, and the first has the largest piece."""
     shares: list[list[int]] = [[] for _ in range(min(num_shares, len(nbytes)))]
     held = [0] * len(shares)
     for index in sorted(range(len(nbytes)), key=nbytes.__getitem__, reverse=True):
@@ -67,11 +67,12 @@ def divided(nbytes: Sequence[int], num_shares: int) -> list[list[int]]:
 
 
 Projection = Callable[[int, np.ndarray, np.ndarray, np.ndarray], None]
-"""Of an address, a bias [O] or [0], x [I] and out [O]: as `runtime.kernels.cpu.gated.project`."""
+"""Function of an address, a bias [O] or [0], x [I] and out [O], like
+`runtime.kernels.cpu.gated.project`."""
 
 
 def by_rows(project: Projection, threads: KernelThreads, num_shares: int) -> Projection:
-    """`project` of a matrix in so many shares of its rows."""
+    """Return `project` of a matrix, divided into `num_shares` shares of its rows."""
 
     def divided_project(address: int, bias: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
         borders = [len(out) * share // num_shares for share in range(num_shares + 1)]

@@ -1,9 +1,9 @@
 """Products with matrices in trellis codes on a CPU, compiled by numba: the codes are read where
 they lie.
 
-A token is rotated and rounded to whole numbers of 16 bits, relative to its largest; in float32 what
-is lost is a second such number, worth 2^-15 of the first. Tokens in their vectors of numbers share
-the levels of a block of rows, four vectors at most. Importing this module imports numba.
+A token is rotated and rounded to whole numbers of 16 bits, relative to its largest. In float32 the
+rounding error becomes a second 16-bit number, worth 2^-15 of the first. Up to four vectors of
+numbers share the levels of a block of rows. Importing this module imports numba.
 
 Shapes: T tokens, I inputs, O outputs, V vectors of numbers.
 """
@@ -36,12 +36,12 @@ from runtime.kernels.cpu.trellis_vectors import (
 )
 
 CODES, SCALE, HIGH, ROW_SCALES = range(4)
-"""Places in a matrix's addresses, int64 [4], in the order of the format's PARTS; that of row scales
-is 0 where outputs are rotated."""
+"""Places in a matrix's addresses, int64 [4], in the order of the format's PARTS; the address of row
+scales is 0 if outputs are rotated."""
 
 NUM_OUTPUTS, NUM_INPUTS, HALF_BITS, NUM_HIGH, FACTOR = range(5)
-"""Places in a matrix's sizes, int64 [5]. The factor is the multiplier in the place of the state's
-bits."""
+"""Places in a matrix's sizes, int64 [5]. The factor is the multiplier, shifted left by 16 minus the
+state's bits."""
 
 MANY_TOKENS = 64
 """From this number on it pays to unpack the levels: docs/lowbit.md."""
@@ -63,25 +63,25 @@ i16 = np.int16
 
 
 def make_ready() -> None:
-    """Compile what a token needs."""
+    """Compile the functions that a token needs."""
     functions()
     for each in (rotate, rotate_back, _multiply):
         each.compiled()
 
 
 def num_digits(dtype: torch.dtype) -> int:
-    """Numbers of 16 bits for each of x."""
+    """Return how many numbers of 16 bits stand for each number of x."""
     return 2 if dtype is torch.float32 else 1
 
 
 def addresses_of(trellis: Trellis) -> np.ndarray:
-    """Where the tensors of a matrix lie."""
+    """Return the addresses of the tensors of a matrix, 0 for one that is absent."""
     parts = (trellis.codes, trellis.scale, trellis.high, trellis.row_scales)
     return np.array([0 if part is None else part.data_ptr() for part in parts])
 
 
 def sizes_of(trellis: Trellis) -> np.ndarray:
-    """The sizes of a matrix, by its tensors' shapes."""
+    """Return the sizes of a matrix, from the shapes of its tensors."""
     low = num_words(trellis.half_bits, trellis.num_outputs)
     more = num_words(trellis.half_bits + 1, trellis.num_outputs) - low
     num_high = (trellis.codes.numel() - low * trellis.num_inputs) // more if more else 0
@@ -99,7 +99,8 @@ def multiply(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
 
 
 def multiply_unpacked(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
-    """The same by way of the levels, unpacked some rows at a time: for many tokens."""
+    """Multiply like `multiply`, by way of the levels, unpacked some rows at a time: for many
+    tokens."""
     is_high = trellis.is_high()
     matrix = (addresses_of(trellis), sizes_of(trellis))
     num_inputs = trellis.num_inputs
@@ -120,12 +121,12 @@ def multiply_unpacked(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
 
 
 def padded_size(num_rows: int) -> int:
-    """Rows in whole blocks."""
+    """Return the number of rows in whole blocks."""
     return -(-num_rows // ROWS) * ROWS
 
 
 def rotated(x: torch.Tensor, num_inputs: int) -> np.ndarray:
-    """U x of each row of x [T, I], float32."""
+    """Return U x of each row of x [T, I], float32."""
     token = (x.detach() if x.requires_grad else x).float().contiguous().numpy()
     out = np.empty_like(token)
     rotate(token, *rotation(num_inputs, is_back=False), out)
@@ -142,7 +143,8 @@ def _turned_back(y: torch.Tensor, trellis: Trellis) -> torch.Tensor:
 
 @part
 def as_numbers(x, digits, numbers):
-    """Write x [I] to `numbers` int16 [digits, I] and return what the first of them are worth."""
+    """Write x [I] to `numbers` int16 [digits, I] and return the worth of the first of them, NaN if
+    x is not finite."""
     largest = f32(0)
     total = f32(0)
     for i in range(len(x)):
@@ -162,8 +164,8 @@ def as_numbers(x, digits, numbers):
 
 @part
 def _add_columns(functions, codes, half_bits, count, factor, tokens, sums):
-    """Add the columns of so many half bits, whose words begin at `codes`, times `tokens` [V, .] to
-    `sums` [V, .]."""
+    """Add the columns with `half_bits` half bits, whose words begin at `codes`, times `tokens` [V,
+    .] to `sums` [V, .]."""
     num_outputs = sums.shape[1]
     worth = _STEPS[half_bits]
     stride = tokens.strides[0]
@@ -246,8 +248,8 @@ def product(functions, addresses, sizes, x, digits, y):
 
 @part
 def add_numbers(functions, addresses, sizes, numbers, worth, y):
-    """Add R x to y [T, O] for tokens as `as_numbers` wrote them, `numbers` int16 [T digits, I]
-    worth `worth` [T]."""
+    """Add R x to y [T, O] for tokens as `as_numbers` wrote them: `numbers` int16 [T digits, I] with
+    the worth `worth` [T]."""
     digits = len(numbers) // len(y)
     scale = carray(pointer(addresses[SCALE], _FLOAT), (1,))[0]
     sums = np.zeros((len(numbers), padded(sizes[NUM_OUTPUTS], 2 * ROWS)), np.float32)
@@ -280,8 +282,8 @@ def _multiply(functions, addresses, sizes, x, digits, y):
 
 @kernel("void(int64[::1], int64[::1], int64[::1], int64, int16[:, ::1])", nogil=True)
 def _unpack(functions, addresses, sizes, first_block, out):
-    """Write the levels of rows from this block on to out [., I], columns with half a bit more
-    behind the others."""
+    """Write the levels of the rows from block `first_block` on to out [., I], columns with half a
+    bit more behind the others."""
     num_inputs = sizes[NUM_INPUTS]
     num_high = sizes[NUM_HIGH]
     codes = addresses[CODES]

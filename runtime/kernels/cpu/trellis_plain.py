@@ -1,9 +1,9 @@
-"""Blocks of 16 rows of trellis codes for processors that look up nothing in vectors. Importing this
-module imports numba.
+"""Blocks of 16 rows of trellis codes for processors without table look-ups in vectors. Importing
+this module imports numba.
 
-A block's place is a tuple of half bits, of whether it begins in the middle of its first word, of
-the address of that word, the bytes between two rows of words, how many of these there are from it
-on and in all, and the columns.
+A block's place is a tuple. It has the half bits, whether the block begins in the middle of its
+first word, the address of that word, and the bytes between two rows of words. Then follow the
+number of these rows from it on and in all, and the number of columns.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ u32 = np.uint32
 
 @part
 def write_plainly(place, table, factor, out):
-    """Write what `table` [2, 64] holds for the levels to out [16, .]."""
+    """Write the numbers in `table` [2, 64] for the levels to out [16, .]."""
     half_bits, phase, words, stride, left, num_words, count = place
     for row in range(len(out)):
         index, shift = divmod(8 * phase + half_bits * row // 2, 16)

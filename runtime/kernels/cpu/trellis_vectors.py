@@ -1,10 +1,10 @@
 """Rows of trellis codes times a token in whole numbers of 16 bits, written in vectors of 32
 neighbouring columns.
 
-A row of a vector takes five instructions: two neighbouring words are shifted to the row's window, a
-product leaves the hash in its upper bits, a shift makes it an index, a table of 64 gives the level,
-and levels are multiplied by pairs of columns and added. Operands are int64 addresses and counts.
-Importing this module imports numba.
+A row of a vector takes five instructions. Two neighbouring words are shifted to the row's window, a
+product leaves the hash in its upper bits, and a shift makes it an index. A table of 64 gives the
+level, and levels are multiplied by pairs of columns and added. Operands are int64 addresses and
+counts. Importing this module imports numba.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,19 +41,21 @@ UNIT = 32
 """Columns of a vector."""
 
 MOST_COLUMNS = 8192
-"""Columns whose sums of levels times numbers of 16 bits are whole numbers of 32 bits."""
+"""Largest number of columns for which sums of levels times numbers of 16 bits are whole numbers of
+32 bits."""
 
 LEVELS = 3
-"""The place in `functions` of that which writes levels; that of V vectors of numbers is V // 2."""
+"""Place in `functions` of the function that writes levels; the function for V vectors of numbers is
+at V // 2."""
 
 _HAS_WORD_TABLES, _HAS_DOT, _HAS_BYTE_TABLES = (
     name in FEATURES for name in ("avx512bw", "avx512vnni", "avx2")
 )
 HAS_VECTORS = _HAS_WORD_TABLES or _HAS_BYTE_TABLES
-"""Whether the processor looks up levels in vectors."""
+"""True if the processor looks up levels in vectors."""
 
 AT_ONCE = 4 if _HAS_WORD_TABLES else 1
-"""Vectors of numbers that share levels: as many as there are registers for their sums."""
+"""Number of vectors that share levels: as many as there are registers for their sums."""
 
 _FUNCTION = ir.FunctionType(ir.VoidType(), [I64] * 12)
 _TABLE_NBYTES = 128  # of 64 levels
@@ -61,8 +63,8 @@ _SUMS_AT_ONCE = 16 if _HAS_WORD_TABLES else 4
 
 
 class _Block:
-    """16 rows of codes of so many half bits; `phase` bits of the first word belong to the rows
-    before."""
+    """Block of 16 rows of codes with `half_bits` half bits; `phase` bits of the first word belong
+    to the rows before."""
 
     def __init__(
         self, builder: ir.IRBuilder, half_bits: int, phase: int, operands: Sequence[ir.Value]
@@ -84,8 +86,8 @@ class _Block:
             self._starts.append(advanced(builder, words, place, self._stride))
 
     def over_columns(self, take: Callable[[ir.Value, ir.Value | None], None]) -> None:
-        """Call `take` for every vector of columns with its index, and for the last with how many of
-        them there are, if these are fewer than 32."""
+        """Call `take` for every vector of columns with its index and the number of columns from it
+        on, which may be None for a full vector."""
         builder = self._builder
         if (
             _HAS_WORD_TABLES
@@ -105,7 +107,7 @@ class _Block:
     def levels(
         self, rows: range, index: ir.Value, remaining: ir.Value | None
     ) -> Iterator[tuple[int, ir.Value]]:
-        """These rows with their levels in a vector of columns."""
+        """Yield these rows with their levels in a vector of columns."""
         bits = [self._phase + self._half_bits * row // 2 for row in rows]
         needed = range(bits[0] // 16, bits[-1] // 16 + 2)
         words = {word: self._columns(self._starts[word], index, remaining) for word in needed}
@@ -116,7 +118,8 @@ class _Block:
             yield row, _looked_up(self._builder, self._tables[row % 2], hashes[bit])
 
     def _columns(self, start: ir.Value, index: ir.Value, remaining: ir.Value | None) -> ir.Value:
-        """One word of 32 columns, zeros for those that there are not. Asks for the next block's."""
+        """Return one word of 32 columns, with zeros for missing columns, and prefetch the next
+        block's."""
         builder = self._builder
         address = advanced(self._builder, start, index, 2 * UNIT)
         prefetch(builder, advanced(builder, address, self._stride, self._half_bits // 2), cache=2)
@@ -127,7 +130,7 @@ class _Block:
         )
 
     def _hash(self, word: ir.Value, following: ir.Value, shift: int) -> ir.Value:
-        """The indices of the windows that begin at this bit."""
+        """Return the indices of the windows that begin at this bit."""
         builder = self._builder
         if shift:
             word = called(
@@ -137,7 +140,8 @@ class _Block:
 
 
 def _load_some(builder: ir.IRBuilder, address: ir.Value, remaining: ir.Value) -> ir.Value:
-    """The first `remaining` words that lie there, or all 32; what is behind them is not read."""
+    """Return the first `remaining` words at this address, or all 32; the words behind them are not
+    read."""
     if _HAS_WORD_TABLES:
         pointer = builder.inttoptr(address, NUMBERS.as_pointer())
         operands = [pointer, I32(2), _is_there(builder, remaining), filled(NUMBERS, 0)]
@@ -171,7 +175,7 @@ def _is_there(builder: ir.IRBuilder, remaining: ir.Value) -> ir.Value:
 
 
 def _looked_up(builder: ir.IRBuilder, table: Sequence[ir.Value], indices: ir.Value) -> ir.Value:
-    """Levels of a table of 64, in two vectors, by indices below 64."""
+    """Return the levels of a table of 64, in two vectors, at indices below 64."""
     if _HAS_WORD_TABLES:
         return called(
             builder, "llvm.x86.avx512.vpermi2var.hi.512", NUMBERS, [table[0], indices, table[1]]
@@ -182,7 +186,7 @@ def _looked_up(builder: ir.IRBuilder, table: Sequence[ir.Value], indices: ir.Val
 def _looked_up_in_quarters(
     builder: ir.IRBuilder, table: Sequence[ir.Value], indices: ir.Value
 ) -> ir.Value:
-    """The same in four tables of 16 bytes: each gives 0 where an index is of another one."""
+    """Return the same from four tables of 16 bytes: each gives 0 for an index of another table."""
     kind = vector(I8, 2 * UNIT)
     half = vector(I8, UNIT)
     found = []
@@ -217,11 +221,13 @@ Write = Callable[[ir.IRBuilder, "_Block", Sequence[ir.Value]], None]
 
 
 def _of_every_kind(name: str, write: Write) -> Callable[[], int]:
-    """Return the intrinsic that gives the address of a function, for `call`. It takes half bits,
-    whether the block begins in the middle of its first word, the address of that word, the bytes
-    between two rows of words, how many of these there are from it on and in all, the columns, the
-    addresses of the tables of even and of odd rows, int16 [2, 64], the multiplier, where the
-    block's row 0 goes, and two operands of its own."""
+    """Return the intrinsic that gives the address of a function, for `call`.
+
+    The function takes half bits, whether the block begins in the middle of its first word, the
+    address of that word, and the bytes between two rows of words. Then follow the number of these
+    rows from it on and in all, the number of columns, and the address of the tables of even and of
+    odd rows, int16 [2, 64]. The last are the multiplier, the address for the block's row 0, and two
+    operands of its own."""
 
     @intrinsic
     def address(context):
@@ -264,9 +270,11 @@ def _define(function: ir.Function, write: Write) -> None:
 
 
 def _sums_of(num_tokens: int) -> Callable:
-    """Return the intrinsic that writes 16 sums, float32, of each of so many tokens. Its own
-    operands are the address of the tokens, int16, and the bytes between two of them: zeros fill
-    them up to a multiple of 32."""
+    """Return the intrinsic for the function that writes 16 sums, float32, of each of `num_tokens`
+    tokens.
+
+    Its own operands are the address of the tokens, int16, and the bytes between two of them. Zeros
+    fill the tokens up to a multiple of 32."""
 
     def write(builder: ir.IRBuilder, block: _Block, own: Sequence[ir.Value]) -> None:
         starts = [advanced(builder, own[0], I64(token), own[1]) for token in range(num_tokens)]
@@ -299,7 +307,7 @@ def _sums_of(num_tokens: int) -> Callable:
 
 
 def _write_levels(builder: ir.IRBuilder, block: _Block, own: Sequence[ir.Value]) -> None:
-    """Write the levels; rows lie as many bytes apart as `own` says."""
+    """Write the levels; `own[0]` is the number of bytes between rows."""
 
     def take(index, remaining):
         for row, levels in block.levels(range(ROWS), index, remaining):
@@ -331,9 +339,11 @@ def _find(addresses):
 
 @cache
 def functions() -> np.ndarray:
-    """int64 [4], the addresses of what kernels `call`, since these would compile it again, each for
-    itself: 16 sums of one, of two and of four tokens, and the levels of 16 rows. Nothing where
-    there are no vectors."""
+    """Return int64 [4], the addresses of the functions that kernels `call`: 16 sums of one, of two
+    and of four tokens, and the levels of 16 rows.
+
+    Kernels call them by address, since otherwise each kernel would compile its own copy. The
+    addresses are 0 if there are no vectors."""
     addresses = np.zeros(4, np.int64)
     if HAS_VECTORS:
         _find(addresses)

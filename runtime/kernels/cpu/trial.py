@@ -1,4 +1,4 @@
-"""Holds compiled code against a model's own modules, on the arguments that they are given in a
+"""Comparison of compiled code with a model's own modules, on the arguments that they are given in a
 short pass."""
 
 import copy
@@ -21,8 +21,8 @@ _POSITIONS = 4096
 
 
 class CompiledModule(Protocol):
-    """Compiled code that may compute what a module does for one token. `attend` gives its output
-    and extends the cache; both take the arguments of the module's forward."""
+    """Interface of compiled code that may compute a module for one token. `attend` returns its
+    output and extends the cache; both methods take the arguments of the module's forward."""
 
     def takes(self, x: torch.Tensor, **named: object) -> bool: ...
 
@@ -30,12 +30,11 @@ class CompiledModule(Protocol):
 
 
 class ModuleTrial:
-    """Compares candidates with what one module gives, whose keys and values are at `index` of the
-    cache.
+    """Comparison of candidates with one module, whose keys and values are at `index` of the cache.
 
-    `sizes`: what a token's numbers are multiplied by, so that limits show, and by how much the
-    bound of the output is then. `make` gives the candidate of a name, and the number of outputs
-    that the module was seen to have.
+    `sizes` has factors on a token's numbers, so that limits show, and for each the factor on the
+    output's bound. `make` returns the candidate of a name for the number of outputs that the module
+    was seen to have.
     """
 
     def __init__(
@@ -54,8 +53,8 @@ class ModuleTrial:
         self._num_outputs = 0
 
     def result(self) -> CompiledModule | str:
-        """The nearest of those that are within the bounds, on all arguments, or what hinders
-        that."""
+        """Return the nearest of the candidates that are within the bounds on all arguments, or the
+        reason why there is none."""
         means = {name: sum(seen) / len(seen) for name, seen in self._deviations.items() if seen}
         if not means:
             return "one token in a cache of another kind"
@@ -65,7 +64,7 @@ class ModuleTrial:
         return self._make(nearest, self._num_outputs)
 
     def forward(self, hidden_states: torch.Tensor, *others: object, **named: object) -> object:
-        """The module's own output; on the way, one token is tried."""
+        """Return the module's own output, and try one token on the way."""
         if not others:
             self._try(hidden_states, named)
         out = self._theirs(hidden_states, *others, **named)
@@ -73,8 +72,7 @@ class ModuleTrial:
         return out
 
     def _try(self, x: torch.Tensor, named: dict[str, object]) -> None:
-        """Compare the candidates that take these arguments, and that were within the bounds so
-        far."""
+        """Compare the candidates that take these arguments and were within the bounds so far."""
         near = [name for name, seen in self._deviations.items() if _FAR not in seen]
         candidates = {name: self._make(name, self._num_outputs) for name in near}
         candidates = {name: each for name, each in candidates.items() if each.takes(x, **named)}
@@ -89,7 +87,7 @@ class ModuleTrial:
     def _apart(
         self, run: Callable, x: torch.Tensor, named: dict[str, object]
     ) -> tuple[torch.Tensor, DynamicLayer]:
-        """The output of `run` with a copy of the cache's layer, and that layer."""
+        """Return the output of `run` with a copy of the cache's layer, and that layer."""
         cache = copy.copy(named["past_key_values"])
         cache.layers = [*cache.layers]
         cache.layers[self._index] = copy.deepcopy(cache.layers[self._index])
@@ -100,8 +98,10 @@ class ModuleTrial:
 def run_trials(
     opened: MoeModel, trials: Mapping[nn.Module, ModuleTrial]
 ) -> dict[nn.Module, CompiledModule | str]:
-    """Run a prompt and two tokens, one right behind it and one as far as the model's positions go,
-    and give the results by module. Experts give what they are given."""
+    """Run a prompt and two tokens, and return the results by module.
+
+    One token is right behind the prompt, the other as far as the model's positions go. Experts
+    return their own input."""
     if not trials:
         return {}
     model = opened.model
@@ -136,8 +136,8 @@ def _watched(opened: MoeModel, trials: Mapping[nn.Module, ModuleTrial]) -> Itera
 def _deviation(
     got: torch.Tensor, mine: DynamicLayer, theirs: torch.Tensor, layer: DynamicLayer, factor: float
 ) -> float:
-    """The mean deviation of the token's keys, for in outputs two roundings are hard to tell apart;
-    infinite out of bounds."""
+    """Return the mean deviation of the token's keys, or infinity out of bounds. Outputs are not
+    used, because two roundings are hard to tell apart in them."""
     bound = BOUNDS[got.dtype]
     keys = _distance(mine.keys[:, :, -1], layer.keys[:, :, -1])
     values = _distance(mine.values[:, :, -1], layer.values[:, :, -1])

@@ -1,9 +1,8 @@
-"""Products of codes of 4 and 8 bits with one token, written in vectors, which LLVM would not find
-in loops.
+"""Products of codes of 8 bits with one token. They are written in vectors, because LLVM would not
+find these in loops.
 
-Codes of 4 bits are multiplied with bfloat16: one instruction looks up the numbers of 32 codes in a
-table, and another adds up the products of pairs. Operands are int64 addresses. Importing this
-module imports numba.
+Codes are converted to float32 and multiplied with x in float32. Operands are int64 addresses.
+Importing this module imports numba.
 """
 
 from collections.abc import Callable
@@ -48,7 +47,8 @@ def _row(products: Callable[..., ir.Value]) -> Callable[..., float]:
 
 
 def _bytes(numbers: Callable[[ir.IRBuilder, ir.Value], ir.Value]) -> Callable[..., ir.Value]:
-    """32 numbers of 8 bits with x in float32; `numbers` makes float32 of 16 bytes."""
+    """Return `products` for 32 numbers of 8 bits with x in float32; `numbers` makes float32 of 16
+    bytes."""
 
     def products(builder: ir.IRBuilder, codes: ir.Value, x: ir.Value) -> ir.Value:
         sums = filled(SUMS, 0.0)
@@ -61,8 +61,8 @@ def _bytes(numbers: Callable[[ir.IRBuilder, ir.Value], ir.Value]) -> Callable[..
 
 
 def _floats(exponent_bits: int) -> Callable[[ir.IRBuilder, ir.Value], ir.Value]:
-    """8-bit floats, less a power of two: their bits go where float32 has sign, exponent and
-    mantissa."""
+    """Return `numbers` for 8-bit floats, divided by a power of two: their bits go where float32 has
+    sign, exponent and mantissa."""
     shift = 16 + exponent_bits
     mask = 0x80000000 | 0x7F << shift
 
@@ -78,7 +78,7 @@ def _signed(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
 
 
 def _unsigned(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
-    """Integers without sign, less 128."""
+    """Return unsigned integers, less 128, as float32."""
     return _signed(builder, builder.xor(codes, filled(codes.type, 0x80)))
 
 

@@ -1,5 +1,5 @@
-"""One token's experts, which never leave, in one call, compiled by numba. Importing this module
-imports numba."""
+"""Experts of one token in one call, for experts that are never evicted, compiled by numba.
+Importing this module imports numba."""
 
 import numpy as np
 from numba import carray
@@ -27,8 +27,8 @@ from runtime.kernels.cpu.norms import FLOATS, INTEGERS, read, write
 
 f32 = np.float32
 REPLICAS = f"Tuple(({FUNCTIONS}, {{}}, {ROTATIONS}))"
-"""Of the experts that have no address, as `gated_trellis` has them; nothing where there are
-none."""
+"""Type of the replicas of experts that have no address, in the layout of `gated_trellis`; empty if
+there are none."""
 
 _SIZES = "UniTuple(int64, 3)"  # hidden, neurons, top-k
 # kinds of gate, up and down, and where they begin in an expert
@@ -36,7 +36,7 @@ _MATRICES = "UniTuple(UniTuple(int64, 2), 3)"
 
 
 def no_replicas(num_layers: int) -> tuple:
-    """What kernels take of L layers that have no replicas."""
+    """Return the `replicas` argument of kernels for L layers that have no replicas."""
     floats = np.empty(0, np.float32)
     matrix = np.empty((0, 0), np.float32)
     numbers = np.empty(0, np.int64)
@@ -46,7 +46,7 @@ def no_replicas(num_layers: int) -> tuple:
 
 @part
 def _by_expert(ids):
-    """The ranks by ascending expert, the order in which modules add experts up."""
+    """Return the ranks by ascending expert, the order in which modules add experts up."""
     order = np.arange(len(ids))
     for i in range(1, len(ids)):
         rank = order[i]
@@ -74,7 +74,8 @@ def _add_in_blocks(start, matrices, x, inner, acts, out, like):
 
 @part
 def _numbers(x, rotations, are_needed):
-    """A token for `add_replica`, if there are replicas among its experts."""
+    """Return a token as `add_replica` takes it, if there are replicas among its experts, otherwise
+    empty arrays."""
     if not are_needed:
         return np.empty((rotations[5], 0), np.int16), np.empty(1, np.float32)
     return rotated_numbers(x, rotations[0], rotations[2], rotations[5])
@@ -90,9 +91,11 @@ _LAYER = f"int64[::1], {_MATRICES}, {_SIZES}, {REPLICAS.format(MATRICES)}"
 @kernel([f"boolean({_LAYER}, {_TOKEN}, {like})" for like in LIKE], nogil=True)
 def compute_layer(starts, matrices, sizes, replicas, x, ids, weights, has_wide_weights, out, like):
     """Write to `out` [H] the sum of a token's experts ids [K] on x [H] by their weights [K],
-    float32 if they are wide. Expert e begins at starts[e], its matrices all plain, with up behind
-    gate, or none; where that is 0 it is its replica. Returns False if one of them has no replica
-    either, or is none of the E."""
+    float32 if they are wide.
+
+    Expert e begins at starts[e]. Its matrices are all plain, with up behind gate, or none is plain.
+    If starts[e] is 0, its replica is used. Return False if an expert has no replica either, or is
+    none of the E."""
     hidden, num_neurons, top_k = sizes
     functions, addresses, coded_sizes, rotations = replicas
     selected = carray(pointer(ids, INTEGERS), top_k)

@@ -1,4 +1,4 @@
-"""Where an expert's weights lie in its slot, as the GPU kernels take it: whole, split into
+"""Layout of an expert's weights in its slot, as the GPU kernels take it: whole, split into
 segments, or low-bit."""
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ _FILL = -1, -1, -1
 
 
 class Biases(NamedTuple):
-    """Where biases begin, in weights: those of gate and up with the distance between neurons, and
-    that of down, None in a segment without it."""
+    """Places of biases, in weights: the beginnings of gate's and up's, with the distance between
+    neurons, and the beginning of down's, None in a segment without it."""
 
     gate: int
     up: int
@@ -32,10 +32,10 @@ _NO_BIASES = Biases(0, 0, 0, None)
 
 @dataclass(frozen=True, slots=True)
 class Strides:
-    """Where one expert or segment of full precision lies, all in weights.
+    """Layout of one expert or segment of full precision, all in weights.
 
-    `gate`, `up` and `down` are where each matrix begins; `row` and `column` are the distances in
-    gate and in up between neurons and between inputs; `output` and `neuron` are those in down
+    `gate`, `up` and `down` are the beginnings of the matrices. `row` and `column` are the distances
+    in gate and in up between neurons and between inputs; `output` and `neuron` are those in down
     between outputs and between neurons. `is_cut`: a segment, whose expert may have neurons
     elsewhere. `are_paired`: up of a neuron follows its gate, a row behind it, and `row` is half the
     distance between neurons.
@@ -57,8 +57,8 @@ class Strides:
     def whole(
         cls, layout: ExpertLayout, *, is_transposed: bool = False, are_paired: bool = False
     ) -> "Strides":
-        """Return the strides of a whole expert: gate above up, [2 I, H], or in turn, or up alone,
-        [I, H]; and down [H, I]; `is_transposed`: each matrix [in, out]."""
+        """Return the strides of a whole expert: gate above up, [2 I, H], or alternating with it, or
+        up alone, [I, H]; and down [H, I]. `is_transposed`: each matrix is [in, out]."""
         starts = {part.name: part.offset // layout.dtype.itemsize for part in layout.parts}
         inner_start, down_start = (
             start for name, start in starts.items() if not name.endswith(_BIAS)
@@ -87,13 +87,13 @@ class Strides:
 
     @property
     def inner(self) -> tuple[int, ...]:
-        """What the kernels take of gate and up."""
+        """Kernel arguments for gate and up."""
         gate, up, neuron, _ = self.biases or _NO_BIASES
         return self.gate, self.up, self.row, self.column, gate, up, neuron
 
     @property
     def outer(self) -> tuple[int, ...]:
-        """What the kernels take of down."""
+        """Kernel arguments for down."""
         return self.down, self.output, self.neuron, (self.biases or _NO_BIASES).down or 0
 
     @property
@@ -108,7 +108,7 @@ def _whole_biases(inner: int, down: int, neurons: int, *, are_paired: bool) -> B
 
 
 class Matrix(NamedTuple):
-    """Where one low-bit matrix lies in an expert, and its sizes, in the order of the kernels'
+    """Layout of one low-bit matrix in an expert, and its sizes, in the order of the kernels'
     parameters.
 
     `words` and `zeros` are in words of 4 bytes, `scales` in halves of a word. At 1 bit there are no
@@ -127,8 +127,8 @@ class Matrix(NamedTuple):
 
 
 class RankNumbers(NamedTuple):
-    """The numbers of one token's experts by rank, -1 for none, as a kernel's own arguments: nothing
-    is copied to the device. Four are in each of `words`, 15 bits each; bit 62 is set, so that each
+    """Numbers of one token's experts by rank, -1 for none, as a kernel's own arguments: nothing is
+    copied to the device. Each of `words` holds four numbers of 15 bits; bit 62 is set, so that each
     word is of 64 bits."""
 
     top_k: int
@@ -136,11 +136,11 @@ class RankNumbers(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> "RankNumbers | None":
-        """None where there are too many, or one is too large."""
+        """Return the packed numbers, or None if there are too many, or one is too large."""
         count = len(numbers)
         if count > MOST_RANKS or max(numbers) >= _NO_NUMBER:
             return None
-        # the low bits of -1 are of no number
+        # -1 becomes _NO_NUMBER by its low bits
         low = _NO_NUMBER
         padded = [*numbers, *_FILL[: -count % 4]]
         words = []
@@ -156,8 +156,8 @@ Numbers = torch.Tensor | RankNumbers  # [T, K], or those of one token
 
 
 def arguments(numbers: Numbers, any_tensor: torch.Tensor) -> tuple[int, int, tuple, bool]:
-    """The ranks and pairs of `numbers`, what a kernel takes of them, and whether they are packed in
-    its arguments."""
+    """Return the ranks and pairs of `numbers`, the kernel arguments for them, and whether they are
+    packed in these arguments."""
     if isinstance(numbers, RankNumbers):
         return numbers.top_k, numbers.top_k, (any_tensor, *numbers.words), True
     return numbers.shape[1], numbers.numel(), (numbers, *_NONE), False

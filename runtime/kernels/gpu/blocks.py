@@ -6,8 +6,8 @@ import triton.language as tl
 
 @triton.jit
 def number_of(pair, numbers_ptr, first, second, third, fourth, are_packed: tl.constexpr):
-    """The number of a pair's expert, -1 for none: from memory, or from the kernel's own arguments
-    (`runtime.kernels.gpu.addressing.RankNumbers`)."""
+    """Return the number of a pair's expert, -1 for none: from memory, or from the kernel's own
+    arguments (`runtime.kernels.gpu.addressing.RankNumbers`)."""
     if are_packed:
         word = tl.where(
             pair < 4, first, tl.where(pair < 8, second, tl.where(pair < 12, third, fourth))
@@ -21,9 +21,10 @@ def number_of(pair, numbers_ptr, first, second, third, fourth, are_packed: tl.co
 
 @triton.jit
 def expert_start(starts_ptr, number, border: tl.constexpr = 16):
-    """Where an expert begins, in elements of its arena: a multiple of `border`, which the compiler
-    cannot see in a number that it loads. Without this every thread would load single elements.
-    Slots begin on borders of 64 bytes."""
+    """Return the beginning of an expert, in elements of its arena.
+
+    It is a multiple of `border`, which the compiler cannot see in a number that it loads; unless
+    told, every thread would load single elements. Slots begin on borders of 64 bytes."""
     return tl.multiple_of(tl.load(starts_ptr + number), border)
 
 
@@ -36,16 +37,16 @@ def load_block(places, is_row, is_column):
 
 @triton.jit
 def with_bias(y, bias_ptr, places, is_there, dtype: tl.constexpr):
-    """A product y [.., N], float32, rounded where the module rounds it, plus its bias at `places`
-    [N]."""
+    """Return a product y [.., N], float32, rounded where the module rounds it, plus its bias at
+    `places` [N]."""
     bias = tl.load(bias_ptr + places, mask=is_there, other=0.0).to(tl.float32)
     return y.to(dtype).to(tl.float32) + bias
 
 
 @triton.jit
 def activated(gate, up, own: tl.constexpr, dtype: tl.constexpr):
-    """The activation of float32 products by `own`, a `runtime.kernels.gpu.gates.Gate`, rounded to
-    `dtype` where the module rounds."""
+    """Return the activation of float32 products by `own`, a `runtime.kernels.gpu.gates.Gate`,
+    rounded to `dtype` where the module rounds."""
     gate = gate.to(dtype).to(tl.float32)
     up = up.to(dtype).to(tl.float32)
     if own.limit is not None:

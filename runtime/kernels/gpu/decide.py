@@ -1,12 +1,12 @@
-"""Triton kernels that decide on the device which expert of a layer goes, and bring the missing
+"""Triton kernels that decide on the device which expert of a layer is evicted, and copy the missing
 ones: no host waits.
 
 `resolve` decides one token's layer as the eviction policies `lru` and `lfu` do, or by the turns
 that a host writes, ties included. `resolve_ahead` prefetches the experts that the next layer's
 router names, as the policy `next_gate` does with a window of whole experts. So a replay with those
-policies counts the same. `fill` copies what either of them sends for from page-locked memory, which
-the GPU reads itself. All depend on device memory alone, so that a CUDA graph can contain them.
-Sessions use them with `--decide device`. Importing this module imports triton.
+policies counts the same. `fill` copies the experts that either of them requests from page-locked
+memory, which the GPU reads itself. All depend on device memory alone, so that a CUDA graph can
+contain them. Sessions use them with `--decide device`. Importing this module imports triton.
 """
 
 from functools import cache
@@ -20,9 +20,7 @@ from runtime.kernels.gpu.device_cache import AHEAD, ON_DEMAND, DeviceCache
 from runtime.kernels.gpu.repeated import Repeated, blocks, width
 
 _BLOCK = 4096  # words that one program of `fill` copies at once
-_FEW = (
-    8  # programs an expert that is prefetched: they wait for the link, and others compute. A guess
-)
+_FEW = 8  # programs for a prefetched expert: they wait for the link while others compute. A guess
 _MOST = tl.constexpr((1 << 31) - 1)
 _LEAST = tl.constexpr(-(1 << 31))
 _LAST = tl.constexpr((1 << 63) - 1)
@@ -39,9 +37,10 @@ def resolve(
     *,
     is_ahead: bool,
 ) -> None:
-    """Find or make a slot for each of a token's experts `ids` [K], which differ: write `slots` [K]
-    int32, of the layer, and `missing` [K] int32, the expert that must be brought there or -1.
-    `is_ahead`: experts are also prefetched."""
+    """Find or make a slot for each of a token's experts `ids` [K], which differ.
+
+    Write `slots` [K] int32, of the layer, and `missing` [K] int32, the expert that must be copied
+    there or -1. `is_ahead`: experts are also prefetched."""
     num_layers, num_experts = cache.table.shape
     _, most_slots = cache.owner.shape
     sizes = layer, num_layers, num_experts, cache.num_slots[layer], most_slots
@@ -59,9 +58,11 @@ def resolve_ahead(
     *,
     most: int,
 ) -> None:
-    """In a step of `layer` send for up to `most` of the experts of the layer behind it (the first
-    one behind the last) that have the largest `p` [E] float32, the largest first, and keep those
-    from eviction that are there: write `slots` and `missing` as `resolve` does, for as many experts
+    """Request up to `most` of the next layer's experts that have the largest `p` [E] float32, in a
+    step of `layer`.
+
+    The largest comes first; the layer behind the last one is the first. Experts that are already
+    there are kept from eviction. Write `slots` and `missing` as `resolve` does, for as many experts
     as these [N] int32 have room for."""
     num_layers, num_experts = cache.table.shape
     _, most_slots = cache.owner.shape
@@ -84,9 +85,11 @@ def fill(
     is_ahead: bool = False,
 ) -> None:
     """Copy the `missing` [K] experts of a layer from `host` [L * E, words] int32, page-locked, into
-    their `slots` [K]. `starts` by slot of all layers: where it begins in `arena`, int32, in words.
-    The layer's first expert and slot are `first_key` and `first_slot`. `is_ahead`: by few programs,
-    so that others compute meanwhile."""
+    their `slots` [K].
+
+    `starts` has the beginning of each slot of all layers in `arena`, int32, in words. The layer's
+    first expert and slot are `first_key` and `first_slot`. `is_ahead`: by few programs, so that
+    others compute meanwhile."""
     launch = _filling(first_key, first_slot, host.shape[1], slots.numel(), is_ahead)
     launch((host, starts, arena, slots, missing))
 
@@ -147,9 +150,11 @@ def _resolve(
     layer, num_layers, num_experts, num_slots, most_slots,
     top_k: tl.constexpr, width: tl.constexpr, kind: tl.constexpr, is_ahead: tl.constexpr,
 ):  # fmt: skip
-    """One warp. What is needed has the latest stamp before the first victim is chosen; of equally
-    old ones, or of those used equally often, that with the least number goes, and before all of
-    them a free slot."""
+    """Resolve one token's layer in one warp.
+
+    The experts needed have the latest stamp before the first victim is chosen. A free slot is taken
+    first, then the oldest expert, or the one used least often; of equals the one with the least
+    number."""
     clock = tl.load(clock_ptr)
     places = tl.arange(0, width)
     first = layer * num_experts
@@ -202,7 +207,8 @@ def _note_uses(
     ids_ptr, stamp_ptr, unused_ptr, chosen_ptr, clock,
     top_k: tl.constexpr, kind: tl.constexpr, is_ahead: tl.constexpr,
 ):  # fmt: skip
-    """Stamp a token's experts, of the layer where all pointers point, or tell which they are."""
+    """Stamp a token's experts, of the layer that all pointers point to, or write down which they
+    are."""
     for rank in tl.static_range(top_k):
         expert = tl.load(ids_ptr + rank).to(tl.int32)
         if kind == "last use":
@@ -223,8 +229,10 @@ def _resolve_ahead(
     layer, target, num_layers, num_experts, num_slots, most_slots, most,
     num_named: tl.constexpr, width: tl.constexpr, num_p: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """One warp. All that is named is kept before the first victim is chosen; of equals the least
-    number is named first, and goes first. What finds no slot is not sent for."""
+    """Resolve a prefetch in one warp.
+
+    All named experts are kept before the first victim is chosen. Of equals, the one with the least
+    number is named first, and evicted first. An expert that finds no slot is not sent for."""
     clock = tl.load(clock_ptr)
     first = target * num_experts
     places = tl.arange(0, width)
@@ -279,8 +287,8 @@ def _add(number_ptr, amount):
 
 @triton.jit
 def _replaced(table_ptr, owners, places, victim, expert, is_coming):
-    """Give an expert that is coming the slot `victim`. Returns the expert that leaves it, whether
-    there is one, and the owners of all slots then."""
+    """Give an expert that is coming the slot `victim`. Return the expert that leaves it, whether
+    there is one, and the new owners of all slots."""
     leaving = tl.sum(tl.where(places == victim, owners, 0), axis=0)
     is_leaving = is_coming & (leaving >= 0)
     tl.store(table_ptr + leaving, -1, mask=is_leaving)
@@ -290,7 +298,8 @@ def _replaced(table_ptr, owners, places, victim, expert, is_coming):
 
 @triton.jit
 def _wasted(unused_ptr, is_leaving):
-    """1 if the expert that leaves was prefetched and never used; it no longer counts as such."""
+    """Return 1 if the expert that leaves was prefetched and never used, otherwise 0; it no longer
+    counts as unused."""
     count = tl.load(unused_ptr, mask=is_leaving, other=0)
     tl.store(unused_ptr, 0, mask=is_leaving)
     return count

@@ -1,4 +1,4 @@
-"""The cache of a layer's experts as a device keeps it, for the kernels of
+"""Cache of the layers' experts as a device keeps it, for the kernels of
 `runtime.kernels.gpu.decide`."""
 
 from collections.abc import Sequence
@@ -13,19 +13,21 @@ AHEAD = 5
 
 @dataclass(frozen=True, slots=True)
 class DeviceCache:
-    """The slots of every layer: `table` [L, E] is the slot of each expert in its layer, `owner` [L,
-    S] the expert of each slot, below 0 for none. Of a layer's residents that with the least `stamp`
-    [L, E] goes. `kind` says what stamps are: with "last use" `resolve` writes `clock` [1] there,
-    which the caller moves on from token to token; with "uses" it counts uses; with "turns" only the
-    caller writes them, from 0 on.
+    """Slots of every layer and their experts, in device memory.
+
+    `table` [L, E] is the slot of each expert in its layer, `owner` [L, S] the expert of each slot,
+    below 0 for none. The resident of a layer with the least `stamp` [L, E] is evicted. `kind` says
+    what stamps are. With "last use", `resolve` writes `clock` [1] there, which the caller moves on
+    from token to token. With "uses" it counts uses. With "turns" only the caller writes them, from
+    0 on.
 
     `unused` [L, E] is 1 for experts that were prefetched and not used since; `left` [L, E] is the
-    clock when a prefetch last evicted an expert. `told` [N, L] adds up the loads and evictions of
-    each layer and, with prefetching, what it prefetched, how many of the evicted were unused, and
-    how many of the loaded had been evicted in the same token; with "turns" the experts of the last
-    token [L, K] follow. All int32.
+    clock when a prefetch last evicted an expert. `told` [N, L] counts the loads and evictions of
+    each layer. With prefetching it also counts the experts prefetched, the evicted experts that
+    were unused, and the loaded experts that had been evicted in the same token. With "turns" the
+    experts of the last token [L, K] follow. All are int32.
 
-    A layer has the first of its S places, as many as `num_slots` says: at least as many as a token
+    A layer uses the first of its S places, as many as `num_slots` says: at least as many as a token
     has experts."""
 
     table: torch.Tensor
@@ -50,21 +52,21 @@ class DeviceCache:
         kind: str,
         num_told: int,
     ) -> "DeviceCache":
-        """A cache that holds what these tensors say, with its clock and its counts at 0; `num_told`
-        numbers are told of each layer."""
+        """Return a cache with the contents of these tensors, with its clock and its counts at 0;
+        `num_told` numbers are told of each layer."""
         left = torch.zeros_like(stamp)
         clock = table.new_zeros(1)
         told = table.new_zeros(num_told * len(table))
         return cls(table, owner, stamp, unused, left, clock, told, num_slots, kind)
 
     def hold(self, *tables: torch.Tensor) -> None:
-        """Hold from here on what these tensors say, as `holding` takes them, at the same
-        addresses."""
+        """Take over the contents of these tensors, given as to `holding`, at the same addresses,
+        with clock and counts at 0."""
         for field, new in zip(fields(self), tables, strict=False):
             getattr(self, field.name).copy_(new)
         for own in (self.left, self.clock, self.told):
             own.zero_()
 
     def kept(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What outlives it: `owner`, `stamp` and `unused`."""
+        """Return the tensors that outlive the cache: `owner`, `stamp` and `unused`."""
         return self.owner, self.stamp, self.unused

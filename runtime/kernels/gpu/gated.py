@@ -33,7 +33,7 @@ _MOST_KEPT = 1024  # layers
 
 
 class GatedKernels:
-    """The two kernels for experts that lie as `strides` say, gated by `gate`."""
+    """The two kernels for experts in the layout of `strides`, gated by `gate`."""
 
     def __init__(self, strides: Strides, gate: Gate = SILU) -> None:
         self._strides = strides
@@ -70,7 +70,7 @@ class GatedKernels:
     def _prepared(
         self, hidden: int, top_k: int, num_pairs: int, are_packed: bool, is_wide: bool | None
     ) -> "_Launches":
-        """`is_wide`: None where nothing is added up."""
+        """Return the launches for these sizes; `is_wide` is None if nothing is added up."""
         strides = self._strides
         rows, columns = _block(is_along_rows=strides.row == 1)
         rows //= 1 + strides.are_paired
@@ -91,13 +91,13 @@ class GatedKernels:
         return _Launches(inner, down)
 
     def _inner(self, x: torch.Tensor, num_pairs: int) -> torch.Tensor:
-        """Room for the activations of all pairs."""
+        """Return room for the activations of all pairs."""
         return torch.empty(num_pairs, self._strides.neurons, dtype=x.dtype, device=x.device)
 
 
 class _Kept:
-    """What the launches of a token take besides the token, for these `starts`. One stream computes
-    all steps, so that the activations of all of them can have the same room `inner`."""
+    """Operands of a token's launches besides the token, for these `starts`. One stream computes all
+    steps, so that the activations of all of them can have the same room `inner`."""
 
     __slots__ = ("_own", "of_down", "of_inner", "starts")
 
@@ -123,24 +123,24 @@ class _Kept:
 
 @dataclass(eq=False, slots=True)
 class _Launches:
-    """Both launches for tokens of one kind, and what they were given besides, by the place of
-    `starts` in the host's memory."""
+    """Both launches for tokens of one kind, and their other operands, by the place of `starts` in
+    the host's memory."""
 
     inner: Repeated
     down: Repeated
     kept: dict[int, _Kept] = field(default_factory=dict)
 
     def keep(self, kept: _Kept) -> None:
-        """Keep this for the next launches with its `starts`: those of a layer may be a tensor of
-        their own."""
+        """Keep these operands for the next launches with the same `starts`, since those of a layer
+        may be a tensor of their own."""
         if len(self.kept) >= _MOST_KEPT:
             self.kept.clear()
         self.kept[id(kept.starts)] = kept
 
 
 def _block(*, is_along_rows: bool) -> tuple[int, int]:
-    """Rows and columns of a matrix at a time: the long side runs along the weights that are
-    adjacent in memory."""
+    """Return the rows and columns of a matrix at a time: the long side runs along the weights that
+    are adjacent in memory."""
     return (_COLUMNS // 4, 4 * _ROWS) if is_along_rows else (_ROWS, _COLUMNS)
 
 

@@ -29,9 +29,10 @@ def multiply(
     down: Matrix,
     y: torch.Tensor,
 ) -> None:
-    """Write y [T * K, H] float32 for the pairs that have an expert: x [T, H]; numbers [T, K] are
-    indices into `starts`, which are in words from the beginning of `buffer`, uint8; a negative
-    number is no expert."""
+    """Write y [T * K, H] float32 for the pairs that have an expert: x [T, H].
+
+    `numbers` [T, K] are indices into `starts`, which are in words from the beginning of `buffer`,
+    uint8; a negative number is no expert."""
     top_k, num_pairs, own, are_packed = arguments(numbers, starts)
     words = buffer.view(torch.int32)
     scales = buffer.view(torch.float16)
@@ -52,7 +53,7 @@ def multiply(
 
 @triton.jit
 def _streams(words_ptr, scales_ptr, number, starts_ptr, words, zeros, scales):
-    """Return where the words, zero-points and scales lie of one matrix of an expert."""
+    """Return pointers to the words, zero-points and scales of one matrix of an expert."""
     start = expert_start(
         starts_ptr, number, 4
     )  # replicas that stay beside the slots begin on borders of 16 bytes

@@ -1,5 +1,5 @@
 """Triton kernels for gated experts on few tokens, on matrices of the published formats where they
-lie: one kernel computes gate, up and activation, one the down projection, which may end with the
+lie. One kernel computes gate, up and activation, one the down projection, which may end with the
 weighted sum (`runtime.kernels.gpu.weighted_sum`).
 
 Weights are rounded to the type of x, as the dequantised model has them. This module imports triton.
@@ -27,9 +27,11 @@ def multiply(
     y: torch.Tensor,
     total: Total | None = None,
 ) -> None:
-    """Write y [T * K, H] for the pairs that have an expert: x [T, H]; numbers [T, K] are indices
-    into `starts`, in bytes from the beginning of `arena`, uint8; a negative number is no expert.
-    With `total` the outputs of one token, of this call and of earlier ones, are then added up."""
+    """Write y [T * K, H] for the pairs that have an expert: x [T, H].
+
+    `numbers` [T, K] are indices into `starts`, in bytes from the beginning of `arena`, uint8; a
+    negative number is no expert. With `total` the outputs of one token, of this call and of earlier
+    ones, are then added up."""
     top_k, num_pairs, own, are_packed = arguments(numbers, starts)
     down = matrices.down
     neurons = matrices.down.num_inputs

@@ -28,8 +28,8 @@ _STEP_NBYTES = 128  # of a row of weights at a time
 
 
 def tile_tokens(num_pairs: int, num_experts: int) -> int:
-    """Return the tokens of a tile for such a step: the mean number of tokens of an expert, within
-    the sizes that tensor cores multiply."""
+    """Return the number of tokens of a tile for a step of this size: the mean number of tokens of
+    an expert, within the sizes that tensor cores multiply."""
     each = triton.next_power_of_2(max(1, num_pairs // num_experts))
     return min(max(each, TILES[0]), TILES[-1])
 
@@ -100,7 +100,8 @@ def _tile(order_ptr, tiles_ptr, block_tokens: tl.constexpr):
 
 @triton.jit
 def _inner_rows(inner_ptr, neurons, block_tokens: tl.constexpr):
-    """Return where the rows of this program's tile begin in inner [tile, token, I]."""
+    """Return pointers to the beginnings of the rows of this program's tile in inner [tile, token,
+    I]."""
     return (
         inner_ptr
         + (tl.program_id(0) * block_tokens + tl.arange(0, block_tokens)).to(tl.int64) * neurons

@@ -25,9 +25,10 @@ def multiply(
     down: CodedMatrix,
     y: torch.Tensor,
 ) -> None:
-    """Write y [T * K, H] float32 for the pairs that have an expert: x [T, H]; numbers [T, K] are
-    indices into `starts`, in bytes from the beginning of `buffer`, uint8; a negative number is no
-    expert. `down` has rotated outputs, `gate_up` has not."""
+    """Write y [T * K, H] float32 for the pairs that have an expert: x [T, H].
+
+    `numbers` [T, K] are indices into `starts`, in bytes from the beginning of `buffer`, uint8; a
+    negative number is no expert. `down` has rotated outputs, `gate_up` has not."""
     buffers = buffer.view(torch.int16), buffer.view(torch.float32), buffer, buffer
     top_k, num_pairs, own, are_packed = arguments(numbers, starts)
     inner = product(rotate(x), numbers, starts, buffers, gate_up, num_shared=top_k).to(x.dtype)

@@ -1,4 +1,4 @@
-"""How experts are gated, as the GPU's kernels take it: kernels are compiled for a `Gate`."""
+"""Gates of experts, as the GPU's kernels take them: kernels are compiled for a `Gate`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ _FARTHEST = 12.0
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What an expert computes between its two products: the activation `rule` of gate, multiplied
-    by up if the expert `has_up`.
+    """Function of an expert between its two products: the activation `rule` of gate, multiplied by
+    up if the expert `has_up`.
 
     Rules are `silu`, `gelu`, `gelu_tanh`, `relu2` (the square of ReLU), and `scaled`, gpt-oss's
-    `gate * sigmoid(alpha * gate) * (up + 1)`. With a `limit`, gate is at most that before, and up
-    within it. Outputs of gate and up are in two halves, or `take_turns`.
+    `gate * sigmoid(alpha * gate) * (up + 1)`. With a `limit`, gate is clamped before to at most
+    `limit`, and up to [-limit, limit]. Outputs of gate and up are in two halves, or `take_turns`.
     """
 
     rule: str
@@ -34,7 +34,8 @@ class Gate:
     limit: float | None = None
 
     def __call__(self, inner: torch.Tensor) -> torch.Tensor:
-        """The activation of inner [t, 2 I], or [t, I] without up, as torch computes it: [t, I]."""
+        """Return the activation of inner [t, 2 I], or [t, I] without up, as torch computes it: [t,
+        I]."""
         if not self.has_up:
             return _RULES[self.rule](inner)
         gate, up = (
@@ -59,15 +60,15 @@ _RULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @torch.no_grad()
 def gate_of(module: nn.Module) -> Gate | None:
-    """The gate of a module of experts, found by trying; None for one that the kernels do not
-    know."""
+    """Return the gate of a module of experts, found by trying, or None for one that the kernels do
+    not know."""
     if getattr(module, "has_post_expert_norm", False) or _has_parameters(module):
         return None
     return next((gate for gate in _candidates(module) if _is_of(module, gate)), None)
 
 
 def _has_parameters(module: nn.Module) -> bool:
-    """Whether the activation learns something itself."""
+    """Return whether the activation has learned parameters of its own."""
     activation = getattr(module, "act_fn", None)
     return isinstance(activation, nn.Module) and next(activation.parameters(), None) is not None
 
@@ -90,7 +91,7 @@ def _number(module: nn.Module, names: tuple[str, ...]) -> float | None:
 
 
 def _is_of(module: nn.Module, gate: Gate) -> bool:
-    """Whether the module computes this gate, to the bit: in bfloat16 it shows where a module
+    """Return whether the module computes this gate, to the bit: in bfloat16 it shows where a module
     rounds."""
     theirs = module._apply_gate if module.has_gate else module.act_fn
     tried = torch.sin(torch.arange(_NUM_TRIED))[None] * max(_FARTHEST, 2 * (gate.limit or 0))

@@ -123,8 +123,8 @@ def product(
     precision: tl.constexpr,
 ):  # fmt: skip
     """Multiply x [count, I] by some outputs of a low-bit matrix, over some groups of its inputs:
-    float32 [num_rows, block_outputs]. `streams`: where its words, zero-points and scales lie;
-    `sizes`: as unpacked here."""
+    float32 [num_rows, block_outputs]. `streams` are pointers to its words, zero-points and scales;
+    `sizes` are as unpacked here."""
     words_ptr, zeros_ptr, scales_ptr = streams
     num_inputs, num_outputs, group_size, last_word, zero_words = sizes
     is_output = outputs < num_outputs

@@ -1,5 +1,5 @@
 """Triton kernels that write a token's ids and numbers straight into page-locked memory of the host,
-and then a number that says so. Importing this module imports triton."""
+and then a number that marks them as complete. Importing this module imports triton."""
 
 from functools import cache
 
@@ -13,15 +13,17 @@ MOST = tl.constexpr((1 << 30) - 1)  # letters before their numbers begin anew
 
 
 def send(ids: torch.Tensor, values: torch.Tensor, words: torch.Tensor, number: int) -> None:
-    """Write ids [K] and `values` [V] to `words`, int32 [1 + K + V] that a GPU can reach: from place
-    1 on the ids, then the bits of the values as float32; and at last `number` to place 0."""
+    """Write ids [K] and `values` [V] to `words`, int32 [1 + K + V] that a GPU can reach.
+
+    The ids go to place 1 and the following places, then the bits of the values as float32, and last
+    `number` to place 0."""
     _letter(ids.numel(), values.numel())((ids, values, words), (number,))
 
 
 def send_next(values: torch.Tensor, number: torch.Tensor, words: torch.Tensor, count: int) -> None:
-    """Move `number`, int32 [1], on by one, and write `values`, int32 [V], and then the number as
-    letter `number` modulo `count` of `words`, int32 [count * (1 + V)], whose letters begin with
-    their number."""
+    """Increase `number`, int32 [1], by one, and write `values`, int32 [V], and then the number as
+    letter `number` modulo `count` of `words`, int32 [count * (1 + V)]. Letters begin with their
+    number."""
     _next_letter(values.numel(), count)((values, number, words))
 
 

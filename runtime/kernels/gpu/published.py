@@ -1,6 +1,6 @@
 """Triton functions for matrices of the published formats: some of their weights as numbers, with
-the bits of the formula in torch, and the product of some rows with a vector; and a kernel that
-dequantises a whole matrix.
+the bits of the formula in torch, and the product of some rows with a vector. A kernel dequantises a
+whole matrix.
 
 An attribute of a constexpr is made a constexpr of its own before another function gets it: Triton
 3.6 hands on only numbers and types as such. Importing this module imports triton.
@@ -25,8 +25,8 @@ _BLOCKS = {
 
 
 def block_sizes(matrix: StoredMatrix) -> dict[str, int]:
-    """The outputs and inputs of a matrix that a program takes at a time: 16 bytes of codes for each
-    thread."""
+    """Return the outputs and inputs of a matrix that a program takes at a time: 16 bytes of codes
+    for each thread."""
     rows, columns = _BLOCKS[matrix.codes.order]
     is_in_halves = (matrix.codes.order, matrix.codes.bits) == ("rows", 4)
     return {"block_rows": rows, "block_columns": 2 * columns if is_in_halves else columns}
@@ -73,8 +73,8 @@ def numbers(
     expert_ptr, first_row, step: tl.constexpr, first, matrix: tl.constexpr, dtype: tl.constexpr,
     block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
-    """The weights of every `step`th row from `first_row` on and of `block_columns` places from
-    `first` on, float32: zero where out of range. A matrix that is not quantised is of type
+    """Return the weights of every `step`th row from `first_row` on and of `block_columns` places
+    from `first` on, float32: zero where out of range. A matrix that is not quantised is of type
     `dtype`."""
     rows = first_row + step * tl.arange(0, block_rows)
     columns = first + tl.arange(0, block_columns)
@@ -111,8 +111,8 @@ def numbers(
 def _codes_in_bytes(
     expert_ptr, rows, first, is_row, matrix: tl.constexpr, block_columns: tl.constexpr
 ):
-    """Codes along the inputs, int32 [rows, block_columns]. Each byte is loaded once, so that a
-    thread loads adjacent ones together."""
+    """Return codes along the inputs, int32 [rows, block_columns]. Each byte is loaded once, so that
+    a thread loads adjacent ones together."""
     per_byte: tl.constexpr = 8 // matrix.codes.bits
     num_bytes: tl.constexpr = matrix.num_inputs // per_byte
     places = first // per_byte + tl.arange(0, block_columns // per_byte)
@@ -127,8 +127,8 @@ def _codes_in_bytes(
 def _codes_of_eight(
     expert_ptr, first_row, columns, is_column, matrix: tl.constexpr, block_rows: tl.constexpr
 ):
-    """Codes in words of eight outputs, int32 [block_rows, columns]; each word is loaded once.
-    `first_row` is the first of a word."""
+    """Return codes in words of eight outputs, int32 [block_rows, columns]; each word is loaded
+    once. `first_row` is the first of a word."""
     num_words: tl.constexpr = matrix.num_outputs // 8
     places = first_row // 8 + tl.arange(0, block_rows // 8)
     words = (expert_ptr + matrix.codes.start).to(tl.pointer_type(tl.int32))
@@ -141,7 +141,7 @@ def _codes_of_eight(
 
 @triton.jit
 def _codes_down(expert_ptr, rows, columns, is_row, is_column, matrix: tl.constexpr):
-    """Codes in a stream of words down the inputs, int32 [rows, columns]."""
+    """Return codes in a stream of words down the inputs, int32 [rows, columns]."""
     bits: tl.constexpr = matrix.codes.bits
     last: tl.constexpr = matrix.num_inputs * bits // 32 - 1
     num_outputs: tl.constexpr = matrix.num_outputs
@@ -155,14 +155,14 @@ def _codes_down(expert_ptr, rows, columns, is_row, is_column, matrix: tl.constex
 
 @triton.jit
 def _awq_shift(outputs):
-    """The first bit of an output's code in its word of eight."""
+    """Return the first bit of an output's code in its word of eight."""
     return 4 * ((outputs & 7) // 2 + 4 * (outputs & 1))
 
 
 @triton.jit
 def _floats(codes, bits: tl.constexpr, mantissa: tl.constexpr, bias: tl.constexpr):
-    """The numbers of floats of few bits, float32: moved to the places of a float32's bits, and
-    scaled by the difference of the biases, which is exact for small numbers too."""
+    """Return floats of few bits as float32: moved to the places of a float32's bits, and scaled by
+    the difference of the biases, which is exact for small numbers too."""
     codes = codes.to(tl.uint32)
     magnitude = codes & (2 ** (bits - 1) - 1)
     sign = codes >> (bits - 1)
@@ -173,7 +173,7 @@ def _floats(codes, bits: tl.constexpr, mantissa: tl.constexpr, bias: tl.constexp
 
 @triton.jit
 def _groups(expert_ptr, columns, matrix: tl.constexpr):
-    """The group of each place."""
+    """Return the group of each place."""
     if matrix.order is None:
         groups = columns // matrix.scales.width
     else:
@@ -183,7 +183,7 @@ def _groups(expert_ptr, columns, matrix: tl.constexpr):
 
 @triton.jit
 def _inputs(expert_ptr, columns, matrix: tl.constexpr):
-    """The input at each place."""
+    """Return the input at each place."""
     inputs = columns
     if matrix.order is not None:
         inputs = _order(expert_ptr, columns, matrix) & _INPUT
@@ -198,7 +198,7 @@ def _order(expert_ptr, columns, matrix: tl.constexpr):
 
 @triton.jit
 def _scales(expert_ptr, rows, groups, is_row, is_column, scales: tl.constexpr):
-    """The scale of each weight, float32."""
+    """Return the scale of each weight, float32."""
     start = expert_ptr + scales.start
     places = (rows // scales.height)[:, None] * scales.row + groups[None, :] * scales.column
     if scales.dtype == "float32":
@@ -224,7 +224,7 @@ def _scales(expert_ptr, rows, groups, is_row, is_column, scales: tl.constexpr):
 
 @triton.jit
 def _zeros(expert_ptr, rows, groups, in_range, matrix: tl.constexpr):
-    """The zero-point of each weight, int32, or one for all."""
+    """Return the zero-point of each weight, int32, or one for all."""
     bits: tl.constexpr = matrix.codes.bits
     if matrix.zeros is None:
         zeros = 1 << (bits - 1)

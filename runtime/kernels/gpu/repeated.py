@@ -1,10 +1,9 @@
 """Launches of one Triton kernel again and again with the same grid, sizes and constants. Importing
 this module does not import triton.
 
-Triton's own launch looks at every argument each time, and makes what hooks of its profiler would be
-told, which takes a host several times as long as the driver's call. What it looks for can only
-change with a tensor's dtype, device or border of 16 bytes. Such hooks are told of a first launch
-only.
+Triton's own launch inspects every argument each time, and prepares the data of its profiler's
+hooks, which takes a host several times as long as the driver's call. What it finds can only change
+with a tensor's dtype, device or 16-byte alignment. The hooks are told of a first launch only.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,16 +12,17 @@ from importlib import import_module
 import torch
 
 _Kind = tuple[torch.dtype, int] | None
-_NO_HOOKS = None, None, None  # nor what they would be told
+_NO_HOOKS = None, None, None  # no hooks, and no data for them
 
 
 def _kind(one: torch.Tensor | None) -> _Kind:
-    """What a kernel is compiled for of a tensor."""
+    """Return the properties of a tensor that a kernel is compiled for: its dtype and its address
+    modulo 16."""
     return None if one is None else (one.dtype, one.data_ptr() % 16)
 
 
 class Kept:
-    """Tensors that many launches take, looked at once."""
+    """Tensors that many launches take, inspected once."""
 
     __slots__ = ("number", "tensors")
     _numbers: dict[tuple[_Kind, ...], int] = {}
@@ -36,8 +36,9 @@ _NOTHING = Kept()
 
 
 class Repeated:
-    """A kernel whose parameters are tensors, then those that are kept, then words that it does not
-    specialise on, then `sizes`; `constants` are those that it is compiled for, with its options."""
+    """Kernel whose parameters are tensors, then kept tensors, then words that it does not
+    specialise on, then `sizes`. `constants` are the values that it is compiled for, with its
+    options."""
 
     def __init__(
         self, kernel, grid: Sequence[int], sizes: Sequence[int], **constants: object
@@ -91,11 +92,11 @@ def _driver() -> object:
 
 
 def blocks(count: int, size: int) -> int:
-    """How many blocks of `size` hold `count`. Triton's own functions are made for kernels, and slow
-    on a host."""
+    """Return how many blocks of `size` hold `count`. Triton's own functions are made for kernels,
+    and slow on a host."""
     return -(-count // size)
 
 
 def width(count: int) -> int:
-    """The power of two that holds `count`."""
+    """Return the least power of two that holds `count`."""
     return 1 << (count - 1).bit_length()

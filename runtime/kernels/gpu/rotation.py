@@ -11,13 +11,13 @@ _MOST = 64  # rows of a Hadamard matrix that is multiplied at once
 
 
 def rotate(x: torch.Tensor) -> torch.Tensor:
-    """U x of each row of x [t, n]: float32."""
+    """Return U x of each row of x [t, n]: float32."""
     length = x.shape[1]
     return _transformed(x.float() * _constant("signs", length, x.device), length, is_back=False)
 
 
 def rotate_back(x: torch.Tensor) -> torch.Tensor:
-    """U^T x of each row of x [t, n]: float32."""
+    """Return U^T x of each row of x [t, n]: float32."""
     length = x.shape[1]
     return _transformed(x.float(), length, is_back=True) * _constant("signs", length, x.device)
 

@@ -1,8 +1,8 @@
-"""Where a matrix of a published format lies in an expert, and what its codes mean, as the GPU
-kernels take it.
+"""Descriptions of a matrix of a published format for the GPU kernels: where it lies in an expert,
+and what its codes mean.
 
 Kernels are compiled for these descriptions: sizes and places are constants in them. All places are
-in bytes from the expert's beginning, all distances in elements of what is read.
+in bytes from the expert's beginning, all distances in elements of the type that is read.
 """
 
 from collections.abc import Callable
@@ -32,13 +32,15 @@ _ZEROS = "zero_point"  # a role whose type the format leaves open
 
 @dataclass(frozen=True, slots=True)
 class StoredCodes:
-    """`kind` is what a code is: a `float` of so many bits of `mantissa` and this `bias`, a `signed`
+    """Codes of a matrix: their place, kind and order.
+
+    `kind` is a `float` with `mantissa` bits of mantissa and the exponent's `bias`, a `signed`
     integer, an `integer` from which a zero-point is subtracted, or `plain`, a number of the
     module's dtype.
 
-    `order` is how codes follow each other: `rows`, bytes along the inputs, the first of two codes
-    in the low half; `columns`, a stream of words down the inputs; `awq`, words of eight outputs,
-    the even ones first.
+    `order` is the order in which codes follow each other. `rows`: bytes along the inputs, the first
+    of two codes in the low half. `columns`: a stream of words down the inputs. `awq`: words of
+    eight outputs, the even ones first.
     """
 
     start: int
@@ -52,8 +54,8 @@ class StoredCodes:
 @dataclass(frozen=True, slots=True)
 class StoredScales:
     """One scale of type `dtype` for `height` outputs and `width` inputs; `row` and `column` are the
-    distances between scales. `matrix` is where the scale of the whole matrix lies, by which the
-    others are divided where `is_inverse`."""
+    distances between scales. `matrix` is the place of the whole matrix's scale, which multiplies
+    the others, or divides them if `is_inverse`."""
 
     start: int
     dtype: str
@@ -67,9 +69,9 @@ class StoredScales:
 
 @dataclass(frozen=True, slots=True)
 class StoredZeros:
-    """Zero-points of `integer` codes along the outputs, in their order: `word` is the distance
-    between the words of one group, of which there are `num_words`, `group` that between groups.
-    What is stored is less by `offset`."""
+    """Zero-points of `integer` codes along the outputs, in their order. `word` is the distance
+    between the `num_words` words of one group, `group` the distance between groups. Stored
+    zero-points are less by `offset`."""
 
     start: int
     num_words: int
@@ -80,9 +82,9 @@ class StoredZeros:
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """A matrix [out, in]. Without `zeros` the zero-point of `integer` codes is half their range;
-    `bias` is where the numbers lie that are added to a product, `order` where the group and the
-    input at each place lie; None where inputs are at their own places and groups follow each
+    """Matrix [out, in]. Without `zeros` the zero-point of `integer` codes is half their range.
+    `bias` is the place of the numbers that are added to a product. `order` is the place of the
+    group and the input of each place, None if inputs are at their own places and groups follow each
     other."""
 
     num_outputs: int
@@ -96,8 +98,9 @@ class StoredMatrix:
 
 @dataclass(frozen=True, slots=True)
 class GatedMatrices:
-    """The matrices of a gated expert, and its activation. Where gate and up are one, both are that
-    matrix; up begins with row `up_first`, and `step` is the distance between rows of either."""
+    """Matrices of a gated expert, and its activation. If gate and up are one matrix, both fields
+    are that matrix; up begins with row `up_first`, and `step` is the distance between rows of
+    either."""
 
     gate: StoredMatrix
     up: StoredMatrix
@@ -125,8 +128,8 @@ class _Pieces:
 
 
 def is_readable(layout: QuantisedLayout) -> bool:
-    """Whether the kernels read all matrices of such experts: down is one, gate and up are one or
-    two, and no word has codes of gate and of up."""
+    """Return whether the kernels read all matrices of experts with this layout: down is one, gate
+    and up are one or two, and no word has codes of gate and of up."""
     words = all(piece.dtype is torch.int32 for piece in layout.pieces if piece.role == _ZEROS)
     if not words or {piece.source for piece in layout.pieces if piece.part == DOWN} != {0}:
         return False
@@ -135,7 +138,7 @@ def is_readable(layout: QuantisedLayout) -> bool:
 
 
 def gated_matrices(layout: QuantisedLayout, activation: Gate = SILU) -> GatedMatrices:
-    """Describe the matrices of an expert that lies so."""
+    """Describe the matrices of an expert with this layout."""
     (gate, *up), (down,) = (
         [
             replace(stored_matrix(placed), bias=_bias(layout, name))
@@ -148,7 +151,7 @@ def gated_matrices(layout: QuantisedLayout, activation: Gate = SILU) -> GatedMat
 
 
 def _bias(layout: QuantisedLayout, name: str) -> int | None:
-    """Where the bias of this part begins in an expert."""
+    """Return the place of this part's bias in an expert, or None if there is none."""
     stored = layout.matrices.get(f"{name}_bias")
     return stored and stored[0][PLAIN][1]
 

@@ -33,8 +33,8 @@ _COLUMNS = 64  # of one step
 
 
 class CodedMatrix(NamedTuple):
-    """Where one matrix lies behind the start of an expert, in bytes, and its sizes. Without row
-    scales outputs are rotated; their place is any."""
+    """Layout of one matrix behind the start of an expert, in bytes, and its sizes. Without row
+    scales, outputs are rotated, and the place of the row scales is any."""
 
     codes: int
     scale: int
@@ -49,8 +49,8 @@ class CodedMatrix(NamedTuple):
 
 
 def matrix_of(trellis: Trellis, offsets: dict[str, int] | None = None) -> CodedMatrix:
-    """The sizes of a matrix, and where its parts lie; by default each at the beginning of a buffer
-    of its own."""
+    """Return the sizes of a matrix and the places of its parts; by default each part is at the
+    beginning of a buffer of its own."""
     low, high = (num_words(trellis.half_bits + more, trellis.num_outputs) for more in (0, 1))
     num_high = (trellis.codes.numel() - low * trellis.num_inputs) // (high - low)
     places = [(offsets or {}).get(part, 0) for part in ("codes", "scale", "high", "row_scales")]
@@ -70,7 +70,8 @@ def multiply(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
 
 
 def multiply_unpacked(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
-    """The same by way of the levels, unpacked as numbers of x's dtype: for many tokens."""
+    """Multiply like `multiply`, by way of the levels, unpacked as numbers of x's dtype: for many
+    tokens."""
     matrix = matrix_of(trellis)
     device = x.device
     ordered = torch.argsort(_bits(trellis), stable=True)
@@ -101,10 +102,11 @@ def product(
     *,
     num_shared: int,
 ) -> torch.Tensor:
-    """R x of pairs [P, O], float32, where numbers [T, K] are not below zero: pair p takes token p
-    // num_shared of x [., I], rotated, and the matrix behind starts[number], in bytes. `buffers`
-    are those of codes, scales, bits of columns and row scales, as int16, float32, uint8 and
-    uint8."""
+    """Return R x of pairs [P, O], float32, where numbers [T, K] are not below zero.
+
+    Pair p takes token p // num_shared of x [., I], rotated, and the matrix behind starts[number],
+    in bytes. `buffers` are those of codes, scales, bits of columns and row scales, as int16,
+    float32, uint8 and uint8."""
     levels, worths, row_worths = _constants(x.device)
     _, num_pairs, own, are_packed = arguments(numbers, starts)
     ordered = torch.empty(num_pairs, matrix.num_inputs, device=x.device)
@@ -130,18 +132,19 @@ def product(
 
 @cache
 def _constants(device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Levels, what one of them is worth by half bits, and what a row's scale is worth."""
+    """Return the levels, the worth of a level by half bits, and the worths of rows' scales."""
     return tuple(torch.tensor(each()).to(device) for each in (tables, steps, row_factors))
 
 
 def _bits(trellis: Trellis) -> torch.Tensor:
-    """Which columns have half a bit more, uint8 [in]."""
+    """Return which columns have half a bit more, uint8 [in]."""
     places = torch.arange(trellis.num_inputs, device=trellis.high.device)
     return trellis.high[places // 8] >> (places % 8).to(torch.uint8) & 1
 
 
 def _kinds(matrix: CodedMatrix) -> tuple[tuple[int, int, int], ...]:
-    """For both kinds of columns: half bits more, the first of them, their number."""
+    """Return, for both kinds of columns, the additional half bits, the first column, and the number
+    of columns."""
     num_low = matrix.num_inputs - matrix.num_high
     return (0, 0, num_low), (1, num_low, matrix.num_high)
 
@@ -161,8 +164,8 @@ def _arrange(
     num_shared, high, scale, num_inputs, num_high, half_bits, are_packed: tl.constexpr,
     block: tl.constexpr,
 ):  # fmt: skip
-    """Write a pair's token in the order of its matrix's columns, times what a level of the column
-    is worth."""
+    """Write a pair's token in the order of its matrix's columns, times the worth of the column's
+    levels."""
     pair = tl.program_id(0)
     number = number_of(pair, numbers_ptr, first, second, third, fourth, are_packed)
     if number >= 0:
@@ -194,7 +197,8 @@ def _levels_of(
     is_column,
     half_bits: tl.constexpr,
 ):
-    """Levels int16 [R, C] of rows and columns, of a stream of so many words a column."""
+    """Return the levels int16 [R, C] of rows and columns, from a stream of `num_words` words a
+    column."""
     bits = half_bits * rows // 2
     first = bits // 16
     shift = bits % 16
@@ -216,7 +220,7 @@ def _sum_columns(
     x_ptr, words_ptr, levels_ptr, rows, count, num_words, factor,
     half_bits: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
-    """The sums [R] over `count` columns of so many half bits times x."""
+    """Return the sums [R] over `count` columns of `half_bits` half bits times x."""
     total = tl.zeros((block_rows,), tl.float32)
     for begin in range(0, count, block_columns):
         columns = begin + tl.arange(0, block_columns)
@@ -279,7 +283,7 @@ def _unpack(
     words_ptr, out_ptr, levels_ptr, first, count, words_before, num_outputs, num_inputs, factor,
     half_bits: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
-    """Write levels of a kind of columns to out [O, I], from column `first` on."""
+    """Write the levels of one kind of columns to out [O, I], from column `first` on."""
     rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     columns = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
     is_column = columns < count

@@ -1,10 +1,10 @@
-"""The weighted sum of a token's experts in ascending order: a Triton kernel of its own, or the end
-of the last kernel that computes experts. Importing this module imports triton.
+"""Weighted sum of a token's experts in ascending order: a Triton kernel of its own, or the end of
+the last kernel that computes experts. Importing this module imports triton.
 
 At the end of a kernel that sums up, every program counts itself for its columns once its outputs
-are written; the last one to do so adds up what all pairs have there. The count is an atomic
-addition that releases what all threads of a program wrote before a barrier and acquires what the
-others released (as in `threadFenceReduction` of CUDA's samples).
+are written; the last one to do so adds up the outputs of all pairs there. The count is an atomic
+addition. It releases everything that all threads of a program wrote before a barrier, and acquires
+what the others released (as in `threadFenceReduction` of CUDA's samples).
 """
 
 import torch
@@ -20,7 +20,8 @@ _TOKENS = 8
 
 
 def operands(total: Total | None) -> tuple[tuple[torch.Tensor | None, ...], dict[str, object]]:
-    """What a kernel that ends with `sum_last` takes: four pointers, and its constants."""
+    """Return the operands of a kernel that ends with `sum_last`: four pointers, and its
+    constants."""
     if total is None:
         return (None,) * 4, {"sums": False, "is_wide": False, "width": 1}
     width = triton.next_power_of_2(total.keys.shape[1])
@@ -56,8 +57,8 @@ def sum_last(
     y_ptr, keys_ptr, weights_ptr, out_ptr, done_ptr, hidden, top_k,
     is_wide: tl.constexpr, width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """The end of every program of a grid [columns, K] that writes `block` outputs of one token's
-    pair to y: the last of K adds them up."""
+    """End a program of a grid [columns, K] that writes `block` outputs of one token's pair to y:
+    the last of the K programs adds them up."""
     # all threads of this program have stored their outputs before its count is released
     tl.debug_barrier()
     num_before = tl.atomic_add(done_ptr + tl.program_id(0), 1, sem="acq_rel", scope="gpu")
@@ -132,8 +133,8 @@ def _add_up(
 
 @triton.jit
 def _places(keys, ranks):
-    """Each rank's place [T, K] in its token's sum, keys ascending, then ranks; -1 for a negative
-    key."""
+    """Return each rank's place [T, K] in its token's sum, by ascending keys, then ranks; -1 for a
+    negative key."""
     is_used = keys >= 0
     is_tied = (keys[:, None, :] == keys[:, :, None]) & (ranks[None, None, :] < ranks[None, :, None])
     is_earlier = ((keys[:, None, :] < keys[:, :, None]) | is_tied) & is_used[:, None, :]

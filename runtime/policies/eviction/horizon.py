@@ -25,14 +25,14 @@ _GUESS = np.array(
 
 @dataclass
 class Horizon(SimpleEviction):
-    """The largest `now + L w` is evicted first: w is the expected wait for a key's next use, in
-    passes. The first pass counts 1, each later one .85 of the one before, so that no wait is longer
-    than 6.7.
+    """Evicts the key with the largest `now + L w` first, where w is the expected wait for the key's
+    next use, in passes. The first pass counts 1, each later one .85 of the one before, so that no
+    wait is longer than 6.7.
 
-    w is linear in the square roots of what is known of a key when its layer has run: its running
-    frequencies over about 1, 4, 16 and 64 tokens, its mean over the whole run, and how often it
-    followed the past tokens most similar to the newest (`_Recall`), with two notions of how
-    similar. The weights are shared by all keys and fitted online by weighted least squares. If a
+    w is linear in the square roots of what is known of a key when its layer has run. These are its
+    running frequencies over about 1, 4, 16 and 64 tokens, its mean over the whole run, and how
+    often it followed the past tokens most similar to the newest (`_Recall`), with two notions of
+    similarity. The weights are shared by all keys and fitted online by weighted least squares. If a
     step carries predictions for the layers ahead, the chance q of use at that visit is fitted too,
     and the expected time becomes `visit + (1 - q) L w`.
     """

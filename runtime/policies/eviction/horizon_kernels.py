@@ -288,14 +288,16 @@ def on_use(
     """Note that a step uses `keys` of a layer. It `is_single` if it has one token. Its tokens are
     remembered already if it `is_remembered`, else they are here, as one.
 
-    `state` is a block of `gains` [NUM_RUNNING] of the running frequencies, `weights` [F] of the
-    features, `share` [E] of a larger step's tokens that used each expert, `used` [L, E], `waits`
-    [L, E] for the next use, in passes, `nearness` [L, E], minus the step of the expected next use,
-    `levels` [L, F - 1, E], the running frequencies and how often each expert followed, and the
-    features `known` [L, F, E]. `remembered` [L, E, N], `common` [L + 1, N] by layer and in all,
-    `like` [R, C], a row for each level of followers. `state_ahead`, for `distance` layers ahead, is
-    a block of what `look_ahead` takes last: `is_pending`, `weights`, `moments`, `products`,
-    `known`. All but `gains`, `weights`, `share`, `like` are updated.
+    `state` is one block with these parts: `gains` [NUM_RUNNING] of the running frequencies;
+    `weights` [F] of the features; `share` [E] of a larger step's tokens that used each expert;
+    `used` [L, E]; `waits` [L, E] for the next use, in passes; `nearness` [L, E], minus the step of
+    the expected next use; `levels` [L, F - 1, E], the running frequencies and how often each expert
+    followed; and the features `known` [L, F, E].
+
+    `remembered` [L, E, N]; `common` [L + 1, N], by layer and in all; `like` [R, C], a row for each
+    level of followers. `state_ahead`, for `distance` layers ahead, is a block of the last arguments
+    of `look_ahead`: `is_pending`, `weights`, `moments`, `products`, `known`. All but `gains`,
+    `weights`, `share` and `like` are updated.
     """
     num_layers, num_experts = remembered.shape[:2]
     gains, weights, share, used, waits, nearness, levels, known = _state(

@@ -12,9 +12,9 @@ from runtime.policies.eviction.horizon import Horizon
 
 @dataclass
 class LateHorizon(SimpleEviction):
-    """Evicts by the ranks that `horizon` had when the last pass ended. The uses of a pass are told
-    to it when the next one begins, so that a host can learn from a pass while a device computes it,
-    and write the ranks between two."""
+    """Evicts by the ranks that `horizon` had when the last pass ended. It learns the uses of a pass
+    when the next one begins, so that a host can learn from a pass while a device computes it, and
+    write the ranks between two."""
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._shape = shape
@@ -39,8 +39,8 @@ class LateHorizon(SimpleEviction):
             self.ranks[0][:] = self._horizon.ranks[0]
 
     def turns(self, now: Now) -> np.ndarray:
-        """When each expert of a layer goes in the pass under way, [L, E] int32: 0 is the first to
-        go."""
+        """Return the place of each expert in its layer's eviction order for the pass under way, [L,
+        E] int32; 0 is the first to go."""
         self.begin_pass(now)
         nearness = self.ranks[0].reshape(self._shape.num_layers, -1)
         turns = np.empty(nearness.shape, np.int32)

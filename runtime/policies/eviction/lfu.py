@@ -23,7 +23,8 @@ class Lfu(SimpleEviction):
 
     @property
     def as_lcp(self) -> Mapping[str, object] | None:
-        """Without decay a use counts 1 for ever."""
+        """Parameters of `lcp` that correspond to it: without decay a use counts 1 for ever. None
+        with decay."""
         return {"rho": 1.0} if self.decay == 1 else None
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
@@ -32,7 +33,7 @@ class Lfu(SimpleEviction):
 
     @property
     def uses(self) -> np.ndarray:
-        """By key how often it was used: a view, in which it may be changed."""
+        """Number of uses by key: a view, which may be written to."""
         return self._uses
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:

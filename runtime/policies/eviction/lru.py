@@ -12,8 +12,9 @@ from runtime.policies.eviction.shared import cells_and_view, never_used
 
 @dataclass
 class Lru(SimpleEviction):
-    """With `stamp` `load` a prefetched key counts as used when it is sent for; with `use`, only
-    once a step has used it, so that unused prefetches are evicted first."""
+    """Evicts the key that was used longest ago. With `stamp` `load` a prefetched key counts as used
+    when it is sent for. With `use` it counts only once a step has used it, so that unused
+    prefetches are evicted first."""
 
     stamp: str = "use"
 
@@ -29,14 +30,14 @@ class Lru(SimpleEviction):
 
     @property
     def last_use(self) -> np.ndarray:
-        """By key the number of the step that used it last, -1 for none: a view, in which it may be
-        changed before the next step."""
+        """Number of the step that last used each key, -1 for none: a view, which may be written to
+        before the next step."""
         self._may_have_changed = True
         return self._last_use
 
     def queues(self) -> list[dict[int, None]] | None:
-        """Return by layer the keys in the order in which they go, kept from here on; None where
-        loads are stamped."""
+        """Return for each layer its keys in eviction order, kept up to date from here on; None
+        where loads are stamped."""
         if self.stamp == "load":  # a key that is sent for and one that is used may be stamped alike
             return None
         num_keys = self._shape.num_keys

@@ -12,11 +12,11 @@ from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 
 @dataclass
 class ScoreEviction(SimpleEviction):
-    """The router's probabilities of a layer's experts, summed over tokens; `decay` multiplies the
-    sum once a pass.
+    """Evicts the key with the lowest sum of the router's probabilities over tokens; `decay`
+    multiplies the sums once a pass.
 
-    `of`: `all` sums what the router gives every expert; `selected`, only what it gives those that a
-    token selects.
+    `of`: `all` sums what the router gives every expert; `selected`, only what it gives the experts
+    that a token selects.
     """
 
     sees_probabilities: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""What eviction policies share: initial last uses, columns whose single cells are cheap, and one
+"""Helpers of eviction policies: initial last uses, columns whose single cells are cheap, and one
 sort key made of two, which sorts in a fraction of the time."""
 
 from array import array
@@ -13,7 +13,7 @@ _STEPS = 2**34
 
 
 def never_used(shape: Shape) -> np.ndarray:
-    """Return [num_keys] the step of the last use before there was any."""
+    """Return [num_keys] the step -1, the last use of keys that were never used."""
     return np.full(shape.num_keys, -1, np.int64)
 
 

@@ -15,13 +15,14 @@ from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
 @dataclass
 class Cold(Simple):
     """Experts are computed at the precision of their placement; loading experts are computed near
-    as well. Beside answers, what a prompt wants is fetched for both.
+    as well. If a step serves prompts and answers together, the experts that a prompt wants are
+    fetched for both.
 
-    With `swap`, so many experts a layer and decoded token are swapped in instead: of the absent
-    ones, those that most of the step's tokens want, of equals the first wanted, are fetched and
-    waited for (the on-demand swapping of earlier GPU-NDP systems, *Context-Aware MoE Inference on
-    CXL-Enabled GPU-NDP Systems*, section 2.2). Tokens at which nothing is absent leave their share
-    to later ones.
+    With `swap`, that many experts a layer and decoded token are swapped in instead: fetched and
+    waited for. They are the absent experts that most of the step's tokens want, the first wanted
+    among equals. This is the on-demand swapping of earlier GPU-NDP systems (*Context-Aware MoE
+    Inference on CXL-Enabled GPU-NDP Systems*, section 2.2). Tokens at which nothing is absent leave
+    their share to later ones.
     """
 
     every_step: ClassVar[bool] = True
@@ -51,7 +52,7 @@ class Cold(Simple):
         )
 
     def _swapped(self, step: Step, residents: Residents) -> list[int]:
-        """Return the absent experts to fetch, and take them off what is due."""
+        """Return the absent experts to fetch, and take their number off what is due."""
         self._due[step.layer] += self.swap * len(step.selected)
         swapped = residents.missing(step)[: int(self._due[step.layer])]
         self._due[step.layer] -= len(swapped)

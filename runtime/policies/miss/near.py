@@ -9,8 +9,8 @@ from runtime.policies.step import fitting
 
 @dataclass
 class NearMiss(Simple):
-    """With `fill`, a missing expert is fetched while its scope has an empty slot, so that a cold
-    cache fills.
+    """Computes missing experts in the near tier. With `fill`, a missing expert is fetched while its
+    scope has an empty slot, so that a cold cache fills.
 
     `ratio` is the bandwidth of the link over that of the near tier: prefetches may use the bytes
     that the link can move while near experts are computed. At 0 they may not.

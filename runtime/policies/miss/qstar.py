@@ -12,14 +12,14 @@ from runtime.policies.base import Choice, Residents, Simple, Step
 
 @dataclass
 class QStar(Simple):
-    """Of m missing experts f are fetched and m - f computed near: the f that minimises `max(f /
-    ratio, near)`, near the sum of `max(1, tokens of the expert / tokens)` over the latter, `tokens`
-    so many as the near tier computes while it reads an expert.
+    """Fetches f of the m missing experts and computes m - f near. f minimises `max(f / ratio,
+    near)`, where `near` is the sum of `max(1, tokens of the expert / tokens)` over the experts
+    computed near. `tokens` is how many tokens the near tier computes while it reads an expert.
 
     `ratio` is the bandwidth of the link over that of the near tier, so that both terms are times,
-    in near experts. Equal times go to the larger f, which fills the cache. Fetched are those of
-    most tokens, of equals the first wanted: for a single token, the strongest. If the near tier
-    takes longer, prefetches may use what is left of the link.
+    in near experts. Equal times go to the larger f, which fills the cache. The experts with the
+    most tokens are fetched, the first wanted among equals: for a single token, the strongest. If
+    the near tier takes longer, prefetches may use what is left of the link.
     """
 
     ratio: float = 0.5
@@ -45,8 +45,7 @@ class QStar(Simple):
         )
 
     def num_fetched(self, each: np.ndarray) -> int:
-        """Return f for misses that take so long each [m] in the near tier, in reads of an
-        expert."""
+        """Return f, given the near tier's time for each miss, `each` [m], in reads of an expert."""
         fetched = np.arange(len(each), -1, -1)
         left = np.append(0.0, each[::-1].cumsum())  # of the last 0, 1, ... of them
         return int(fetched[np.maximum(fetched / self.ratio, left).argmin()])

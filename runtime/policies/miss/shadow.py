@@ -19,7 +19,7 @@ class ShadowMiss(Simple):
     others are computed, if that pays.
 
     Loading an expert pays if its loss per token, as its layer has routed lately, is more than
-    `margin` times that of the layer's resident with the least: both take the same bytes, so that
+    `margin` times the least such loss of the layer's residents. Both take the same bytes, so that
     loss times expected uses decides. An empty slot is worth any load. Uses decay with a half-life
     of `half_life` tokens.
     """

@@ -1,4 +1,4 @@
-"""What miss policies share: stand-ins by a score over a layer's experts, absent ranks, routing
+"""Helpers of miss policies: stand-ins by a score over a layer's experts, absent ranks, routing
 weights, and a check of replicas."""
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def by_probability(step: Step) -> Scores:
 
 
 def beyond_free(step: Step, residents: Residents, *, fill: bool) -> np.ndarray:
-    """Return [T, K] the ranks whose expert is absent; with `fill` less those for which the scope
+    """Return [T, K] the ranks whose expert is absent; with `fill` without those for which the scope
     has empty slots, first come, first served."""
     missing = residents.absent[step.selected]
     if not fill or not any(residents.num_free):

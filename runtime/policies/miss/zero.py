@@ -10,8 +10,9 @@ from runtime.policies.miss.shared import beyond_free, keep_sum
 
 @dataclass
 class Zero(Simple):
-    """With `fill` a missing expert is fetched while its scope has an empty slot: a cold cache would
-    otherwise stay empty. With `renormalise` the other ranks share its weight."""
+    """Drops missing experts. With `fill` a missing expert is fetched while its scope has an empty
+    slot: a cold cache would otherwise stay empty. With `renormalise` the other ranks share its
+    weight."""
 
     fill: bool = True
     renormalise: bool = False

@@ -1,5 +1,5 @@
-"""What the earlier request most like the one under way has used (MoE-Infinity, Xue et al.,
-2024)."""
+"""The experts that the earlier request most like the one under way has used (MoE-Infinity, Xue et
+al., 2024)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,13 +17,13 @@ _MOST = 4096  # requests that are kept: they are compared with each other
 
 @dataclass
 class ActivationPrefetch(Simple):
-    """Of each of the next `distance` layers the `top_k * overfetch` experts with the largest share
-    in the matched activation matrix, in falling order of `(share + epsilon) * (1 - ahead / (L +
-    1))` (algorithm 1 of the paper).
+    """Proposes, for each of the next `distance` layers, the `top_k * overfetch` experts with the
+    largest share in the matched activation matrix. Keys are in falling order of `(share + epsilon)
+    * (1 - ahead / (L + 1))` (algorithm 1 of the paper).
 
-    The match is the one of `capacity` earlier requests whose matrix is most similar to that of the
-    current requests, all their tokens counted. The first request is matched with its own matrix.
-    Reads no predictions.
+    The match is the one of `capacity` earlier requests whose matrix is most similar to the matrix
+    of the current requests, all their tokens counted. The first request is matched with its own
+    matrix. Reads no predictions.
     """
 
     reads_predictions: ClassVar[bool] = False

@@ -17,9 +17,9 @@ _PRIOR_TOKENS = 8.0  # tokens of the layer's own mean that a pair of experts beg
 
 @dataclass
 class Affinity(Simple):
-    """Of each of the next `distance` layers the `top_k * overfetch` experts with the largest
-    chance, the mean of `P(e | f) = (n(f, e) + 8 m(e)) / (n(f) + 8)` over the experts f that the
-    step's tokens use, in falling order.
+    """Proposes, for each of the next `distance` layers, the `top_k * overfetch` experts with the
+    largest chance, in falling order. The chance is the mean of `P(e | f) = (n(f, e) + 8 m(e)) /
+    (n(f) + 8)` over the experts f that the step's tokens use.
 
     n(f) counts tokens that used f in this layer, n(f, e) those of them that used e in the layer
     ahead, m(e) is the share of tokens that use e. Past the last layer the next tokens of the same

@@ -1,4 +1,4 @@
-"""What the prefetch policies that read predictions share: the target layer, the tokens that predict
+"""Helpers of the prefetch policies that read predictions: the target layer, the tokens that predict
 it, and the order of keys."""
 
 from math import ceil

@@ -1,5 +1,5 @@
-"""What routers ahead, fitted predictors, stored maps and running frequencies say of the layers
-ahead, weighed by how right each has been (moectl's own)."""
+"""The experts that routers ahead, fitted predictors, stored maps and running frequencies expect in
+the layers ahead, each weighed by how right it has been (moectl's own)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,15 +20,17 @@ _RIDGE = 20.0  # observations that the first guess of the regression counts for
 
 @dataclass
 class Blend(Simple):
-    """Every expert of the next `distance` layers whose chance of use is at least `floor` in the
-    next layer and `far` beyond, sooner layers first, likelier experts first.
+    """Proposes every expert of the next `distance` layers whose chance of use is at least `floor`
+    in the next layer and `far` beyond, sooner layers first, likelier experts first.
 
     The chance is a logistic regression for each layer and distance, fitted online by a Newton step
     a visit. Its features are the margins, in log odds to the k-th place, by which the router ahead
-    and the fitted predictor name an expert, its running log odds of use, and with `maps` those of
-    the matched map. A prompt wants nearly all experts: the named ones of its tokens are proposed in
-    order of probability, after those of answers decoded beside it. With `maps`, the map that the
-    embedding finds names experts of the first layer before a pass begins.
+    and the fitted predictor name an expert; its running log odds of use; and with `maps` the log
+    odds of the matched map.
+
+    A prompt wants nearly all experts: the experts that its tokens name are proposed in order of
+    probability, after those of answers decoded beside it. With `maps`, the map that the embedding
+    finds names experts of the first layer before a pass begins.
     """
 
     reads_predictions: ClassVar[bool] = True

@@ -133,11 +133,11 @@ def _visit(selected, layer, learns, gains, uses, odds, predicted, weights, momen
 def visit(selected, layer, learns, state, num_layers, reach, num_kinds, num_experts):
     """Note that a layer uses `selected` [T, K]: update its running frequencies and their log odds.
 
-    `state` is a block of `gains` [3] of the running frequencies, these `uses` [L, 3, E], their log
-    odds `odds`, the chances `predicted` [L, D, E] of the next visit of each layer, nan if there are
-    none, `weights` [L, D, F], `moments` [L, D, F, F], and the features `known` [L, D, F, E] that
-    the chances are of. If it `learns`, the chances of this visit are compared with it, which
-    updates weights and moments.
+    `state` is one block with these parts: `gains` [3] of the running frequencies; the frequencies
+    `uses` [L, 3, E]; their log odds `odds`; the chances `predicted` [L, D, E] of the next visit of
+    each layer, nan if there are none; `weights` [L, D, F]; `moments` [L, D, F, F]; and the features
+    `known` [L, D, F, E] that the chances were computed from. If it `learns`, the chances of this
+    visit are compared with it, which updates weights and moments.
     """
     _visit(selected, layer, learns, *_state(state, num_layers, reach, num_kinds, num_experts))
 

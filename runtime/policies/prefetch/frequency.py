@@ -15,8 +15,9 @@ from runtime.policies.shared.activations import Activations
 
 @dataclass
 class Frequency(Simple):
-    """Of each of the next `distance` layers the `top_k * overfetch` experts with the most tokens of
-    the pass's requests since each began. Ties go by the count over all requests.
+    """Proposes, for each of the next `distance` layers, the `top_k * overfetch` experts with the
+    most tokens of the pass's requests since each request began. Ties go by the count over all
+    requests.
 
     Keys are in falling order of `share of the layer's tokens * (1 - ahead / (L + 1))`,
     MoE-Infinity's discount of layers far ahead. Reads no predictions: it costs nothing on the

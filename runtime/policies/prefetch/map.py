@@ -16,13 +16,14 @@ _NONE = np.empty(0, np.int64)
 
 @dataclass
 class MapPrefetch(Simple):
-    """Of the layer `distance` ahead the most probable experts of the best map until their sum
-    reaches 1 - score, at least k of them; without `threshold` just k. All layers ahead compete by p
-    / (layers ahead).
+    """Proposes, for the layer `distance` ahead, the most probable experts of the best map until
+    their sum reaches 1 - score, at least k of them; without `threshold` just k. All layers ahead
+    compete by p / (layers ahead).
 
     The match is `lag` + 1 layers old, which is the time that its search may take; at lag 0
-    `distance` is fMoE's d. Where no trajectory reaches, the embedding guides, if `semantic`: also
-    before the first layer, for which the search is waited for. The next pass is not predicted.
+    `distance` is fMoE's d. With `semantic` the embedding guides the layers that no trajectory
+    reaches, also before the first layer, where the pass waits for the search. The next pass is not
+    predicted.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"maps"})

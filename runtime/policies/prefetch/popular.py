@@ -14,8 +14,8 @@ from runtime.policies.prefetch.ahead import keys_ahead
 
 @dataclass
 class Popular(Simple):
-    """Of the layer `distance` ahead the experts with the most tokens over the whole history, as
-    many as a token selects."""
+    """Proposes, for the layer `distance` ahead, the experts with the most tokens over the whole
+    history, as many as a token selects."""
 
     reads_predictions: ClassVar[bool] = False
 

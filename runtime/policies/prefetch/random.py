@@ -13,8 +13,8 @@ from runtime.policies.prefetch.ahead import keys_ahead
 
 @dataclass
 class RandomPrefetch(Simple):
-    """As many experts of the layer `distance` ahead as a token selects, drawn anew in every
-    step."""
+    """Proposes random experts of the layer `distance` ahead, as many as a token selects, drawn anew
+    in every step."""
 
     reads_predictions: ClassVar[bool] = False
 

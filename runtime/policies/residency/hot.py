@@ -26,25 +26,26 @@ EVEN = "uniform"
 
 @dataclass
 class Hot(SimpleResidency):
-    """Placed once per sequence, at its first decode step, by `S = a P/sum(P) + (1-a) W/sum(W)`: P
-    the prompt's activation counts of a layer, W its weight sums, a = `balance`. Of several
-    sequences, P and W are summed over the prompts of those that are decoded and of those that wait
-    to be.
+    """Places experts once per sequence, at its first decode step, by `S = a P/sum(P) + (1-a)
+    W/sum(W)`: P are the prompt's activation counts of a layer, W its weight sums, a = `balance`.
+    With several sequences, P and W are summed over the prompts of all that are decoded or wait to
+    be.
 
     The experts of largest S fill the layer's slots at full precision. The others are computed near
-    their memory: at full precision if `avg_bits` is 16, else at 1 to 4 bits by the prefix split
-    over the loss table, on average at most `avg_bits`, or with `bits=uniform` all at `avg_bits`
-    (Table 3, "w/o Expert Bitwidth Selector"). On a base of 4 bits, full precision is 4 bits, and so
-    it is where replicas of 4 bits are no smaller than the checkpoint's experts.
+    their memory. If `avg_bits` is 16, that is at full precision. Otherwise it is at 1 to 4 bits by
+    the prefix split over the loss table, on average at most `avg_bits`, or with `bits=uniform` all
+    at `avg_bits` (Table 3, "w/o Expert Bitwidth Selector"). Full precision is 4 bits on a base of 4
+    bits, and 4 bits count as full precision where replicas of 4 bits are no smaller than the
+    checkpoint's experts.
 
-    `migrate` says when the hot experts come: `behind` the decoding, computed near at full precision
-    until they have arrived, or `before` it, as in the paper (section 4.1): the first decode step of
-    a layer waits for those that it uses, and what it does not use goes on arriving behind it.
+    `migrate` says when the hot experts come. `behind` the decoding, they are computed near at full
+    precision until they have arrived. `before` it, as in the paper (section 4.1), the first decode
+    step of a layer waits for the experts that it uses, and the others go on arriving behind it.
 
-    `scores` says what W sums: `shares`, the weights of a token's experts over their sum, so that
-    every token counts alike, or `router`, as published, the router's softmax of them, so that a
-    token of which the router is sure counts more. By default shares, which every trace holds and
-    every family of routers has, sigmoid or softmax.
+    `scores` says what W sums. `shares` are the weights of a token's experts over their sum, so that
+    every token counts alike. `router`, as published, is the router's softmax of them, so that a
+    token counts more if the router is sure of it. The default is `shares`, which every trace holds
+    and every family of routers has, sigmoid or softmax.
     """
 
     places: ClassVar[bool] = True
@@ -126,8 +127,8 @@ class Hot(SimpleResidency):
         return Placement(hot, bits, is_awaited=self.migrate == BEFORE)
 
     def _begins_to_decode(self, step: Step) -> bool:
-        """Whether a request that was waiting is decoded; if so none waits any more, and what has
-        ended is forgotten."""
+        """Return whether a request that was waiting is decoded. If so, none waits any more, and
+        requests that have ended are forgotten."""
         layer = step.layer
         decoded = set(
             _requests(step if step.prompts is None else step.part(~step.prompts, DECODE)).tolist()
@@ -144,7 +145,7 @@ class Hot(SimpleResidency):
         return True
 
     def _widths(self, layer: int, cold: np.ndarray) -> np.ndarray:
-        """The bits of cold experts, of falling score."""
+        """Return the bits of cold experts, given in falling order of score."""
         if self.bits == EVEN:
             return np.full(len(cold), int(self.avg_bits))
         return np.array(prefix_split(self._loss[layer, cold], self.avg_bits))

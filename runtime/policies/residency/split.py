@@ -16,13 +16,13 @@ _MOST_PASSING = 0.25  # of the budget, for bottoms, as long as more tops would f
 
 @dataclass
 class SplitResidency(SimpleResidency):
-    """Every expert is cut at `theta`: its first `theta * I` neurons are its top, the others its
+    """Cuts every expert at `theta`: its first `theta * I` neurons are its top, the others its
     bottom.
 
     Tops stay resident until the eviction policy evicts them; each layer has as many as its share of
-    the budget holds. Without `theta`, ratios and shares are those that `moectl split` solved for
-    this budget; with `prefer_solved` they are if there is such a split, else every layer is cut at
-    `theta`.
+    the budget holds. Without `theta`, ratios and shares are the ones that `moectl split` solved for
+    this budget. With `prefer_solved` they are too if there is a solved split, else every layer is
+    cut at `theta`.
 
     Bottoms are passing: `passing` of them fit at a time, by default two tokens' worth of experts of
     one layer, but at most a quarter of the budget; and as many more as the tops leave room for.

@@ -1,1 +1,1 @@
-"""What several policies share: matching of expert maps, activation matrices, background work."""
+"""Helpers of several policies: matching of expert maps, activation matrices, background work."""

@@ -50,7 +50,7 @@ def weigh(selected, counts, epsilon, early, worth):
     exact=True,
 )
 def most_urgent(layer, counts, matched, is_matched, width, epsilon, discounts, keys, urgency):
-    """For each of the next D layers, find the `width` experts of the largest share above 0, by
+    """Find the `width` experts with the largest share above 0 in each of the next D layers, by
     `matched` [L, E] if it `is_matched`, else by `counts` [L, E].
 
     Writes all of them to `keys` and `urgency` [D * width] in falling order of `(share + epsilon) *

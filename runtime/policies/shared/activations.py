@@ -25,7 +25,7 @@ class Activations:
         self.kernels = activation_kernels
         self.current = np.zeros((shape.num_layers, shape.num_experts), np.int64)
         self._held: dict[int, np.ndarray] = {}  # by request, in the order in which they began
-        self._over: set[int] = set()  # those held that `follow` has returned
+        self._over: set[int] = set()  # held requests that `follow` has returned
         self._of_pass: tuple[int, ...] = ()
         self._places: np.ndarray | None = (
             None  # [T] of each token's request in `_of_pass`, if that has several
@@ -34,8 +34,8 @@ class Activations:
         self._num_prompts = 0
 
     def follow(self, step: Step) -> list[np.ndarray] | None:
-        """Follow the requests of the step's pass. If they are others than in the pass before,
-        returns the matrices of those that seem over, because they are not in the pass in which a
+        """Follow the requests of the step's pass. If they differ from those of the pass before,
+        return the matrices of requests that seem over because they are not in the pass in which a
         new request begins; each is returned once."""
         if step.pass_index == self._pass_index:
             return None
@@ -72,8 +72,8 @@ class Activations:
         self._count_each(step)
 
     def _requests(self, step: Step) -> tuple[tuple[int, ...], np.ndarray | None]:
-        """Return the requests of a step, and of each token its place among them. Where they are not
-        known, every prompt begins one."""
+        """Return the requests of a step, and the place of each token's request among them. Where
+        they are not known, every prompt begins one."""
         if step.requests is None:
             self._num_prompts += step.phase == PREFILL
             return (-self._num_prompts,), None

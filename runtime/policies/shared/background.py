@@ -1,5 +1,5 @@
-"""Jobs that a thread does in order beside the steps, or the caller does who needs an answer
-earlier."""
+"""Jobs that a thread does in order beside the steps; a caller who needs an answer earlier does them
+itself."""
 
 import threading
 from collections import deque

@@ -12,9 +12,9 @@ from artifacts.common.numba_loops import kernel
     "void(float32[:, ::1], int64, int64, float64, float64, float64[::1], float64[::1])", exact=True
 )
 def weigh(said, first, stop, scale, least, uses, worth):
-    """Set `worth` [N] to `uses` [N], and from key `first` on, up to `stop`, to them times `scale`
-    times the mean over the requests of the matched maps' probabilities `said` [R, N], or times
-    `least` where that is more."""
+    """Set `worth` [N] to `uses` [N], multiplied from key `first` up to `stop` by a factor: `scale`
+    times the mean of the matched maps' probabilities `said` [R, N] over the requests, but at least
+    `least`."""
     for key in range(len(worth)):
         worth[key] = uses[key]
     for key in range(first, stop):

@@ -28,8 +28,8 @@ class Match:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnedMaps:
-    """Maps with those that a run added: `newcomers` are their rows, the oldest first, `origins`
-    [rows, 2] their request and iteration as the run counted them."""
+    """Maps, including the ones that a run added: `newcomers` are their rows, the oldest first,
+    `origins` [rows, 2] their request and iteration as the run counted them."""
 
     maps: ExpertMaps
     newcomers: np.ndarray
@@ -174,8 +174,8 @@ class Guide:
     """Reads predictions for the layer `distance` ahead from stored maps, by a match `lag` + 1
     layers old.
 
-    At lag 0 `distance` is fMoE's d: the layers before this one guide the layer d ahead, and
-    embeddings, if `semantic`, those that no trajectory reaches.
+    At lag 0 `distance` is fMoE's d: the layers before this one guide the layer d ahead. With
+    `semantic`, embeddings guide the layers that no trajectory reaches.
     """
 
     matching: Matching

@@ -105,7 +105,8 @@ def offloaded(folder: Path, dtype: torch.dtype, device: str, run: dict) -> Said:
 def _offloaded(
     folder: Path, dtype: torch.dtype, device: str, run: dict, *, singly: bool = False
 ) -> tuple[Said, dict[str, object]]:
-    """What a session says, and what it says of graphs; `singly` without any."""
+    """Return the outputs of a session, and its facts on CUDA graphs; `singly` runs without
+    graphs."""
     from runtime.model.open import open_model
     from runtime.session.session import Session, Settings
 
@@ -122,8 +123,8 @@ def _offloaded(
 
 
 def as_graphs(folder: Path, dtype: torch.dtype, device: str, run: dict) -> Finding:
-    """Passed if tokens are replayed as CUDA graphs, and say what the same launched one by one
-    say."""
+    """Passed if tokens are replayed as CUDA graphs, with the outputs of the same tokens launched
+    one by one."""
     (ours, told), (theirs, _) = (
         _offloaded(folder, dtype, device, run, singly=singly) for singly in (False, True)
     )
@@ -137,8 +138,8 @@ def as_graphs(folder: Path, dtype: torch.dtype, device: str, run: dict) -> Findi
 
 
 def forwards_then_generates(folder: Path, dtype: torch.dtype, device: str) -> Finding:
-    """Passed if `generate` on a thread without inference mode says the plain model's tokens after a
-    session's own forward: what that has allocated is used again."""
+    """Passed if `generate` on a thread without inference mode gives the plain model's tokens after
+    a session's own forward, whose allocations are used again."""
     from runtime.model.open import open_model
     from runtime.session.session import Session, Settings
 
@@ -180,9 +181,12 @@ def compare(
 
 
 def compare_rounded(ours: Said, theirs: Said, exact: Said) -> Finding:
-    """Passed if logits of kernels that round elsewhere in bfloat16 are about as near to those of
-    float32 as the plain model's: a rounding may change a router's selection, and then either may be
-    the nearer one. Tokens may differ."""
+    """Passed if logits of kernels that round elsewhere in bfloat16 are about as near to float32's
+    as the plain model's logits are.
+
+    A rounding may change a router's selection, and then either may be the nearer one. Tokens may
+    differ.
+    """
     relative = difference(ours, theirs)
     own = difference(ours, exact)
     plain_own = difference(theirs, exact)

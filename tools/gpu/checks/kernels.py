@@ -26,8 +26,8 @@ _CALLS = 100
 
 
 class Kind(NamedTuple):
-    """How experts are gated, as `runtime.kernels.gpu.gates.Gate` has it, and how they lie: each
-    matrix [in, out], with biases."""
+    """Gating of experts, as `runtime.kernels.gpu.gates.Gate` has it, and their layout: whether each
+    matrix is [in, out], and whether there are biases."""
 
     rule: str = "silu"
     take_turns: bool = False
@@ -86,8 +86,8 @@ class Experts:
         )
 
     def few(self, step: "Tokens") -> torch.Tensor:
-        """Outputs of one token by the kernels that read weights for each, the last of which adds
-        up."""
+        """Return the outputs of one token by the kernels that read the weights of each token anew;
+        the last kernel also adds up."""
         from runtime.kernels.gpu import gated
         from runtime.kernels.gpu.total import Total
 
@@ -100,7 +100,7 @@ class Experts:
         return out
 
     def few_apart(self, step: "Tokens") -> torch.Tensor:
-        """The same, added up by a kernel of its own."""
+        """Return the same outputs as `few`, added up by a kernel of its own."""
         from runtime.kernels.gpu import gated, weighted_sum
 
         y = torch.empty(step.ids.numel(), self.hidden, device=self.device)
@@ -112,7 +112,7 @@ class Experts:
         return out
 
     def many(self, step: "Tokens") -> torch.Tensor:
-        """Outputs by the kernels that sort tokens by expert first."""
+        """Return the outputs by the kernels that sort tokens by expert first."""
         return self.tiled(step, self.tiles(step))
 
     def tiles(self, step: "Tokens") -> "Tiles":

@@ -79,7 +79,7 @@ def _packed(matrix: torch.Tensor, bits: int) -> Packed:
 
 
 def _coded(matrix: torch.Tensor, bits: Width, *, is_rotated: bool, seed: int) -> Trellis:
-    """Random codes of as many bits, as large as the matrix."""
+    """Return random codes of `bits` bits, as large as the matrix."""
     rate = fitting(*matrix.shape, bits, is_rotated=is_rotated)
     coded = random_trellis(*matrix.shape, *rate, is_rotated=is_rotated, seed=seed)
     return replace(coded, scale=matrix.std().reshape(1))

@@ -146,7 +146,7 @@ def _packed(shapes: dict[str, tuple[int, int]], bits: int, seed: int, device: st
 
 
 def _coded(shapes: dict[str, tuple[int, int]], bits: Width, seed: int, device: str) -> Expert:
-    """On the CPU, where they are unpacked. Outputs of down are rotated."""
+    """Return random codes on the CPU, where they are unpacked. Outputs of down are rotated."""
     expert = {}
     for name, shape in shapes.items():
         is_rotated = name == _NAMES[1]

@@ -92,14 +92,14 @@ class PublishedExperts:
         )
 
     def is_dequantised(self, number: int) -> bool:
-        """Whether the kernel gives the bits of the formula."""
+        """Return whether the kernel gives the bits of the formula."""
         ours = self.form.weights(Place(0, number))
         theirs = self.layout.weights(self._slots[number])
         return all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
     def plain(self) -> Callable[[torch.Tensor, torch.Tensor], None]:
-        """A function that multiplies by as many experts of the same sizes in `dtype`, on the
-        kernels for these."""
+        """Return a function that multiplies by the same number of experts of the same sizes in
+        `dtype`, with the kernels for that dtype."""
         shapes = {GATE_UP: (2 * self.neurons, self.hidden), DOWN: (self.hidden, self.neurons)}
         layout = ExpertLayout.of(shapes, self.dtype)
         count = len(self._slots)
@@ -118,8 +118,11 @@ def published(
     calls: int = _CALLS,
 ) -> Finding:
     """Passed if a kernel dequantises an expert to the bits of the formula and outputs of a token
-    agree with it; microseconds of a token's experts, beside as many in bfloat16, and of
-    dequantising one."""
+    agree with it.
+
+    The figures are microseconds of a token's experts, beside the same number in bfloat16, and of
+    dequantising one.
+    """
     top_k = sizes[2]
     exact = PublishedExperts(CASES[name], sizes, count=top_k, dtype=torch.float32, device=device)
     x = torch.randn(1, sizes[0], generator=torch.Generator(device).manual_seed(1), device=device)

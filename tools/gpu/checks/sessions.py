@@ -130,8 +130,8 @@ def _copy_gbps(device: str, nbytes: int, *, pin: bool, turns: int = 8) -> float:
 
 
 def stock_speed(folder: Path, device: str, *, tokens: int) -> Finding:
-    """Milliseconds a token of each stock implementation; those that do not run here are named
-    instead."""
+    """Return milliseconds a token of each stock implementation; implementations that do not run
+    here are named instead."""
     from tools.bench.resident import STOCK, decode_seconds, plain_model
 
     model = plain_model(folder, device=device)

@@ -1,2 +1,2 @@
-"""What `tools.gpu.session` measures besides the checks and the bench, each a module that prints
-lines of JSON."""
+"""Probes: the measurements of `tools.gpu.session` besides the checks and the bench, each a module
+that prints lines of JSON."""

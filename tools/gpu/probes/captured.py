@@ -1,6 +1,6 @@
 """Decoded tokens replayed as CUDA graphs and the same launched one by one, in turns, by each way to
 know where experts are: milliseconds a token, the milliseconds of the token that was captured, and
-whether both said and counted the same. Of a token that is a single graph also its time by the
+whether both said and counted the same. A token that is a single graph also has its time by the
 device's clock, once its experts are there.
 
 python -m tools.gpu.probes.captured
@@ -35,7 +35,7 @@ ALIKE = {
 
 @dataclass(slots=True)
 class Compared:
-    """Runs of a way, round by round, and what the last replayed one's receipt says."""
+    """Runs of a way, round by round, and the receipt of the last replayed run."""
 
     replayed: list[Decoded] = field(default_factory=list)
     singly: list[Decoded] = field(default_factory=list)
@@ -54,7 +54,8 @@ def main() -> None:
 
 
 def ways(device: str) -> dict[str, Settings]:
-    """Settings by who knows where experts are; on a CPU the device cannot."""
+    """Return settings by who knows where experts are, the host or the device; on a CPU the device
+    cannot."""
     link = "auto" if device != "cpu" else "1GB/s"
     host = Settings("on-demand", budget="25%", experts=experts_by(device), link=link)
     own = {}
@@ -92,7 +93,7 @@ def _device_us(session: Session) -> float | None:
 
 
 def lines(way: str, found: Compared, allowed: float) -> Iterator[dict[str, object]]:
-    """What to tell: of each kind of launch, and of both."""
+    """Yield the lines to print: one for each kind of launch, and one that compares both."""
     yield {"name": f"{way}, launched one by one", "ms_per_token": _median_ms(found.singly)}
     if not found.replayed:
         yield {"name": f"{way}, as graphs", "detail": "there are no CUDA graphs here"}

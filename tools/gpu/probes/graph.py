@@ -1,5 +1,5 @@
-"""Whether a wholly resident layer's experts can be captured in a CUDA graph: what the host does in
-it must not depend on the token.
+"""Probe of capturing a wholly resident layer's experts in a CUDA graph: the work of the host in it
+must not depend on the token.
 
 python -m tools.gpu.probes.graph
 """

@@ -41,8 +41,8 @@ def main() -> None:
 
 
 def _filled_gbps(device: str, nbytes: int) -> float:
-    """GB/s at which a kernel brings eight experts of so many bytes from page-locked memory by
-    itself."""
+    """Return the GB/s at which a kernel by itself brings eight experts of `nbytes` bytes from
+    page-locked memory."""
     from runtime.kernels.gpu.decide import fill
 
     words = nbytes // 4

@@ -54,7 +54,8 @@ def main() -> None:
 def compared(
     opened: MoeModel, ids: np.ndarray, way: str, device: str, *, rounds: int
 ) -> dict[str, list[Decoded]]:
-    """What was decoded by whom, once in each round; one round before them compiles."""
+    """Return the decoded runs by who decides, one for each round; one round before them
+    compiles."""
     found = defaultdict(list)
     own = {"policies": WAYS[way], "window": f"{2 * opened.shape.expert_nbytes}B"}
     for turn in range(rounds + 1):
@@ -69,7 +70,7 @@ def compared(
 
 
 def roads(device: str) -> tuple[str, ...]:
-    """Who can decide there."""
+    """Return who can decide on this device: the host, and on a GPU the device as well."""
     return (HOST,) if device == "cpu" else (HOST, DEVICE)
 
 

@@ -20,8 +20,8 @@ from tools.gpu import models
 def small_olmoe(
     options: argparse.Namespace, *, layers: int, length: int
 ) -> Iterator[tuple[MoeModel, np.ndarray]]:
-    """So many layers with random weights on the device of the options, and a text of this
-    length."""
+    """Yield a model of `layers` layers with random weights on the device of the options, and a text
+    of `length` tokens."""
     with tempfile.TemporaryDirectory() as folder:
         models.save(
             models.SHAPES["olmoe-1b-7b"],

@@ -83,7 +83,7 @@ class Plain:
         }
 
     def said(self, asked: Asked) -> list[int]:
-        """The tokens that follow the prompt."""
+        """Return the tokens that follow the prompt."""
         prompt = self._encoded(asked)
         options = asked.plain_options() | {"tokenizer": self._tokenizer}
         self._model.generation_config = GenerationConfig.from_dict(self._fields)
@@ -93,9 +93,11 @@ class Plain:
         return ids[0, prompt.shape[1] :].tolist()
 
     def refuses(self, asked: Asked) -> bool:
-        """Whether plain transformers refuses the fields, or finds no token to draw; fields that the
-        request leaves out, as it does with stops where the end is ignored, are read all the same
-        when the model is opened."""
+        """Return whether plain transformers refuses the fields, or finds no token to draw.
+
+        The request may leave fields out, such as stops where the end is ignored. They are read all
+        the same when the model is opened.
+        """
         try:
             self.said(asked)
             self.said(replace(asked, sampling=replace(asked.sampling, ignore_eos=False)))
@@ -122,7 +124,7 @@ def _settings(rng: random.Random, model: Model) -> Settings:
 
 
 def _alone(session: Session, asked: Sequence[Asked], rng: random.Random) -> list[list[int]]:
-    """One after another; the state of the session is kept between them."""
+    """Answer one request after another; the state of the session is kept between them."""
     return [
         [token.token_id for token in session.generate(_ids(session, one), one.sampling)]
         for one in asked
@@ -130,14 +132,14 @@ def _alone(session: Session, asked: Sequence[Asked], rng: random.Random) -> list
 
 
 def _as_text(session: Session, asked: Sequence[Asked], rng: random.Random) -> list[list[int]]:
-    """As `moectl run` does, and as the server does for a request by itself."""
+    """Answer texts as `moectl run` does, and as the server does for a request by itself."""
     streams = [session.stream(one.prompt, one.sampling) for one in asked if not one.is_ids]
     answers = iter([stream.answer().token_ids for stream in streams])
     return [_alone(session, [one], rng)[0] if one.is_ids else next(answers) for one in asked]
 
 
 def _in_turns(session: Session, asked: Sequence[Asked], rng: random.Random) -> list[list[int]]:
-    """Pass by pass, in a random order, as the server does for several requests."""
+    """Answer pass by pass, in a random order, as the server does for several requests."""
     interleave = Interleave(session)
     under_way = [interleave.begin(_ids(session, one), one.sampling) for one in asked]
     said: list[list[int]] = [[] for _ in asked]

@@ -55,6 +55,6 @@ class Killed:
 
 
 def _is_of_the_dead(finding: StoreFinding) -> bool:
-    """Whether this is a temporary file that only its killed writer could have removed; a check
-    reports it."""
+    """Return whether this is a temporary file that only its killed writer could have removed, which
+    a check reports."""
     return "half written by process" in finding.says
