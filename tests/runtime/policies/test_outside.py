@@ -107,7 +107,7 @@ def test_what_cannot_be_imported_is_told_where_it_is_asked_for(
     told = capfd.readouterr().err
     assert told.startswith("moectl: the eviction policy lru_k cannot be imported from lru_k:LruK")
     assert told.count("\n") == 1
-    assert main(["simulate", "--synthetic", "tokens=8", "--eviction", "lru"]) == 0
+    assert main(["simulate", "--synthetic", "tokens=320", "--eviction", "lru"]) == 0
 
 
 @pytest.mark.parametrize(
