@@ -24,12 +24,12 @@ def presets_or_auto() -> Words:
 def policies(axis: str) -> Callable[[], list[str]]:
     """The policies of one axis."""
 
-    def names() -> list[str]:
-        from runtime.policies import POLICIES
+    def completed() -> list[str]:
+        from runtime.policies import names
 
-        return list(POLICIES[axis])
+        return names(axis)
 
-    return names
+    return completed
 
 
 def machines() -> Words:

@@ -21,7 +21,7 @@ from moectl.show.counters import devices_sheet
 from moectl.show.render import show_json, show_sheet
 from runtime.control import sizes
 from runtime.control.serving import Service, controller_kind
-from runtime.policies import POLICIES, parse
+from runtime.policies import names, parse
 from runtime.policies.presets import Preset, Scope, preset, presets
 from runtime.replay.settings import Outcome, Setting, oracles
 from runtime.replay.workload import Workload
@@ -73,7 +73,7 @@ class SimulateRequest:
         return name in presets() or name in self.stored
 
     def _is_eviction(self, name: str) -> bool:
-        return name.partition(":")[0] in POLICIES["eviction"]
+        return name.partition(":")[0] in names("eviction")
 
     def _setting(self, label: str, preset: str, policies: dict[str, str]) -> Setting:
         return Setting(

@@ -1,13 +1,20 @@
 """The name table of policies, and the parser of their options: `lru`, `next_gate:distance=2`,
-`buddy:rho=2,otherwise=drop`."""
+`buddy:rho=2,otherwise=drop`.
 
-from dataclasses import MISSING, dataclass, fields
+Other packages add policies by an entry point of the group `moectl.policies`, named `AXIS.NAME`, or
+by `register_policy`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from math import inf
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from artifacts.common.suggestions import unknown
-from artifacts.errors import BadUsage
+from artifacts.errors import BadUsage, Incompatible
 from artifacts.shape import FULL_BITS
 from runtime.policies.base import Eviction, Miss, Prefetch, Residency, Routing
 from runtime.policies.eviction.activation import ActivationEviction
@@ -171,6 +178,65 @@ class Policies:
         return [note for axis in POLICIES for note in getattr(self, axis).fallbacks]
 
 
+def register_policy(axis: str, name: str, policy: type) -> None:
+    """Make a policy of another package known by a name, for texts, presets and benches.
+
+    `policy` is a dataclass with the methods of its axis (runtime/policies/base.py) whose fields all
+    have defaults. Raises BadUsage where it is not, and for a name that another policy has.
+    """
+    if axis not in POLICIES:
+        raise BadUsage(unknown("axis", axis, POLICIES))
+    if not name.isidentifier() or POLICIES[axis].get(name, policy) is not policy:
+        raise BadUsage(f"{name!r} cannot be the name of a policy: it is taken, or not one word")
+    if not is_dataclass(policy) or any(f.default is MISSING for f in fields(policy)):
+        raise BadUsage(f"{policy.__name__} is no dataclass whose fields all have defaults")
+    POLICIES[axis][name] = policy
+
+
+@cache
+def _outside() -> dict[str, EntryPoint]:
+    """Return the policies that other packages have, by `AXIS.NAME`; none is imported."""
+    return {entry.name: entry for entry in entry_points(group="moectl.policies")}
+
+
+def names(axis: str) -> list[str]:
+    """Return the names of an axis, also those of other packages, which are not imported for it."""
+    outside = (name.partition(".") for name in _outside())
+    return list(
+        dict.fromkeys([*POLICIES[axis], *(name for own, _, name in outside if own == axis)])
+    )
+
+
+def find(axis: str, name: str) -> type:
+    """Return the policy of a name. Raises BadUsage for an unknown one, and Incompatible where the
+    package that has it cannot be imported."""
+    entry = _outside().get(f"{axis}.{name}")
+    if entry and name not in POLICIES[axis]:
+        try:
+            policy = entry.load()
+        except Exception as error:  # whatever another package does
+            raise Incompatible(
+                f"the {axis} policy {name} cannot be imported from {entry.value}: {error!r}; mend "
+                "or uninstall the package that has it"
+            ) from error
+        register_policy(axis, name, policy)
+    if name not in POLICIES[axis]:
+        raise BadUsage(unknown(f"{axis} policy", name, names(axis)))
+    return POLICIES[axis][name]
+
+
+def as_texts(policies: Mapping[str, Any]) -> dict[str, str]:
+    """Return the policies by axis as texts. An object stands for its text; if its class has no name
+    yet, it is registered under that of the class."""
+    for axis, policy in policies.items():
+        if not isinstance(policy, str) and type(policy) not in POLICIES.get(axis, {}).values():
+            register_policy(axis, type(policy).__name__, type(policy))
+    return {
+        axis: policy if isinstance(policy, str) else describe(policy)
+        for axis, policy in policies.items()
+    }
+
+
 def build(texts: dict[str, str]) -> Policies:
     """Build one policy per axis from its text."""
     return Policies(**{axis: parse(axis, texts[axis]) for axis in POLICIES})
@@ -180,9 +246,7 @@ def parse(axis: str, text: str) -> Any:
     """Parse `name` or `name:field=value,...` of one axis. Raises BadUsage for an unknown name,
     field or value; the message lists the known ones."""
     name, _, options = text.partition(":")
-    if name not in POLICIES[axis]:
-        raise BadUsage(unknown(f"{axis} policy", name, POLICIES[axis]))
-    policy = POLICIES[axis][name]
+    policy = find(axis, name)
     return policy(**dict(_option(policy, name, option) for option in options.split(",") if option))
 
 

@@ -82,8 +82,12 @@ def presets() -> dict[str, Preset]:
 
 def preset(name: str | Preset) -> Preset:
     """Return the preset of a name, or of `name:parameter=value,...` with those parameters of its
-    policies; a preset from a store is returned unchanged. Raises BadUsage for an unknown name or
-    parameter, Incompatible for a preset that waits for something."""
+    policies; where an axis stands for a parameter, with that policy instead. A preset from a store
+    is returned unchanged.
+
+    Raises BadUsage for an unknown name or parameter, Incompatible for a preset that waits for
+    something.
+    """
     if isinstance(name, Preset):
         return name
     if name == TUNED:
@@ -101,10 +105,14 @@ def preset(name: str | Preset) -> Preset:
 
 
 def _changed(chosen: Preset, name: str, options: list[str]) -> Preset:
-    """Return the preset with `options`, each a parameter of one of its policies."""
+    """Return the preset with `options`: each a policy of an axis, or a parameter of one of its
+    policies as they are by then."""
     policies = {axis: parse(axis, text) for axis, text in chosen.texts().items()}
     for option in options:
-        parameter = option.partition("=")[0]
+        parameter, _, value = option.partition("=")
+        if parameter in policies:
+            policies[parameter] = parse(parameter, value)
+            continue
         known = [
             (axis, field.name) for axis, policy in policies.items() for field in fields(policy)
         ]

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from runtime.control.serving import Service
-from runtime.policies import Policies, build
+from runtime.policies import Policies, as_texts, build
 from runtime.policies.presets import Preset, Scope, preset
 from runtime.replay.virtual_time import PassTime
 
@@ -16,7 +17,7 @@ class Setting:
 
     label: str
     preset: str | Preset = "on-demand"
-    policies: Mapping[str, str] = field(default_factory=dict)
+    policies: Mapping[str, Any] = field(default_factory=dict)  # by axis: text, or a policy object
     scope: str | None = None
     budget: str = "25%"
     reconfigure_every: int | None = None
@@ -25,7 +26,7 @@ class Setting:
 
     def texts(self) -> dict[str, str]:
         """Return the policy text of every axis."""
-        return preset(self.preset).texts() | dict(self.policies)
+        return preset(self.preset).texts() | as_texts(self.policies)
 
     def build(self) -> Policies:
         """Build the policies. Raises BadUsage for an unknown name or parameter."""

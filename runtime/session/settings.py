@@ -2,11 +2,12 @@
 milliseconds."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
 from artifacts.formats.dense import check_dense
-from runtime.policies import POLICIES, Policies, build
+from runtime.policies import POLICIES, Policies, as_texts, build
 from runtime.policies.eviction.late_horizon import LateHorizon
 from runtime.policies.eviction.lfu import Lfu
 from runtime.policies.prefetch.next_gate import NextGate
@@ -26,7 +27,7 @@ class Settings:
     the preset. Raises BadUsage for values that are not understood or do not go together."""
 
     preset: str | Preset = "on-demand"
-    policies: dict[str, str] = field(default_factory=dict)  # text by axis
+    policies: dict[str, Any] = field(default_factory=dict)  # by axis: text, or a policy object
     budget: str = "25%"  # of the fast tier
     scope: str | None = None  # of eviction; None: the preset's own
     link: str = "auto"
@@ -63,6 +64,7 @@ class Settings:
             raise BadUsage(unknown("who decides", self.decide, (HOST, DEVICE)))
         if self.scope not in (None, *Scope):
             raise BadUsage(f"scope is layer or global, not {self.scope!r}")
+        object.__setattr__(self, "policies", as_texts(self.policies))
         policies = build(self.texts())  # refuses unknown names before a model is opened
         if self.decide == DEVICE:
             self._check_device_decides(policies)

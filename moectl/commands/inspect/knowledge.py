@@ -10,7 +10,7 @@ from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
 from artifacts.hardware.machines import MACHINES
 from moectl.show.render import Sheet
-from runtime.policies import POLICIES, build
+from runtime.policies import POLICIES, build, find, names
 from runtime.policies.presets import Preset
 from runtime.policies.presets import presets as named_presets
 from runtime.session.presets import tuned_presets
@@ -99,8 +99,9 @@ def policies(store: Path) -> Sheet:
             ", ".join(f"{parameter.name}={parameter.default}" for parameter in fields(kind)) or "-",
             _summary(kind),
         )
-        for axis, kinds in POLICIES.items()
-        for name, kind in kinds.items()
+        for axis in POLICIES
+        for name in names(axis)
+        for kind in [find(axis, name)]
     ]
     return Sheet("Policies", ("axis", "policy", "parameters", "what it does"), rows)
 

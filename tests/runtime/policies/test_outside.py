@@ -1,0 +1,124 @@
+"""A policy of another package, as docs/adding-a-policy.md shows it: listed, run live, simulated and
+benched without a change of this tree."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from artifacts.errors import BadUsage
+from moectl.cli import main
+from moectl.cli.completion import policies as completed
+from runtime import policies
+from runtime.policies import POLICIES, find, register_policy
+from runtime.policies.eviction.lru import Lru
+from runtime.policies.presets import preset
+from runtime.replay.settings import Setting
+from runtime.session.settings import Settings
+from tests import ROOT
+
+PAGE = (ROOT / "docs" / "adding-a-policy.md").read_text(encoding="utf-8")
+[FILE, *_] = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+[NAMED] = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The page's file and entry point, installed in a folder of its own."""
+    known = dict(POLICIES["eviction"])
+    (tmp_path / "lru_k.py").write_text(FILE, encoding="utf-8")
+    installed = tmp_path / "moectl_lru_k-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: moectl-lru-k\nVersion: 1.0\n")
+    group, line = re.fullmatch(r'\[project\.entry-points\."(.+)"\]\n(.+)\n', NAMED).groups()
+    (installed / "entry_points.txt").write_text(f"[{group}]\n{line.replace(chr(34), '')}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    policies._outside.cache_clear()
+    yield tmp_path
+    sys.modules.pop("lru_k", None)
+    POLICIES["eviction"].clear()
+    POLICIES["eviction"].update(known)
+    policies._outside.cache_clear()
+
+
+def said(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capfd.readouterr().out)
+
+
+def test_it_is_listed_and_completed(package: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert "lru_k" in completed("eviction")() and "lru_k" not in POLICIES["eviction"]
+    rows = said(capfd, "inspect", "policies")["rows"]
+    [row] = [row for row in rows if row["policy"] == "lru_k"]
+    assert row["axis"] == "eviction" and row["what_it_does"].startswith("LRU-K: the key whose k-th")
+
+
+def test_it_runs_live_simulated_and_in_benches(
+    package: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With `k=1` it decides as lru, with `k=2` otherwise."""
+    run = ("run", "--prompt", "Return", "--greedy", "--max-new-tokens", "8", "--budget", "25%")
+    lru, one, two = (
+        said(capfd, *run, "--eviction", name) for name in ("lru", "lru_k:k=1", "lru_k")
+    )
+    assert one["receipt"]["policies"]["eviction"] == "lru_k:k=1"
+    hits = [each["counters"]["hits"] for each in (lru, one, two)]
+    assert hits[0] == hits[1] != hits[2]
+
+    simulate = ("simulate", "--synthetic", "tokens=320", "--compare")
+    lru, one = (said(capfd, *simulate, name)["counters"] for name in ("lru", "lru_k:k=1"))
+    assert lru == one
+
+    named = "on-demand,on-demand:eviction=lru_k,k=1"
+    small = ("--budgets", "25%", "--tokens", "32", "--length", "16")
+    rows = said(capfd, "bench", "--simulate", "--presets", named, *small)["rows"]
+    ours = {row["preset"]: row["hit_rate"] for row in rows}
+    assert ours["on-demand"] == ours["on-demand:eviction=lru_k,k=1"]
+
+
+def test_an_object_stands_where_a_name_does(package: Path) -> None:
+    lru_k = find("eviction", "lru_k")
+    assert Settings(policies={"eviction": lru_k(k=3)}).texts()["eviction"] == "lru_k:k=3"
+    assert Setting("one", policies={"eviction": lru_k(k=3)}).build().eviction == lru_k(k=3)
+
+
+def test_a_class_without_a_name_gets_its_own(package: Path) -> None:
+    class Oldest(Lru):
+        pass
+
+    assert Settings(policies={"eviction": Oldest()}).texts()["eviction"] == "Oldest"
+    assert isinstance(find("eviction", "Oldest")(), Oldest)
+
+
+def test_an_axis_of_a_preset_is_replaced_and_then_its_parameters() -> None:
+    changed = preset("on-demand:eviction=score,decay=0.5")
+    assert changed.eviction == "score:decay=0.5"
+
+
+def test_what_cannot_be_imported_is_told_where_it_is_asked_for(
+    package: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (package / "lru_k.py").write_text("import nowhere_at_all\n")
+    assert main(["run", "--prompt", "x", "--eviction", "lru_k"]) == 5
+    told = capfd.readouterr().err
+    assert told.startswith("moectl: the eviction policy lru_k cannot be imported from lru_k:LruK")
+    assert told.count("\n") == 1
+    assert main(["simulate", "--synthetic", "tokens=320", "--eviction", "lru"]) == 0
+
+
+@pytest.mark.parametrize(
+    "axis, name, policy, told",
+    [
+        ("evictions", "x", Lru, "unknown axis"),
+        ("eviction", "lfu", Lru, "'lfu' cannot be the name"),
+        ("eviction", "a-b", Lru, "'a-b' cannot be the name"),
+        ("eviction", "plain", int, "int is no dataclass"),
+    ],
+)
+def test_what_is_no_policy_is_refused(axis: str, name: str, policy: type, told: str) -> None:
+    with pytest.raises(BadUsage, match=told):
+        register_policy(axis, name, policy)
