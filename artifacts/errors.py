@@ -70,9 +70,8 @@ def detached(error: Exception) -> Exception:
 def shortage(error: BaseException) -> OutOfResources | None:
     """The error that a user sees for the system's or another program's one that means that this
     process lacks something; None for one that means anything else."""
-    if (
-        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    ):  # torch's, of a GPU
+    # torch's, of a GPU
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return OutOfResources(_MEMORY)
     return next(
         (OutOfResources(ours) for theirs, ours in _SHORTAGES.items() if theirs in str(error)), None

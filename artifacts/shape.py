@@ -8,9 +8,8 @@ from artifacts.errors import BadInput
 MOST_LAYERS = 4096
 MOST_KEYS = 1 << 20
 MOST_EXPERTS = 1 << 16  # of a layer: ids have 16 bits
-FULL_BITS = (
-    16  # stands for full precision: the checkpoint's own format, whatever it is, or a base replica
-)
+# stands for full precision: the checkpoint's own format, whatever it is, or a base replica
+FULL_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)

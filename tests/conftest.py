@@ -12,9 +12,8 @@ os.environ.pop("COLUMNS", None)  # of whoever starts the tests: tables to a pipe
 import gc
 import signal
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # as a shell starts what it runs in the background
+# as a shell starts what it runs in the background
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # or no test could interrupt a process
 
 from collections.abc import Callable, Iterator

@@ -39,9 +39,8 @@ class Awq:
 
     name: str = "awq"
     group_size: int | None = None  # as the config says, 0 for one group
-    is_symmetric: bool = (
-        False  # `zero_point` is false: every zero-point is in the middle of the codes
-    )
+    # `zero_point` is false: every zero-point is in the middle of the codes
+    is_symmetric: bool = False
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         words, zeros, scales = (stored[role] for role in ("qweight", "qzeros", "scales"))

@@ -195,9 +195,8 @@ def _computed(experts: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
             f"{is_cached.sum():,} tokens came from the prefix cache, not computed, and are left "
             f"out; {_UNCACHED}"
         )
-    is_empty = (experts == 0).all(axis=2) & (
-        experts.shape[2] > 1
-    )  # one expert cannot be selected twice
+    # one expert cannot be selected twice
+    is_empty = (experts == 0).all(axis=2) & (experts.shape[2] > 1)
     is_padded = is_empty.all(axis=1)
     if is_padded.any() and not is_padded.all():
         notes.append(f"{is_padded.sum():,} tokens have no routing (all 0) and are left out")

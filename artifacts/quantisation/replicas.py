@@ -28,9 +28,8 @@ _TYPICAL_RELATIVE_LOSS = {1: 0.139, 2: 0.0222, 3: 0.0037, 4: 0.0008, 8: 2.8e-6}
 _TYPICAL_GROUP = 128
 _SCALE_BITS = 16
 
-_USE_SLOPE = (
-    0.8  # of the logarithms of experts' uses by text of many kinds, on those by text of one
-)
+# of the logarithms of experts' uses by text of many kinds, on those by text of one
+_USE_SLOPE = 0.8
 _PRIOR_USE = 0.02  # added to the use of every expert, as a share of its layer's mean
 
 

@@ -80,9 +80,8 @@ class Encoder:
         self._ends = np.cumsum(np.bincount(groups, minlength=len(hessians))).astype(np.int32)
         moments = _normal(hessians, damp)
         mean = moments.mean(0)
-        self._inputs = np.argsort(
-            mean.diagonal(), kind="stable"
-        )  # the largest is coded first: the others can help it
+        # the largest is coded first: the others can help it
+        self._inputs = np.argsort(mean.diagonal(), kind="stable")
         self._sizes = moments.diagonal(axis1=1, axis2=2).mean(1)
         self._eigenvalues = np.linalg.eigvalsh(mean.astype(np.float64))
         self._hessians = moments.take(self._inputs, 1).take(self._inputs, 2)

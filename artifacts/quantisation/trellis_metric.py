@@ -49,9 +49,8 @@ def factorise(hessians: np.ndarray, pivots: np.ndarray, ridges: np.ndarray) -> N
             for row in range(first + 1, size):
                 for column in range(first, min(row, end)):
                     matrix[row, column] = ratios[column - first, row]
-            for row in range(
-                end, size, BLOCK
-            ):  # with what is left of the diagonal there, which is written anew
+            # with what is left of the diagonal there, which is written anew
+            for row in range(end, size, BLOCK):
                 rows = (row, min(row + BLOCK, size))
                 add_products(
                     matrix, rows, (row, size), matrix, (first, end), columns[: end - first], True

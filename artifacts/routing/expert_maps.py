@@ -107,9 +107,8 @@ class ExpertMaps:
             # Matching reads one layer of all maps at a time, and other work has emptied the CPU
             # caches since.
             self._by_layer = np.empty((num_layers, capacity, num_experts), dtype)
-            self._inverse = np.empty(
-                (num_layers, capacity), np.float32
-            )  # 1 / length of each prefix
+            # 1 / length of each prefix
+            self._inverse = np.empty((num_layers, capacity), np.float32)
         except (MemoryError, ValueError) as error:
             nbytes = capacity * self.map_nbytes
             raise OutOfResources(
@@ -297,9 +296,8 @@ class Trajectories:
         assert self.num_layers, "no layer has run yet: the embedding guides the first layers"
         scores = self._dots * self._maps._inverse[self.num_layers - 1, : len(self._maps)]
         scores *= _inverse(self._squares)[:, None]
-        return np.minimum(
-            scores, 1, out=scores
-        )  # distributions are not negative, nor are products of them
+        # distributions are not negative, nor are products of them
+        return np.minimum(scores, 1, out=scores)
 
 
 def _dots(queries: np.ndarray, held: np.ndarray) -> np.ndarray:

@@ -193,9 +193,8 @@ class SplitProblem:
 
         num_layers, num_experts = self.shape
         cell = 1 / min(max(1, int(_NUM_CELLS / even.sum())), max(1, round(1 / step)))
-        spare = (
-            math.floor(even.sum() / cell + _CLOSE) - num_layers
-        )  # every layer has one cell already
+        # every layer has one cell already
+        spare = math.floor(even.sum() / cell + _CLOSE) - num_layers
         if spare < 0:
             return even
         values = cell * np.arange(1, round(num_experts / cell) + 1)
@@ -212,9 +211,8 @@ class SplitProblem:
         """Windows in seconds, ascending, from the shortest that a layer can leave to the
         longest."""
         moe_s, attention_s, load_s, k, latency_s, _ = self.times
-        hidden_s = (
-            load_s * moe_s / (load_s + moe_s / k) if moe_s else 0.0
-        )  # where loads and computing take as long
+        # where loads and computing take as long
+        hidden_s = load_s * moe_s / (load_s + moe_s / k) if moe_s else 0.0
         hidden_s = moe_s if latency_s else hidden_s
         ends = [moe_s - hidden_s + attention_s, moe_s + attention_s, self.first_window]
         return np.unique(np.append(np.linspace(min(ends), max(ends), _NUM_WINDOWS), ends))

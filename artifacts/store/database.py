@@ -22,9 +22,8 @@ _RETRY_S = 0.2
 LONGEST_S = 600.0  # of one step: to write a trace of gigabytes to a slow disk takes a part of it
 _MOST_NBYTES = 8 << 30
 _MOST_SPILLED_NBYTES = 32 << 30
-_OPENING = (
-    threading.Lock()
-)  # connections of one file share its configuration, which the first of them locks
+# connections of one file share its configuration, which the first of them locks
+_OPENING = threading.Lock()
 
 
 def connect(
@@ -159,9 +158,8 @@ def _confine(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute(f"SET search_path = {literal(_search_path(connection))}")
     [(is_locked,)] = connection.execute("SELECT current_setting('lock_configuration')").fetchall()
     if not is_locked:
-        connection.execute(
-            "SET enable_progress_bar = false"
-        )  # where Python is interactive it would go to stdout
+        # where Python is interactive it would go to stdout
+        connection.execute("SET enable_progress_bar = false")
         # `Store.close` does it: not when another process wrote the file meanwhile.
         connection.execute("PRAGMA disable_checkpoint_on_shutdown")
         connection.execute("SET lock_configuration = true")

@@ -152,9 +152,8 @@ class _Serving:
         is_new = np.logical_or.reduce(
             [np.diff(column[rows]) != 0 for column in (trace.request, passes, trace.token)]
         )
-        self._starts = np.append(
-            np.append(0, np.flatnonzero(is_new) + 1), len(rows)
-        )  # of each token's rows
+        # of each token's rows
+        self._starts = np.append(np.append(0, np.flatnonzero(is_new) + 1), len(rows))
         of_token = rows[self._starts[:-1]]
         _, first, counts = np.unique(trace.request[of_token], return_index=True, return_counts=True)
         prompts = np.add.reduceat((trace.phase[of_token] == PREFILL).astype(np.int64), first)

@@ -67,9 +67,8 @@ def profile(
         opened = open_quietly(name, device=settings.device)
         if request.is_spread:
             check_device(opened)
-            settings = replace(
-                settings, threads=1
-            )  # as in every worker: the numbers must not depend on their number
+            # as in every worker: the numbers must not depend on their number
+            settings = replace(settings, threads=1)
         with Session(opened, settings) as session:
             phases.begin(f"profiling on {request.tokens:,} tokens")
             return profile_opened(name, session, request, store=store)

@@ -111,9 +111,8 @@ def _quantize(name: str, request: QuantizeRequest, phases: Phases, *, store: Pat
     if request.executor != LOCAL:
         check_device(opened)
     check_method(request.method, projections(opened.layers[0]))
-    method = smaller(
-        request.method, opened
-    )  # refused before text is read where no width would save anything
+    # refused before text is read where no width would save anything
+    method = smaller(request.method, opened)
     data = calibration_data(opened, request)
     model = ModelInfo(name, opened.fingerprint, opened.family, opened.shape)
     phases.begin("measuring one expert")

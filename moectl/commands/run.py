@@ -135,9 +135,8 @@ def answer_prompt(session: Session, request: RunRequest, *, load_s: float) -> No
             )
         raise
     if recorder:
-        from artifacts.traces.parquet import (
-            write_parquet,
-        )  # late, as the store: most runs write nothing
+        # late, as the store: most runs write nothing
+        from artifacts.traces.parquet import write_parquet
 
         write_parquet(recorder.trace(), request.trace)
     if request.as_json:

@@ -50,9 +50,8 @@ class ReportSource:
             for mode in modes
         ]
 
-        self.models = self.rows(
-            queries.filled(queries.MODELS, model=self.model_id)
-        )  # one, or none in an empty store
+        # one, or none in an empty store
+        self.models = self.rows(queries.filled(queries.MODELS, model=self.model_id))
 
     def conditions(self, job: StoredBench) -> Record:
         """Data, machine and effort of a bench."""

@@ -20,9 +20,8 @@ class TimelyProtocol(H11Protocol):
     def __init__(self, *args: object, limits: ServerLimits = _LIMITS, **own: object) -> None:
         super().__init__(*args, **own)
         self._limits = limits
-        self._awaited: tuple[object, object] | None = (
-            None  # the state of what the client sends, and its request
-        )
+        # the state of what the client sends, and its request
+        self._awaited: tuple[object, object] | None = None
         self._late: TimerHandle | None = None
 
     def connection_made(self, transport: object) -> None:

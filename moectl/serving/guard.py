@@ -29,15 +29,13 @@ class ServerLimits:
     shares_passes: bool = False
     num_waiting: int = 64
     max_tokens: int = 1024
-    kept_nbytes: int | None = (
-        None  # of prompts kept for their beginnings; None: an eighth of all keys and values
-    )
+    # of prompts kept for their beginnings; None: an eighth of all keys and values
+    kept_nbytes: int | None = None
     body_nbytes: int = 4 << 20
     head_s: float = 10.0  # for the line and the headers of a request
     body_s: float = 60.0  # for its body
-    closing_s: float = (
-        30.0  # time that running requests have to end after the server is told to stop
-    )
+    # time that running requests have to end after the server is told to stop
+    closing_s: float = 30.0
 
     def __post_init__(self) -> None:
         if self.num_rows < 1 or self.num_waiting < 0 or self.max_tokens < 1:
@@ -84,9 +82,8 @@ class Guard:
             self._check_names(headers)
         if self.api_key is not None and path not in OPEN_PATHS:
             scheme, _, key = headers.get("authorization", "").partition(" ")
-            ours = self.api_key.encode(
-                "utf-8", "surrogateescape"
-            )  # as the environment has it, in any encoding
+            # as the environment has it, in any encoding
+            ours = self.api_key.encode("utf-8", "surrogateescape")
             if scheme.lower() != "bearer" or not secrets.compare_digest(
                 key.encode("latin-1"), ours
             ):

@@ -21,9 +21,8 @@ from profilers.workers.ray import ray_cluster
 from profilers.workers.same_model import SameModel
 
 _NAME = "moectl"
-_WATCHING = (
-    16  # requests to a replica besides those that are answered or wait: /health, /metrics, the page
-)
+# requests to a replica besides those that are answered or wait: /health, /metrics, the page
+_WATCHING = 16
 _TO_SAY_SO_S = 5
 _QUIET = {"log_level": "ERROR", "enable_access_log": False}
 

@@ -98,9 +98,8 @@ class RunningRequests:
             self._fail(result.request, error)
         else:
             if active.done:
-                self._remove(
-                    result.request, "answered"
-                )  # before the client is told: it may read the counters at once
+                # before the client is told: it may read the counters at once
+                self._remove(result.request, "answered")
                 active.job.tell(active.done)
 
     def _fail(self, number: int, error: Exception) -> None:

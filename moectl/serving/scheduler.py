@@ -52,9 +52,8 @@ class Scheduler:
         self._encoder = threading.Thread(
             target=self._encode_waiting, name="moectl-encode", daemon=True
         )
-        self._encoding = (
-            threading.Lock()
-        )  # held while a prompt is encoded, and while the session is replaced
+        # held while a prompt is encoded, and while the session is replaced
+        self._encoding = threading.Lock()
 
     # Called on any thread
 

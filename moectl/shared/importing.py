@@ -33,9 +33,8 @@ def importing(says: str = "Starting") -> Iterator[None]:
         with console.status(says) if says and console.is_terminal else nullcontext():
             yield
     finally:
-        if (
-            "duckdb" not in sys.modules
-        ):  # it complains at the end of the process about its types, which then stay
+        # it complains at the end of the process about its types, which then stay
+        if "duckdb" not in sys.modules:
             gc.freeze()
         gc.enable()
 

@@ -10,9 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGES = ("artifacts", "runtime", "profilers")
-_INCOMPATIBLE = (
-    5  # the exit code of artifacts.errors.Incompatible, which may not be importable here
-)
+# the exit code of artifacts.errors.Incompatible, which may not be importable here
+_INCOMPATIBLE = 5
 REMEDY = "install moectl in a virtual environment of its own"
 
 

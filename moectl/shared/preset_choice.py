@@ -104,9 +104,8 @@ def _stored(opened: "MoeModel", settings: Settings, store: Path) -> tuple[Preset
     Return only a note where the store cannot be read now, for example because another process
     writes it: a run that needs no store is not stopped by one.
     """
-    from artifacts.routing.predictors import (
-        COMMAND,
-    )  # late: the store's imports take a tenth of a second
+    # late: the store's imports take a tenth of a second
+    from artifacts.routing.predictors import COMMAND
     from artifacts.store.presets import stored_presets
     from artifacts.store.store import Store
     from runtime.session.presets import as_preset

@@ -169,9 +169,8 @@ class Phases:
             print(f"{at_s:6.0f} s  {text}", file=sys.stderr, flush=True)
 
 
-_PRESENT: ContextVar[Phases | None] = ContextVar(
-    "phases", default=None
-)  # a terminal has one line of progress
+# a terminal has one line of progress
+_PRESENT: ContextVar[Phases | None] = ContextVar("phases", default=None)
 
 
 class _TimeLeft(ProgressColumn):

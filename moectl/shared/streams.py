@@ -22,9 +22,8 @@ def prepare_streams() -> None:
         )
     _fill_closed()
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="replace"
-        )  # a terminal that is not UTF-8 shows `?` instead of raising
+        # a terminal that is not UTF-8 shows `?` instead of raising
+        sys.stdout.reconfigure(errors="replace")
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="strict")
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:

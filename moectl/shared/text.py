@@ -39,9 +39,8 @@ def read_data(
     sequences = list(islice(cuts, at_most))
     num_read = sum(map(len, sequences))
     shortfall = ""
-    if (
-        num_tokens - num_read > 1 and len(sequences) != at_most
-    ):  # a single token left over makes no sequence
+    # a single token left over makes no sequence
+    if num_tokens - num_read > 1 and len(sequences) != at_most:
         asked = f"{at_most:,} sequences" if at_most else f"{num_tokens:,} tokens"
         read = f"{len(sequences):,}" if at_most else f"{num_read:,}"
         shortfall = f"{read} of the {asked} that were asked for: {spec} has no more"

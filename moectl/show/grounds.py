@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from artifacts.hardware.machines import HERE, MACHINES
 
-TOY_NBYTES = (
-    256 << 20
-)  # all routed experts together; below, launches and host work would decide, which no sheet has
+# all routed experts together; below, launches and host work would decide, which no sheet has
+TOY_NBYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
 """A loss of perplexity in words: with its standard error, or that so few tokens do not tell it from
 none."""
 
-LEAST_SCORED = (
-    2_000  # tokens that are scored, below which no preset is recommended by what it loses
-)
+# tokens that are scored, below which no preset is recommended by what it loses
+LEAST_SCORED = 2_000
 
 
 def is_distinguishable(loss: float, error: float | None) -> bool:

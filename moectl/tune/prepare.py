@@ -83,9 +83,8 @@ def trace_for(
     part = minutes.cut(text, "the trace", token_s=token_s, least=_LEAST_SEQUENCES)
     if len(part.sequences) == len(text.sequences):
         return _recorded(name, opened, text, path, request.data, seed=request.seed)
-    with (
-        TemporaryDirectory() as aside
-    ):  # so that a search with more time does not take it for a whole one
+    # so that a search with more time does not take it for a whole one
+    with TemporaryDirectory() as aside:
         traced = _recorded(
             name, opened, part, Path(aside) / "part.duckdb", request.data, seed=request.seed
         )
@@ -233,9 +232,8 @@ def plan_for(
 
 def _affordable(left_s: float, passes: int, pass_s: float, num_workers: int) -> int:
     amounts = SearchPlan(0, passes, 0, 0, 0.0).rungs
-    each_s = (
-        2 * pass_s * amounts[0] * (len(amounts) + ETA)
-    )  # for two spaces: a round each, and as many neighbours
+    # for two spaces: a round each, and as many neighbours
+    each_s = 2 * pass_s * amounts[0] * (len(amounts) + ETA)
     return int(max(0.0, left_s) * num_workers / each_s)
 
 

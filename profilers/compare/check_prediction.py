@@ -97,9 +97,8 @@ def _traced(
 
 def _simulated(opened: MoeModel, profile: HardwareProfile, trace: Trace, budget: str) -> Outcome:
     shape = opened.shape
-    model = replace(
-        guessed(shape), name="measured", assumed=()
-    )  # only its shape counts: the costs are measured
+    # only its shape counts: the costs are measured
+    model = replace(guessed(shape), name="measured", assumed=())
     machine = machine_of(profile, shape)
     return Workload(trace, model, machine, costs=costs_of(profile, shape)).run(
         Setting(PRESET, PRESET, budget=budget)

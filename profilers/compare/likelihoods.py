@@ -30,9 +30,8 @@ class Continuations:
     are needed."""
 
     ids: tuple[int, ...]
-    asked: list[tuple[int, Sequence[int]]] = field(
-        default_factory=list
-    )  # place among the items, and tokens
+    # place among the items, and tokens
+    asked: list[tuple[int, Sequence[int]]] = field(default_factory=list)
 
     @property
     def count(self) -> int:

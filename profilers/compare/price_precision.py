@@ -124,9 +124,8 @@ class Precision:
         self._opened = opened
         self._artefacts = artefacts
         self._batch = batch
-        self._sequences = sorted(
-            sequences, key=len
-        )  # sequences of similar length need little padding
+        # sequences of similar length need little padding
+        self._sequences = sorted(sequences, key=len)
         self._num_scored = sum(len(sequence) - 1 for sequence in sequences)
         with Session(opened, Settings("full")) as session:
             # Kept in the model's own precision: in float32 they would be the largest object in

@@ -96,9 +96,8 @@ class _Watched:
 
     def __init__(self, policy: Prefetch) -> None:
         self._policy = policy
-        self._named: defaultdict[int, set[int]] = defaultdict(
-            set
-        )  # keys, by the step that they are proposed for
+        # keys, by the step that they are proposed for
+        self._named: defaultdict[int, set[int]] = defaultdict(set)
         self.num_named = self.num_right = self.num_wanted = 0
 
     def __getattr__(self, name: str) -> Any:

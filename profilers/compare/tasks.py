@@ -119,9 +119,8 @@ def _evaluated(
         "group_map": {},
     }
     model = SessionLM(session, batch_size=batch or _batch_of(session))
-    with redirect_stderr(
-        io.StringIO()
-    ):  # hides its progress bars, which would break up moectl's own
+    # hides its progress bars, which would break up moectl's own
+    with redirect_stderr(io.StringIO()):
         return harness(model, task_dict, log_samples=keeps_items, bootstrap_iters=_RESAMPLED)
 
 

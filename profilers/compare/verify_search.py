@@ -27,9 +27,8 @@ from runtime.search.space import Combination
 
 FULL = "full"
 _LINK = "tuned"  # the name of the one emulated link
-_SAME_TIME = (
-    1.01  # predicted times within this factor are equal, and the smaller loss is tried first
-)
+# predicted times within this factor are equal, and the smaller loss is tried first
+_SAME_TIME = 1.01
 
 
 @dataclass(frozen=True, slots=True)

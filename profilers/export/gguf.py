@@ -151,9 +151,8 @@ def _check(opened: MoeModel) -> None:
         raise BadInput(
             f"{config.model_type} is not written as GGUF: moectl writes {', '.join(WRITTEN)}"
         )
-    taken = ARCHITECTURES[WRITTEN[config.model_type]].fixed.get(
-        "norm_topk_prob", False
-    )  # for granted
+    # for granted
+    taken = ARCHITECTURES[WRITTEN[config.model_type]].fixed.get("norm_topk_prob", False)
     scaling = config.rope_parameters.get("rope_type", "default")
     unusual = {
         f"positions scaled ({scaling})": scaling != "default",
@@ -187,9 +186,8 @@ def _others(opened: MoeModel, name_of: Callable[[str], str]) -> Iterator[_Piece]
     for name, parameter in opened.model.state_dict().items():
         if parameter.device.type != "meta":
             stem, _, ending = name.rpartition(".")
-            row = (
-                parameter[0] if "shared_expert_gate" in name else parameter
-            )  # of one output: a row in the files
+            # of one output: a row in the files
+            row = parameter[0] if "shared_expert_gate" in name else parameter
             yield f"{name_of(stem)}.{ending}", row
 
 

@@ -97,9 +97,8 @@ def _with_link(
     """Return the costs with loads over the chosen link, and the options that emulate the link."""
     nbytes = opened.shape.expert_nbytes
     if target:
-        fast = (
-            nbytes / expert_spread(opened, 1, QUICK).median
-        )  # bytes per second at which an expert is computed
+        # bytes per second at which an expert is computed
+        fast = nbytes / expert_spread(opened, 1, QUICK).median
         rate = fast * target.link_gbps / target.fast_gbps
         near = fast * target.near_gbps / target.fast_gbps
         costs = replace(base, load_s=nbytes / rate, load_latency_s=0.0, near=Work(nbytes / near))
@@ -202,9 +201,8 @@ class _Probe:
             Settings(preset, dict(policies), budget=budget, **self._options),
             artefacts=self._artefacts,
         )
-        session.watcher.on_step = lambda step: (
-            None
-        )  # makes the controller decide even where the whole model fits
+        # makes the controller decide even where the whole model fits
+        session.watcher.on_step = lambda step: None
         return session
 
     def _tokens(self, turns: int) -> Iterator[torch.Tensor]:
@@ -220,9 +218,8 @@ class _Probe:
         loading_s = self._pass(session, token)
         resident_s = self._pass(session, token)
         with without_experts(self._opened, after=NAME):
-            bare_s = min(
-                self._pass(session, token) for _ in range(2)
-            )  # processor caches are colder in the first
+            # processor caches are colder in the first
+            bare_s = min(self._pass(session, token) for _ in range(2))
         return loading_s, resident_s, bare_s
 
     def _pass(self, session: Session, token: torch.Tensor) -> float:

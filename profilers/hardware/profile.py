@@ -152,9 +152,8 @@ def decode_experts(
     places = places_a_layer(opened)
     settings = Settings(budget=f"{shape.num_layers * places}x", link=link, experts=experts)
     with Session(opened, settings) as session, torch.inference_mode():
-        session.watcher.on_step = (
-            _ignore  # makes the controller decide even where the whole model fits
-        )
+        # makes the controller decide even where the whole model fits
+        session.watcher.on_step = _ignore
         for turn in range(effort.warm_up + effort.turns):
             drawn = random.integers(0, opened.config.vocab_size, (places // shape.top_k, 1, 1))
             tokens = [token.to(opened.model.device) for token in torch.from_numpy(drawn)]
@@ -164,9 +163,8 @@ def decode_experts(
             by_layer = session.controller.counters.by_layer(first_pass=-2 * len(tokens))
             num_misses = sum(layer["misses"] for layer in by_layer)
             with without_experts(opened, after=NAME):
-                bare_s = min(
-                    pass_seconds(session, tokens[0]) for _ in range(2)
-                )  # caches are colder in the first
+                # caches are colder in the first
+                bare_s = min(pass_seconds(session, tokens[0]) for _ in range(2))
             if turn >= effort.warm_up:
                 resident.append((resident_s / len(tokens) - bare_s) / shape.num_layers)
                 added += [(loading_s - resident_s) / num_misses] if num_misses else []

@@ -27,9 +27,8 @@ from runtime.model.layout import is_finite
 
 SAMPLE = 1024  # tokens of a layer's sample
 _CHUNK = 2048  # tokens in float32 at a time
-_EXACT_UP_TO = (
-    1024  # inputs of a projection up to which moments are in float64; above, float32 saves memory
-)
+# inputs of a projection up to which moments are in float64; above, float32 saves memory
+_EXACT_UP_TO = 1024
 _CPU = torch.device("cpu")
 
 Weights = dict[str, torch.Tensor]

@@ -148,9 +148,8 @@ class _Pass(threading.Thread):
         return self._next()
 
     def run(self) -> None:
-        torch.set_num_threads(
-            1
-        )  # a thread starts with torch's default number, not with that of its parent
+        # a thread starts with torch's default number, not with that of its parent
+        torch.set_num_threads(1)
         try:
             self._next()
             device = self._model.device

@@ -44,9 +44,8 @@ class Counting:
         self._prefill = prefill
         self._settings = replace(session.parts.settings, device="cpu", threads=1)
         self.is_traced = keep_trace is not None
-        self._keep_trace = pickle.dumps(
-            keep_trace
-        )  # pickled now, or processes would share the memory of its tensors
+        # pickled now, or processes would share the memory of its tensors
+        self._keep_trace = pickle.dumps(keep_trace)
         self._session: Session | None = None
 
     def __call__(self, task: tuple[Part, Sequence[Batch]]) -> Counted:

@@ -17,9 +17,8 @@ from artifacts.shape import Shape
 from runtime.engine.predictors import Features
 
 _RIDGE = 1e-4  # as a share of the mean square of a feature
-_FACTORS = 2.0 ** np.arange(
-    -2, 5.5, 0.5
-)  # multiply a fit's outputs; tried on text that the fit has not seen
+# multiply a fit's outputs; tried on text that the fit has not seen
+_FACTORS = 2.0 ** np.arange(-2, 5.5, 0.5)
 
 
 @dataclass(frozen=True, slots=True)

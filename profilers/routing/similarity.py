@@ -20,9 +20,8 @@ from runtime.model.open import MoeModel
 
 # sample from this many times as many tokens, because tokens of one sequence resemble each other
 SPREAD = 4
-_OUTPUT_NBYTES = (
-    1 << 30
-)  # outputs of one layer's experts held at a time; for more tokens the experts are read again
+# outputs of one layer's experts held at a time; for more tokens the experts are read again
+_OUTPUT_NBYTES = 1 << 30
 _BLOCK_NBYTES = 64 << 20  # outputs in float64 at a time
 
 

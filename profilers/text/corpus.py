@@ -23,9 +23,8 @@ FORMS = (
     "a text, jsonl or parquet file, a folder of them, hf:name[:config[:split]], builtin or "
     "builtin:held-out"
 )
-PIECE = (
-    1 << 20
-)  # characters tokenised at a time: the first tokens of a file of gigabytes do not need all of it
+# characters tokenised at a time: the first tokens of a file of gigabytes do not need all of it
+PIECE = 1 << 20
 
 
 def documents(spec: str, *, seed: int = 0) -> Iterator[Document]:

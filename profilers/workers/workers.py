@@ -183,9 +183,8 @@ class Process:
 
     def send(self, task: object, name: Hashable) -> None:
         self.name = name
-        with suppress(
-            ConnectionError
-        ):  # the worker was killed while it waited; `outcome` raises that
+        # the worker was killed while it waited; `outcome` raises that
+        with suppress(ConnectionError):
             self.connection.send(task)
 
     def outcome(self) -> tuple[bool, object]:
@@ -222,9 +221,8 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _serve(connection: Connection, work: Work) -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the parent ends this process
+    # Ctrl-C reaches the whole group; the parent ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     return_large_buffers()
     while True:

@@ -90,18 +90,16 @@ class Controller:
             counters=self.counters,
         )
         self._near_places: dict[int, Place] = {}  # by key, each made once
-        self.num_predicted = (
-            prefetch.distance if prefetch.reads_predictions else 0
-        )  # layers ahead, per step
+        # layers ahead, per step
+        self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0
         self.num_learned = prefetch.distance if prefetch.reads_learned else 0
         self.opens_passes = prefetch.opens_passes
         self.sees_embeddings = any(
             axis.sees_embeddings for axis in (routing, eviction, miss, prefetch, residency)
         )
         has_more = residency.cuts or residency.places or routing.reroutes
-        has_more |= self.sees_embeddings or bool(
-            prefetch.distance
-        )  # policies that learn maps observe every step
+        # policies that learn maps observe every step
+        has_more |= self.sees_embeddings or bool(prefetch.distance)
         self._can_settle = not (prefetch.distance or residency.places or len(nbytes) > 1)
         decides = has_more or miss.every_step or self._picks_bits
         self.holds_all = cache.num_slots == self.shape.num_keys and not decides

@@ -93,9 +93,8 @@ class CapturedPass:
 
     def _begin(self) -> None:
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(
-            pool=self._pool, capture_error_mode="thread_local"
-        )  # the link's threads go on
+        # the link's threads go on
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         self._graphs.append(graph)
 
     def _abandon(self, device: torch.device) -> None:

@@ -52,9 +52,8 @@ class DeviceRoad:
         self._settle = settle
         self._shape = opened.shape
         self._device = resident.slots.device
-        self._host = resident.slow.stores[FULL_BITS].buffer.view(
-            torch.int32
-        )  # page-locked: the GPU reads it itself
+        # page-locked: the GPU reads it itself
+        self._host = resident.slow.stores[FULL_BITS].buffer.view(torch.int32)
         self._arena = slots.arena.view(torch.int32)
         with torch.inference_mode(False):  # a session forwards within it, and `generate` without
             in_words = [start // WORD for start in slots.starts]
@@ -79,9 +78,8 @@ class DeviceRoad:
         self._turns = host_copy.page_locked(self._shape.num_keys, torch.int32).view(
             -1, self._shape.num_experts
         )
-        self._sent: deque[tuple[int, TokenOnDevice]] = (
-            deque()
-        )  # numbers of letters, the oldest first
+        # numbers of letters, the oldest first
+        self._sent: deque[tuple[int, TokenOnDevice]] = deque()
         self._counting = threading.Lock()  # any thread may ask for counters
         books.counters.catch_up = self.catch_up
         self._cache: DeviceCache | None = None  # its addresses stay
@@ -108,16 +106,14 @@ class DeviceRoad:
         """Make sure that the device has the cache and knows the time of this token."""
         self._is_in_token = True
         if self._branch:
-            self._branch.is_open = (
-                False  # the token before has joined it, and a capture that failed may not have
-            )
+            # the token before has joined it, and a capture that failed may not have
+            self._branch.is_open = False
         if not self._has_cache:
             self._take_over()
         elif self._learns:
             self.catch_up()
-            self._turns.numpy()[:] = (
-                self._books.turns()
-            )  # the device has read it: the token before has ended
+            # the device has read it: the token before has ended
+            self._turns.numpy()[:] = self._books.turns()
             self._cache.stamp.copy_(self._turns, non_blocking=True)
         self._cache.clock.fill_(self._books.clock())
 

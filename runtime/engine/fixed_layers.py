@@ -24,9 +24,8 @@ _PARTS = (
     "cumulative_length",
 )  # of a layer that grows; only a window has the last
 _STATES = ("conv_states", "recurrent_states")
-_EMPTY = tuple(
-    filter(None, [getattr(cache_utils, "DummyLayer", None)])
-)  # keeps nothing; transformers 5.17 has none
+# keeps nothing; transformers 5.17 has none
+_EMPTY = tuple(filter(None, [getattr(cache_utils, "DummyLayer", None)]))
 Fixed = StaticLayer | LinearAttentionLayer
 
 
@@ -120,9 +119,8 @@ def settle(layer: object, fixed: Fixed) -> None:
 def twin(layer: object) -> object:
     """Return a copy of a layer; additions to the copy leave this layer as it is."""
     other = copy.copy(layer)
-    if isinstance(
-        layer, LinearAttentionLayer
-    ):  # the others put new tensors in the place of old ones
+    # the others put new tensors in the place of old ones
+    if isinstance(layer, LinearAttentionLayer):
         other.has_previous_state = dict(layer.has_previous_state)
         for name in _STATES:
             states = getattr(layer, name)

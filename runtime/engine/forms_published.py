@@ -32,9 +32,8 @@ from runtime.model.quantised_layout import Piece, PlacedPieces, QuantisedLayout
 _ZEROS = "zero_point"  # a tensor that may be missing, and which the kernels take as int32
 _BIASES = (f"{GATE_UP}_bias", f"{DOWN}_bias")
 _NOT_THERE = -1
-_MOST_TOKENS = (
-    4  # for more, torch multiplies by dequantised tiles: docs/performance.md has the times
-)
+# for more, torch multiplies by dequantised tiles: docs/performance.md has the times
+_MOST_TOKENS = 4
 
 
 Described = dict[

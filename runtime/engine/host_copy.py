@@ -276,9 +276,8 @@ def separated(values: np.ndarray, widths: list[int]) -> list[np.ndarray]:
 def real_rows(mask: torch.Tensor | None, batch: int, length: int) -> np.ndarray | None:
     """Return the rows of the flattened batch that are not padding; None when all are real, or for a
     mask of another kind."""
-    if (
-        length == 1 or mask is None or mask.dim() != 2 or mask.shape[0] != batch
-    ):  # a decoded token is never padding
+    # a decoded token is never padding
+    if length == 1 or mask is None or mask.dim() != 2 or mask.shape[0] != batch:
         return None
     real = mask[:, -length:].reshape(-1).cpu().numpy().astype(bool)
     return None if real.all() else np.flatnonzero(real)

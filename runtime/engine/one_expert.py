@@ -107,9 +107,8 @@ class OneExpertRunner:
             routed = Routed(layer.index, hidden, ids.cpu().numpy(), weights, probabilities)
             assigned = assign(self._decide(routed), hidden.device)
             out = torch.zeros_like(hidden, dtype=self._opened.sum_dtype)
-            for expert in sorted(
-                assigned
-            ):  # the order in which the engine and the model's own code add
+            # the order in which the engine and the model's own code add
+            for expert in sorted(assigned):
                 x = gather(hidden, assigned[expert])
                 y = expert_forward(layer.experts, self._expert.read(layer.index, expert), x)
                 accumulate(out, weigh(y, weights, assigned[expert]), assigned[expert])

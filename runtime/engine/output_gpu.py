@@ -46,9 +46,8 @@ class GpuOutput:
 
     name: ClassVar[str] = "fused, triton"
     computes_layers: ClassVar[bool] = True
-    needs_all: ClassVar[bool] = (
-        True  # to note a layer: the host does not learn which experts a token uses
-    )
+    # to note a layer: the host does not learn which experts a token uses
+    needs_all: ClassVar[bool] = True
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
         self._resident = resident
@@ -267,9 +266,8 @@ class GpuOutput:
         """Return room for the outputs of a token's experts, float32 [count, H]. It is kept: one
         stream computes all steps."""
         if count not in self._kept:
-            with torch.inference_mode(
-                False
-            ):  # a session forwards within it, and `generate` without
+            # a session forwards within it, and `generate` without
+            with torch.inference_mode(False):
                 self._kept[count] = torch.empty(count, len(self._done), device=self._device)
         return self._kept[count]
 

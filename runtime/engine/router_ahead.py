@@ -12,9 +12,8 @@ from runtime.model.open import MoeModel
 
 _NUM_TOKENS = 256  # random ones, on which a router is held against its matrix
 _OF_THE_PASS = "input_ids"  # the argument that the pass gives to routers that select by the token
-_CARRIED = (
-    "router_states"  # the argument that is the fourth output of the router before, as in zaya
-)
+# the argument that is the fourth output of the router before, as in zaya
+_CARRIED = "router_states"
 
 
 class RouterAnswer(NamedTuple):

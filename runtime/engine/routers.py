@@ -41,9 +41,8 @@ class _Pass:
     prompts: np.ndarray | None = None
     ids: torch.Tensor | None = None  # [B, S], until the last layer
     embedding: np.ndarray | None = None  # [R, H]
-    carried: list[torch.Tensor | None] = field(
-        default_factory=list
-    )  # of as many layers as are predicted ahead
+    # of as many layers as are predicted ahead
+    carried: list[torch.Tensor | None] = field(default_factory=list)
 
 
 class Watcher:

@@ -105,9 +105,8 @@ class StepExecutor:
         self.link.wait_for_copies()
         for arena in self.resident.slots.arenas:
             if arena.device.type == "cuda":
-                torch.cuda.synchronize(
-                    arena.device
-                )  # a copy that has begun may still write to the arena
+                # a copy that has begun may still write to the arena
+                torch.cuda.synchronize(arena.device)
         del self.resident, self.torch_output, self.gpu_output
         del self._fused_output, self._token_output, self._batch_output, self._whole_output
 
@@ -287,20 +286,17 @@ class StepExecutor:
     ) -> None:
         """Compute the experts that are `ready`, then those `coming` as they land, all that have
         landed in one call."""
-        if (
-            self.link.is_queued and num_tokens == 1
-        ):  # two calls: compute runs beside copies, and each is few kernels
+        # two calls: compute runs beside copies, and each is few kernels
+        if self.link.is_queued and num_tokens == 1:
             if ready:
                 self._add(ready, output, following)
             if coming:
                 self._add(self._all_arrived(coming), output, following)
             return
-        if (
-            self._waits_for_all and num_tokens == 1
-        ):  # one call for all takes less than one each beside reading threads
-            for place in reversed(
-                coming
-            ):  # the last lands when hardly another is under way: one wait, not one each
+        # one call for all takes less than one each beside reading threads
+        if self._waits_for_all and num_tokens == 1:
+            # the last lands when hardly another is under way: one wait, not one each
+            for place in reversed(coming):
                 self.link.collect(self.pending[place.slot])
         for place in coming:
             if ready and not self.link.has_landed(self.pending[place.slot]):

@@ -14,12 +14,10 @@ from runtime.links.cuda_transfer import CudaTransfer, to_transfer
 from runtime.links.link import DEMAND, LANDED, ExpertSource, ThreadLink, Wanted
 from runtime.model.layout import aligned
 
-PIECE_NBYTES = (
-    4 << 20
-)  # of a prefetch: a driver finishes the copies under way before a demand, whatever its priority
-_IN_FLIGHT = (
-    2  # pieces that are queued at a time: enough to keep a stream busy, few enough to overtake
-)
+# of a prefetch: a driver finishes the copies under way before a demand, whatever its priority
+PIECE_NBYTES = 4 << 20
+# pieces that are queued at a time: enough to keep a stream busy, few enough to overtake
+_IN_FLIGHT = 2
 
 
 @dataclass(slots=True)
@@ -62,25 +60,21 @@ class CudaLink(ThreadLink):
         self._demands = torch.cuda.Stream(device)
         self._prefetches = torch.cuda.Stream(device)
         for stream in (self._demands, self._prefetches):
-            stream.wait_stream(
-                torch.cuda.current_stream(device)
-            )  # it may still use the memory that slots have now
+            # it may still use the memory that slots have now
+            stream.wait_stream(torch.cuda.current_stream(device))
         self._pool = EventPool()
         self._times = CopyTimes(self._pool)
         self._written: dict[int, Copy] = {}  # by slot: the last copy into it
         self._views: dict[
             tuple[int, int], torch.Tensor
         ] = {}  # by key and bits: where experts lie in RAM
-        self._handing = (
-            threading.Lock()
-        )  # held by the thread that hands bytes over, and by `_take`, which ends that
+        # held by the thread that hands bytes over, and by `_take`, which ends that
+        self._handing = threading.Lock()
         self._demanded = torch.cuda.Event()  # the end of the last demand
-        self._unread = (
-            torch.cuda.Event()
-        )  # after it, compute no longer reads the old contents of the last demands' slots
-        self._pieces = deque(
-            torch.cuda.Event() for _ in range(_IN_FLIGHT)
-        )  # the ends of the thread's last pieces
+        # after it, compute no longer reads the old contents of the last demands' slots
+        self._unread = torch.cuda.Event()
+        # the ends of the thread's last pieces
+        self._pieces = deque(torch.cuda.Event() for _ in range(_IN_FLIGHT))
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._is_pinned = is_pinned
         count = 0 if is_pinned else _IN_FLIGHT
@@ -125,9 +119,8 @@ class CudaLink(ThreadLink):
             stream = torch.cuda.current_stream(self._device)
             asked = self._pool.take()
             resumed = self._pool.take()
-            asked.record(
-                stream
-            )  # before the host waits, so that the time in which nothing is queued counts
+            # before the host waits, so that the time in which nothing is queued counts
+            asked.record(stream)
             self._queue_all_of(
                 [transfer for transfer in late if not transfer.is_whole or transfer.error]
             )
@@ -328,9 +321,8 @@ class CudaLink(ThreadLink):
         their last bytes."""
         for transfer in transfers:
             self._written[transfer.place] = transfer.copy = copy
-            transfer.num_handed = (
-                stop or transfer.nbytes
-            )  # last: who sees the number asks for the copy
+            # last: who sees the number asks for the copy
+            transfer.num_handed = stop or transfer.nbytes
 
     def _view(self, transfer: CudaTransfer) -> torch.Tensor:
         return self._source.view(*divmod(transfer.key, self._shape.num_experts), bits=transfer.bits)

@@ -9,13 +9,11 @@ import torch
 from artifacts.shape import FULL_BITS, Shape
 from runtime.links.link import DEMAND, LANDED, PATIENCE_S, ExpertSource, ThreadLink, ThreadTransfer
 
-READS_IN_FLIGHT = (
-    4  # docs/disk.md: with one the device idles while bytes are copied; more than four gain little
-)
+# docs/disk.md: with one the device idles while bytes are copied; more than four gain little
+READS_IN_FLIGHT = 4
 READS_PAST_CACHE = 8  # past the page cache a thread only waits, and copies next to nothing
-_AT_ONCE_NBYTES = (
-    1 << 20
-)  # up to here a copy from the page cache takes less time than a thread switch and back
+# up to here a copy from the page cache takes less time than a thread switch and back
+_AT_ONCE_NBYTES = 1 << 20
 
 
 class CachedSource(ExpertSource, Protocol):
@@ -45,9 +43,8 @@ class DiskLink(ThreadLink):
         patience_s: float = PATIENCE_S,
     ) -> None:
         self.num_threads = num_threads or (READS_PAST_CACHE if is_direct else READS_IN_FLIGHT)
-        self.is_concurrent = (
-            is_direct  # copies from the page cache take cores, so that they land one after another
-        )
+        # copies from the page cache take cores, so that they land one after another
+        self.is_concurrent = is_direct
         self._kept = kept
         self._num_reading = 0
         self._since_s = 0.0

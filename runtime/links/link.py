@@ -201,15 +201,13 @@ class ThreadLink(Link):
             unfinished = [entry[2] for entry in self._queue]
             self._queue.clear()
             self._wake.notify_all()
-        for transfer in (
-            unfinished
-        ):  # an interrupted generation may still wait for one, and would wait for ever
+        # an interrupted generation may still wait for one, and would wait for ever
+        for transfer in unfinished:
             transfer.error = RuntimeError(_CLOSED)
             transfer.landed.set()
         deadline_s = time.perf_counter() + _CLOSING_S
-        for thread in (
-            self._threads
-        ):  # a thread that is stuck in a read keeps its slot in memory until the read ends
+        # a thread that is stuck in a read keeps its slot in memory until the read ends
+        for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.perf_counter()))
 
     def _enqueue(self, *transfers: ThreadTransfer) -> None:

@@ -50,9 +50,8 @@ def expert_forward(
     y = project(module, weights, up, x)
     y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
     y = project(module, weights, "down_proj", y)
-    has_norm = getattr(
-        module, "has_post_expert_norm", False
-    )  # transformers before 5.20 has no such flag
+    # transformers before 5.20 has no such flag
+    has_norm = getattr(module, "has_post_expert_norm", False)
     return module.post_expert_norm(y) if has_norm else y
 
 

@@ -71,9 +71,8 @@ def locate_experts(
     names = _Names(model, get_model_conversion_mapping(model) if mapping is None else mapping)
     search = _Search(shape, layout, layers)
     others = {}
-    for name in sorted(
-        tensors, key=dot_natural_key
-    ):  # in the loader's order: some renamings depend on it
+    # in the loader's order: some renamings depend on it
+    for name in sorted(tensors, key=dot_natural_key):
         target, converter, source = names.target(name)
         place = search.places.get(target)
         if place is None:

@@ -77,9 +77,8 @@ def load_generation_config(
 
     def load(settings: dict[str, object]) -> tuple[GenerationConfig, tuple[str, ...]]:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of lengths that a trial does not reach, and of settings left out below
+            # of lengths that a trial does not reach, and of settings left out below
+            warnings.simplefilter("ignore")
             config = parse(dict(settings))
             given = settings if is_own else {}  # a config.json has much else in it
             lines = (

@@ -126,7 +126,6 @@ def _permuted_back(config: PreTrainedConfig) -> list[WeightConverter]:
 
 
 def _halves(head_dim: int, num_heads: int) -> torch.Tensor:
-    rows = torch.arange(
-        num_heads * head_dim, device="cpu"
-    )  # named, as a model may be built on another
+    # named, as a model may be built on another
+    rows = torch.arange(num_heads * head_dim, device="cpu")
     return rows.view(num_heads, head_dim // 2, 2).transpose(1, 2).reshape(-1)

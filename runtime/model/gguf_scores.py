@@ -36,9 +36,8 @@ class _ByScore:
     def _pieces(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield the start and the end of each token."""
         ends = list(range(1, len(text) + 1))  # of the piece that begins at a character
-        starts = list(
-            range(len(text))
-        )  # of the piece that ends before the character after this one
+        # of the piece that ends before the character after this one
+        starts = list(range(len(text)))
         heap: list[tuple[float, int, int]] = []
 
         def consider(start: int) -> None:

@@ -38,9 +38,8 @@ class GgufTokenizer(PreTrainedTokenizerFast):
         self.unfollowed = tuple(unfollowed)
         self._ends = vocabulary.ends
         for role, name in _NAMED.items():
-            if (
-                role in vocabulary.roles
-            ):  # set here, as what is given to the constructor is found in texts
+            # set here, as what is given to the constructor is found in texts
+            if role in vocabulary.roles:
                 setattr(self, name, vocabulary.tokens[vocabulary.roles[role]])
 
     def _decode(

@@ -42,9 +42,8 @@ def anonymous(nbytes: int) -> torch.Tensor:
         return torch.frombuffer(_mapped(nbytes), dtype=torch.uint8)
     mapping = _mapped(nbytes + HUGE_PAGE)  # the bytes before the border stay unwritten
     first = -addressof(c_char.from_buffer(mapping)) % HUGE_PAGE
-    with suppress(
-        OSError
-    ):  # a kernel without huge pages: the memory is as good in small ones, and `shares` says so
+    # a kernel without huge pages: the memory is as good in small ones, and `shares` says so
+    with suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE, first, nbytes // HUGE_PAGE * HUGE_PAGE)
     return torch.frombuffer(mapping, dtype=torch.uint8, count=nbytes, offset=first)
 

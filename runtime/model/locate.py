@@ -14,9 +14,8 @@ from artifacts.formats.gguf_header import read_header
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 GGUF = ".gguf"
-PART = re.compile(
-    r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?i:\.gguf)"
-)  # the name of a part of a model
+# the name of a part of a model
+PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?i:\.gguf)")
 _BESIDE = ("adapter", "imatrix", "mmproj", "vocab")  # `general.type` of files that are no model
 _ANSWER_S = 5.0  # how long the hub may take to answer
 # Weights, config and tokenizer; no pickles, no code.

@@ -114,9 +114,8 @@ class QuantisedLayout:
         digest = hashlib.sha256()
         for piece, offset in zip(self.pieces, self.offsets, strict=True):
             content = buffer[offset : offset + piece.nbytes]
-            if (
-                piece.role == ORDER
-            ):  # so that where groups follow each other it is of the bytes of the checkpoint
+            # so that where groups follow each other it is of the bytes of the checkpoint
+            if piece.role == ORDER:
                 content = index_of(content.view(piece.dtype)).view(torch.uint8)
             digest.update(memoryview(content.numpy()))
         return digest.hexdigest()

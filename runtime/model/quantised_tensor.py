@@ -113,9 +113,8 @@ def gather_matrices(
             rest[name] = _quantised(name, form, _completed(spelling, form, components))
             if is_first:
                 rest[name].check_first()
-    for name in sorted(
-        rest, key=lambda name: name.endswith(_OF_WEIGHTS)
-    ):  # weights first: the line names one of them
+    # weights first: the line names one of them
+    for name in sorted(rest, key=lambda name: name.endswith(_OF_WEIGHTS)):
         _check_claimed(name, rest[name], quantisation)
     return rest
 

@@ -38,34 +38,27 @@ class Artefacts:
 
     buddies: np.ndarray | None = None  # [L, E, R] expert ids by rank, padded with -1
     buddy_q: np.ndarray | None = None  # [L, E, R] their share of what ranked them
-    coactivated: tuple[np.ndarray, np.ndarray] | None = (
-        None  # the same two, ranked by co-activation
-    )
+    # the same two, ranked by co-activation
+    coactivated: tuple[np.ndarray, np.ndarray] | None = None
     entropy: np.ndarray | None = None  # [L, 101] percentiles of token activating entropy
-    hops: np.ndarray | None = (
-        None  # [E] devices between an expert and the compute; None: one device
-    )
+    # [E] devices between an expert and the compute; None: one device
+    hops: np.ndarray | None = None
     next_use: NextUse | None = None  # the future of the trace that is replayed
     replicas: Replicas | None = None  # sizes and losses of experts below full precision
-    splits: tuple[SolvedSplit, ...] | None = (
-        None  # solved splits for some budgets, the newest first
-    )
-    loads: np.ndarray | None = (
-        None  # [L, E + 1] experts that a token loads on demand, by experts that a layer holds
-    )
-    sensitivity: np.ndarray | None = (
-        None  # [L] a layer's sensitivity to dropped experts, 1 on average
-    )
-    predictors: Predictors | None = (
-        None  # they predict the layers ahead; a replay reads predictions from its trace
-    )
+    # solved splits for some budgets, the newest first
+    splits: tuple[SolvedSplit, ...] | None = None
+    # [L, E + 1] experts that a token loads on demand, by experts that a layer holds
+    loads: np.ndarray | None = None
+    # [L] a layer's sensitivity to dropped experts, 1 on average
+    sensitivity: np.ndarray | None = None
+    # they predict the layers ahead; a replay reads predictions from its trace
+    predictors: Predictors | None = None
     maps: ExpertMaps | None = None  # earlier iterations, which the current one is matched with
     maps_run: int | None = None  # the store's run that made the maps
     origins: Mapping[str, Origin] = field(default_factory=dict)  # by the name of the artefact
     learns_maps: bool = False  # whether iterations of this run are added to the maps
-    matching: Matching | None = (
-        None  # of those maps: made when policies are prepared, and shared by them
-    )
+    # of those maps: made when policies are prepared, and shared by them
+    matching: Matching | None = None
 
 
 _STORED = "which the store does not hold: "
@@ -109,9 +102,8 @@ class Choice:
     behind: tuple[int, ...] = ()  # absent experts to load while others are computed, best first
     weights: np.ndarray | None = None  # [T, K] new routing weights; None keeps the router's own
     bits: Mapping[int, int] | None = None  # precision of fetched experts; 16 for those not named
-    lent: float = (
-        0.0  # experts that the link has time to load besides, while near ones are computed
-    )
+    # experts that the link has time to load besides, while near ones are computed
+    lent: float = 0.0
 
     def is_elsewhere(self, expert: int) -> bool:
         """Return whether the expert is computed without a slot."""

@@ -45,18 +45,14 @@ class Step:
     predicted: np.ndarray | None = None
     # [R] rows of the last token of each request; only these predict layers of the next pass
     last: np.ndarray | None = None
-    learned: np.ndarray | None = (
-        None  # [T, D, E] float32: what fitted predictors give for those layers
-    )
-    embedding: np.ndarray | None = (
-        None  # [R, H] float32: each request's input of this pass, the mean over its tokens
-    )
-    requests: np.ndarray | None = (
-        None  # [T] the request of each token, whose tokens stand together; None: not known
-    )
-    prompts: np.ndarray | None = (
-        None  # [T] bool: which are of prompts, where others are decoded in the same pass
-    )
+    # [T, D, E] float32: what fitted predictors give for those layers
+    learned: np.ndarray | None = None
+    # [R, H] float32: each request's input of this pass, the mean over its tokens
+    embedding: np.ndarray | None = None
+    # [T] the request of each token, whose tokens stand together; None: not known
+    requests: np.ndarray | None = None
+    # [T] bool: which are of prompts, where others are decoded in the same pass
+    prompts: np.ndarray | None = None
 
     @property
     def decodes(self) -> bool:
@@ -91,9 +87,8 @@ class Opening:
 
     pass_index: int
     phase: int
-    embedding: (
-        np.ndarray
-    )  # [R, H] float32: each request's input of this pass, the mean over its tokens
+    # [R, H] float32: each request's input of this pass, the mean over its tokens
+    embedding: np.ndarray
 
 
 _FIRST = np.zeros(1, np.int64)

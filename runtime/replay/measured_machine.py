@@ -37,9 +37,8 @@ def costs_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None)
     engine_s = max(0.0, single.moe.median - shape.top_k * expert_s)
     near = profile.near_at()
     near_work = Work(near[0].seconds.median, near[-1].seconds.median / near[-1].tokens)
-    computes_near = (
-        profile.device == "cpu"
-    )  # on the thread that computes, so that neither overlaps the other
+    # on the thread that computes, so that neither overlaps the other
+    computes_near = profile.device == "cpu"
     costs = Costs(
         expert=Work(expert_s, many.expert.median / many.tokens),
         load_s=0.0,

@@ -37,9 +37,8 @@ class ReplayTiming:
         self._num_experts = num_experts
         self._share = {bits: size / nbytes[FULL_BITS] for bits, size in nbytes.items()}
         self._fast_share = {**self._share, **costs.shares}
-        self._fast_share[NOTHING] = min(
-            self._fast_share.values()
-        )  # it is computed as the narrowest, on zeros
+        # it is computed as the narrowest, on zeros
+        self._fast_share[NOTHING] = min(self._fast_share.values())
         self._link = _Link()
         self._pending: dict[int, _Transfer] = {}  # by slot
         self._now_s = 0.0

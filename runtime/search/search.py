@@ -120,9 +120,8 @@ class Search:
     def replay(self, combination: Combination, passes: int) -> Tried:
         """Replay the first `passes` of the trace with a combination. Raises a Problem if it cannot
         be replayed, or if its loss is unknown."""
-        check_required(
-            build(combination.policies), self._known["artefacts"]
-        )  # a live run must have them too
+        # a live run must have them too
+        check_required(build(combination.policies), self._known["artefacts"])
         damage = Damage(
             self._known["artefacts"].replicas, self._similarity, self._model.shape.num_layers
         )

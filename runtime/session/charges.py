@@ -65,9 +65,8 @@ class Charges:
             num_rows, num_experts
         )
         total = counts.sum(axis=0)
-        parts = np.where(
-            total > 0, counts / np.maximum(total, 1), self._by_tokens[:, None]
-        )  # [R, E]
+        # [R, E]
+        parts = np.where(total > 0, counts / np.maximum(total, 1), self._by_tokens[:, None])
         is_wanted = total > 0
         loads = [load for wave in plan.waves for load in wave.loads]
         absent = {Counter.FETCHED: loads, Counter.NEAR: plan.near, Counter.LOW: plan.low}

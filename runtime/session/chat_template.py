@@ -17,9 +17,8 @@ from runtime.session import template_child
 
 _REMEDY = "give a prompt of plain text instead"
 LIMIT_S = 5.0  # of one rendering, which usually takes some milliseconds
-LIMIT_NBYTES = (
-    1 << 30
-)  # of the process: Python and its imports take 170 MiB, a chat of 4 MiB some copies of it
+# of the process: Python and its imports take 170 MiB, a chat of 4 MiB some copies of it
+LIMIT_NBYTES = 1 << 30
 
 
 class ChatTemplates:

@@ -54,9 +54,8 @@ def _load(opened: MoeModel, settings: Settings, *, name: str, store: Path, base:
     is_replicas = base != FULL_BITS
     if not (settings.wants or is_replicas):
         return Artefacts()
-    from artifacts.store.store import (
-        Store,
-    )  # runs that want no artefact save the memory of these imports
+    # runs that want no artefact save the memory of these imports
+    from artifacts.store.store import Store
     from runtime.session.artefacts import load_artefacts
 
     with Store.open(store, read_only=True) as held:

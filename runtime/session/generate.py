@@ -148,17 +148,15 @@ def stream(
                 try:
                     raise item
                 finally:
-                    del (
-                        item
-                    )  # its traceback refers to this frame, and to those that hold keys and values
+                    # its traceback refers to this frame, and to those that hold keys and values
+                    del item
             yield item
     finally:
         stop.set()
         if worker.ident is not None:
             worker.join()
-        while (
-            not tokens.empty()
-        ):  # an unread error would refer to its frames, and these to the queue
+        # an unread error would refer to its frames, and these to the queue
+        while not tokens.empty():
             tokens.get()
 
 
@@ -207,9 +205,8 @@ def _generate(
     start_s: float,
     num_threads: int,
 ) -> None:
-    torch.set_num_threads(
-        num_threads
-    )  # a new thread has torch's default number, with which products round differently
+    # a new thread has torch's default number, with which products round differently
+    torch.set_num_threads(num_threads)
     try:
         with turn(stop) as may_begin, torch.random.fork_rng(devices=_cuda_devices(prompt)):
             if not may_begin:

@@ -104,8 +104,7 @@ def _origins(before: np.ndarray, rows: np.ndarray, new: np.ndarray, num_maps: in
     origins = np.zeros((num_maps, 2), np.int64)
     origins[: len(before)] = before
     first = before[:, 0].max(initial=-1) + 1
-    for row, (request, iteration) in zip(
-        rows.tolist(), new.tolist(), strict=True
-    ):  # the last in a row counts
+    # the last in a row counts
+    for row, (request, iteration) in zip(rows.tolist(), new.tolist(), strict=True):
         origins[row] = first + request, iteration
     return origins

@@ -41,9 +41,8 @@ class Choices:
     partitions: Partitions
     devices: tuple[torch.device, ...]
     fast: FastTier
-    fused: (
-        type[CpuOutput] | type[GpuOutput] | None
-    )  # the compiled code for experts of this family, if there is any
+    # the compiled code for experts of this family, if there is any
+    fused: type[CpuOutput] | type[GpuOutput] | None
     is_fused: bool  # whether that code computes them
     dense: CompiledDecoder | None  # the compiled modules beside the experts, if they were asked for
     threads: KernelThreads  # of compiled code

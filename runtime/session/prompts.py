@@ -11,9 +11,8 @@ from runtime.session.chat_template import ChatTemplates
 from runtime.session.generate import TooLong, num_positions
 from runtime.session.text_bound import TextBound, text_bound
 
-Prompt = (
-    str | Sequence[Mapping[str, str]]
-)  # a text, or the messages of a chat, each with `role` and `content`
+# a text, or the messages of a chat, each with `role` and `content`
+Prompt = str | Sequence[Mapping[str, str]]
 _NO_TEMPLATE = "the tokenizer has no chat template: turns are separated by blank lines"
 
 

@@ -37,20 +37,16 @@ class Settings:
     device: str = "auto"
     experts: str = EXACT
     threads: int | None = None  # of CPU compute; None: torch's own number
-    devices: int = (
-        1  # over which experts are spread: GPUs, or parts of one device where there are fewer
-    )
-    machine: str | None = (
-        None  # whose splits are used; None: machine `scaled_to`, or this one over this link
-    )
+    # over which experts are spread: GPUs, or parts of one device where there are fewer
+    devices: int = 1
+    # whose splits are used; None: machine `scaled_to`, or this one over this link
+    machine: str | None = None
     reconfigure_every: int | None = None  # tokens after which a split is solved anew; 0: never
     verify: bool = False  # compare replica files with their hashes before any is used
     # add the run's iterations to the expert maps, starting with none if the store has none
     learn: bool = False
-    dense: int | None = (
-        # bits of linear layers besides experts and routers, 8 or 4; None: as the model is open
-        None
-    )
+    # bits of linear layers besides experts and routers, 8 or 4; None: as the model is open
+    dense: int | None = None
     decide: str = HOST
 
     def __post_init__(self) -> None:

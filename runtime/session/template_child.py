@@ -48,9 +48,8 @@ def _answer(
     except MemoryError:
         raise
     except Exception as error:  # a template is a program, which may raise anything
-        is_refused = (
-            type(error).__name__ == "TemplateError"
-        )  # by raise_exception; those of jinja2 itself are below it
+        # by raise_exception; those of jinja2 itself are below it
+        is_refused = type(error).__name__ == "TemplateError"
         return {"refused" if is_refused else "error": str(error) or type(error).__name__}
 
 

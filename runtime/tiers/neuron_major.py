@@ -94,9 +94,8 @@ class NeuronLayout:
         written = segment or Segment(0, self.num_neurons, has_head=True)
         views = self.views(out, has_head=written.has_head)
         neurons = slice(written.first, written.last)
-        weight = (
-            expert[self._inner_name] if self.is_transposed else expert[self._inner_name].T
-        )  # [H, num_inner * I]
+        # [H, num_inner * I]
+        weight = expert[self._inner_name] if self.is_transposed else expert[self._inner_name].T
         views["inner"].copy_(self._by_part(weight)[..., neurons])
         views["down"].copy_(
             (expert["down_proj"] if self.is_transposed else expert["down_proj"].T)[neurons]

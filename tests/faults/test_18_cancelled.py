@@ -35,9 +35,8 @@ def model(checkpoint: Checkpoint) -> Iterator[Model]:
 
 @pytest.fixture
 def session(model: Model) -> Iterator[Session]:
-    before = set(
-        threading.enumerate()
-    )  # threads of earlier tests among them, which may end meanwhile
+    # threads of earlier tests among them, which may end meanwhile
+    before = set(threading.enumerate())
     with Session(
         model.opened, Settings("specmd", budget="50%", window="2KiB", link="2GB/s")
     ) as made:

@@ -137,8 +137,7 @@ def _laid_out(name: str, array: np.ndarray, config: PreTrainedConfig) -> np.ndar
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
         name.split(".")[-2]
     )
-    if (
-        config.model_type in ("mixtral", "granitemoe", "granitemoeshared") and heads
-    ):  # LlamaModel.permute
+    # LlamaModel.permute
+    if config.model_type in ("mixtral", "granitemoe", "granitemoeshared") and heads:
         return array.reshape(heads, 2, -1, array.shape[-1]).swapaxes(1, 2).reshape(array.shape)
     return array

@@ -154,9 +154,8 @@ def write(
     change(arrays)
     for name, array in arrays.items():
         type_ = "F32" if array.ndim == 1 or re.search(_IN_FLOAT32, name) else types(name)
-        type_ = (
-            "Q8_0" if array.shape[-1] % gguf.GGML_QUANT_SIZES[Type[type_]][0] else type_
-        )  # as llama.cpp, or similar
+        # as llama.cpp, or similar
+        type_ = "Q8_0" if array.shape[-1] % gguf.GGML_QUANT_SIZES[Type[type_]][0] else type_
         data = _encoded(name, array, type_)
         writer.add_tensor(name, data, raw_dtype=None if type_ in _PLAIN else Type[type_])
     writer.write_header_to_file(path)

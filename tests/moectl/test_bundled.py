@@ -21,9 +21,8 @@ from tools.make.demo_figures import Figures, figures, neighbour_overlap
 from tools.make.demo_text import SHARES, kind_documents
 
 DEMO = ROOT / "moectl" / "demo"
-LEAST_OVERLAP = (
-    2.5 * 4 / 32
-)  # two and a half times what choosing 4 of 32 experts blindly would give
+# two and a half times what choosing 4 of 32 experts blindly would give
+LEAST_OVERLAP = 2.5 * 4 / 32
 MOST_PERPLEXITY = 2048 / 20
 
 

@@ -125,9 +125,8 @@ def _together(
 
     def seen(next_tokens: list[NextToken], logits: torch.Tensor) -> list:
         for one, row in zip(next_tokens, logits.float(), strict=True):
-            first.setdefault(
-                tuple(one.tokens[0].tolist()), row
-            )  # by the prompt, where it is the first
+            # by the prompt, where it is the first
+            first.setdefault(tuple(one.tokens[0].tolist()), row)
         return draw(next_tokens, logits)
 
     batch_module.draw = seen

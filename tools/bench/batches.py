@@ -164,9 +164,8 @@ def _alone(preset: str, options: argparse.Namespace) -> float:
     session, clock = _open(options, preset=preset)
     with session:
         first, *asked = prompts(session, 1 + _ONE_BY_ONE)
-        list(
-            session.generate(first, _sampling(options))
-        )  # what is compiled or loaded once does not count
+        # what is compiled or loaded once does not count
+        list(session.generate(first, _sampling(options)))
         begin_s = clock.now_s()
         for prompt in asked:
             assert len(list(session.generate(prompt, _sampling(options)))) == options.tokens

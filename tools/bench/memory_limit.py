@@ -29,9 +29,8 @@ class _Files(NamedTuple):
 
 
 _FIRST = _Files("memory.limit_in_bytes", "memory.max_usage_in_bytes")
-_SECOND = _Files(
-    "memory.max", "memory.peak"
-)  # of the second version of control groups, on which this was never run
+# of the second version of control groups, on which this was never run
+_SECOND = _Files("memory.max", "memory.peak")
 
 
 def process_environment() -> dict[str, str]:

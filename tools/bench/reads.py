@@ -123,9 +123,8 @@ class _Way:
         shape = self._opened.shape
         self._link = DiskLink(SlowTier.plain(store), shape, num_threads=num_threads)
         self._slots = [aligned(shape.expert_nbytes) for _ in range(shape.top_k)]
-        self._bring(
-            _experts(self._opened, np.random.default_rng(0), shape.num_experts)
-        )  # checked once
+        # checked once
+        self._bring(_experts(self._opened, np.random.default_rng(0), shape.num_experts))
 
     def cold_and_warm(self, random: np.random.Generator) -> _Pair:
         wanted = _experts(self._opened, random, self._opened.shape.top_k)

@@ -14,9 +14,8 @@ from tools import ROOT
 _BLOCK = re.compile(r"^```(sh|console)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _PROMPT = "$ "
 OF_A_CLONE = re.compile(r"\bpython (-m tools\.|tools/)")  # what a reader types in a clone
-STAMP = re.compile(
-    r"\n\*(Run as shown on \d{4}-\d\d-\d\d, in .+|Not run as shown yet: .+)\.\*\n"
-)  # below a long block
+# below a long block
+STAMP = re.compile(r"\n\*(Run as shown on \d{4}-\d\d-\d\d, in .+|Not run as shown yet: .+)\.\*\n")
 
 
 @dataclass(frozen=True, slots=True)

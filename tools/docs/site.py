@@ -13,9 +13,8 @@ from mkdocs.structure.files import File, Files
 from typer.core import TyperArgument, TyperCommand, TyperOption
 from typer.main import get_command
 
-sys.path.insert(
-    0, str(Path(__file__).parents[2])
-)  # `mkdocs` has the folder of its own program there, not this one
+# `mkdocs` has the folder of its own program there, not this one
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from artifacts.store.schema import SCHEMA_VERSION, TABLES, StoredColumn
 from moectl.cli import app
@@ -128,9 +127,8 @@ def _place(argument: TyperArgument) -> str:
 
 
 def _default(option: TyperOption) -> str:
-    if isinstance(
-        option.show_default, str
-    ):  # depends on the reader's machine, not on the one that builds the site
+    # depends on the reader's machine, not on the one that builds the site
+    if isinstance(option.show_default, str):
         return option.show_default
     value = option.default
     return (

@@ -120,9 +120,8 @@ def _rows(
         in_ram = sparse.with_experts(opened, pin=pin)
     else:
         yield from _plain(folder, device, text, active, rates, told)
-        in_ram = replace(
-            opened, store=RamStore(opened.store, pin=pin)
-        )  # measured once, not for every session
+        # measured once, not for every session
+        in_ram = replace(opened, store=RamStore(opened.store, pin=pin))
     runs = Runs(name, in_ram, folder, text, rates, device, options, told)
     for row_name, budget, work in runs.all(options.only):
         if time.perf_counter() > deadline_s:

@@ -264,9 +264,8 @@ def accelerate_row(
 
     others = sum(one.nbytes for one in opened.model.parameters() if not one.is_meta)
     room = others + sizes.budget_nbytes(budget, opened.shape)
-    few = tuple(
-        ids[: text.prompt + 4] for ids in text.sequences[:1]
-    )  # its tokens are ten times as slow
+    # its tokens are ten times as slow
+    few = tuple(ids[: text.prompt + 4] for ids in text.sequences[:1])
     found = read_apart(
         PeerTask(PEERS["accelerate-cpu"], folder, device, threads, few, text.prompt, room)
     )

@@ -246,9 +246,8 @@ def tiny(family: str, sizes: Mapping[str, object] = MappingProxyType({})) -> Pre
         torch.manual_seed(0)
         model = auto_class(config).from_config(config, experts_implementation="eager").eval()
         for parameter in model.parameters():
-            if (
-                parameter.numel() > 1 and parameter.data.unique().numel() == 1
-            ):  # norms and biases are born alike
+            # norms and biases are born alike
+            if parameter.numel() > 1 and parameter.data.unique().numel() == 1:
                 parameter.data += 0.1 * torch.randn_like(parameter)
     return model
 

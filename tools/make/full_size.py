@@ -25,9 +25,8 @@ from tools.make.shards import Entry, write_shards
 
 SHARD_NBYTES = 4_500_000_000
 _MOST_POOLED = 1 << 25  # numbers in a block, at most
-_STEP = (
-    15_485_863  # numbers from the beginning of a tensor in its block to that of the next; a prime
-)
+# numbers from the beginning of a tensor in its block to that of the next; a prime
+_STEP = 15_485_863
 _STD = 0.02  # of weights, as at the beginning of training
 # so large that tokens stay apart through all layers: else attention makes them alike, and routers
 # too

@@ -62,9 +62,8 @@ def static_sets() -> dict[int, float]:
     random = np.random.default_rng(DIALS.seed)
     by_layer = [trace.experts[trace.layer == layer].ravel() for layer in range(_NUM_LAYERS)]
     uses = np.stack([np.bincount(selected, minlength=shape.num_experts) for selected in by_layer])
-    places = random.random((_NUM_SETS, *uses.shape)).argsort(
-        axis=-1
-    )  # of each expert in the order drawn
+    # of each expert in the order drawn
+    places = random.random((_NUM_SETS, *uses.shape)).argsort(axis=-1)
     return {
         held: float((uses * (places < held)).sum(axis=(1, 2)).mean() / uses.sum()) for held in HELD
     }

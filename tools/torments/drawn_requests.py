@@ -64,9 +64,8 @@ def _draw_prompt(rng: random.Random, length: int, positions: int) -> list[int] |
     kind = rng.choice(("ids", "ids", "text", "chat"))
     if kind == "text":
         return "a" + _text(rng, length - 1)
-    if (
-        kind == "chat" and 2 * length + 36 < positions
-    ):  # the roles and as many new tokens as there may be
+    # the roles and as many new tokens as there may be
+    if kind == "chat" and 2 * length + 36 < positions:
         return [
             {"role": role, "content": _text(rng, length)}
             for role in ("system", "user")[: rng.randint(1, 2)]

@@ -45,9 +45,8 @@ class EngineCase:
                         self.exact(session, "a request before")
                     fault(self, session)
                     self.faults.mend()
-                    if (
-                        name != "18: interrupted"
-                    ):  # after which the next pass repairs the controller's state
+                    # after which the next pass repairs the controller's state
+                    if name != "18: interrupted":
                         check(session, name)
                     self.exact(session, name)
                     self.exact(session, name)

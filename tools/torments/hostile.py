@@ -19,9 +19,8 @@ from artifacts.errors import Problem
 from tools.torments.cases import Lost
 
 SECONDS = 30.0  # longer than any legitimate case
-NBYTES = (
-    4 << 30
-)  # address space beyond that of the process; allocators reserve far more than they use
+# address space beyond that of the process; allocators reserve far more than they use
+NBYTES = 4 << 30
 LONGEST = 12_000  # characters of a refusal, which may quote the input
 NUMBERS = (
     0,

@@ -44,9 +44,8 @@ def verified(store: Path, *, model: str | None) -> Verified:
     with Store.open(store, read_only=True) as opened:
         checked = check_store(opened)
         if model is not None:
-            from moectl.commands.inspect.comparing import (
-                compared,
-            )  # imports torch, which a store alone does not need
+            # imports torch, which a store alone does not need
+            from moectl.commands.inspect.comparing import compared
 
             checked = replace(checked, findings=(*checked.findings, *compared(opened, model)))
         return Verified(store, checked)

@@ -80,9 +80,8 @@ def _in_blocks(order: np.ndarray) -> np.ndarray:
 
 
 _FOURS = _in_words((0, 32, 64, 96), (16, 48, 80, 112))  # the order of weights in `of_blocks`
-_RUNS, _GROUPS, _HALVES, _LOOKED_UP = range(
-    4
-)  # in blocks of 256: in Q2_K and Q3_K, in Q4_K and Q5_K, Q6_K, IQ4_XS
+# in blocks of 256: in Q2_K and Q3_K, in Q4_K and Q5_K, Q6_K, IQ4_XS
+_RUNS, _GROUPS, _HALVES, _LOOKED_UP = range(4)
 _ORDERS = np.stack(
     [
         np.concatenate(

@@ -11,9 +11,8 @@ import numpy as np
 from runtime.kernels.cpu.column_vectors import DIGITS, UNIT
 from runtime.kernels.cpu.gated import part
 
-MAX_WIDTH = (
-    1 << 16
-)  # inputs of a group, whose sums with codes of 8 bits are whole numbers of 32 bits
+# inputs of a group, whose sums with codes of 8 bits are whole numbers of 32 bits
+MAX_WIDTH = 1 << 16
 _LARGEST = np.float32(127 * 256 + 127)
 _LEAST = np.float32(1e-30)  # groups below it are zero: the inverse of their worth could be infinite
 i32 = np.int32

@@ -120,9 +120,8 @@ def prefetch(builder: ir.IRBuilder, address: ir.Value, offset: int = 0, *, cache
     """Fetch the bytes at `offset` behind any address into the nearest cache (1) or the second (2),
     without waiting."""
     place = builder.inttoptr(builder.add(address, I64(offset)), I8.as_pointer())
-    called(
-        builder, "llvm.prefetch.p0", ir.VoidType(), [place, I32(0), I32(4 - cache), I32(1)]
-    )  # to read, data
+    # to read, data
+    called(builder, "llvm.prefetch.p0", ir.VoidType(), [place, I32(0), I32(4 - cache), I32(1)])
 
 
 def chosen(

@@ -20,9 +20,8 @@ _EXPERTS = f"Tuple((int64[:, ::1], int64[:, :, ::1], int64, {REPLICAS.format(_CO
 """Starts [L, E], matrices [L, 3, 2], neurons, and replicas as `whole_layer` has them."""
 
 _BEGIN = "Tuple((int64, boolean))"
-_PLACES = (
-    "UniTuple(int64, 6)"  # addresses of x, its norm, what experts give, logits, weights and ids
-)
+# addresses of x, its norm, what experts give, logits, weights and ids
+_PLACES = "UniTuple(int64, 6)"
 _LAYERS = f"{_OPERANDS}, {_SHAPES}, {_HOW}, {_EXPERTS}, {_BEGIN}, {_PLACES}, {TURN}, int64[:, ::1]"
 
 

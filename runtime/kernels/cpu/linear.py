@@ -11,9 +11,8 @@ from runtime.kernels.cpu.lanes import HAS_PAIRS
 
 f32 = np.float32
 PLAIN = -1
-LINEAR = (
-    "UniTuple(int64, 3)"  # PLAIN or a KIND of `published`, addresses of matrix and bias (0: none)
-)
+# PLAIN or a KIND of `published`, addresses of matrix and bias (0: none)
+LINEAR = "UniTuple(int64, 3)"
 
 
 @part

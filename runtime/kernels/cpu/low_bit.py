@@ -27,9 +27,8 @@ from runtime.kernels.cpu.streams import NUM_FACTORS, can_look_up, look_up, part
 f32 = np.float32
 i32 = np.int32
 u32 = np.uint32
-_SIGNATURE = (
-    "void(int32[:, ::1], int16[:, ::1], int32[:, ::1], {})"  # words, scales, zeros, then the rest
-)
+# words, scales, zeros, then the rest
+_SIGNATURE = "void(int32[:, ::1], int16[:, ::1], int32[:, ::1], {})"
 _BLOCK = 32  # codes that fill whole words, at every width
 _NO_ZEROS = np.zeros((1, 1), np.int32)
 _EXPONENTS = f32(2.0**112)  # by the difference of the exponent biases of float32 and float16

@@ -35,9 +35,8 @@ from runtime.kernels.cpu.gated import bits_of, part, pointer
     NUM_FIELDS,
 ) = range(15)
 FLOATS_4, INTEGERS_4, E4M3, E5M2, INT8, UINT8, STREAM, OUTPUT_WORDS = range(8)  # of KIND
-Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, MXFP4, Q2_K, Q3_K, IQ4_NL, IQ4_XS = range(
-    8, 18
-)  # the same, of ggml's blocks
+# the same, of ggml's blocks
+Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, MXFP4, Q2_K, Q3_K, IQ4_NL, IQ4_XS = range(8, 18)
 FLOAT32, FLOAT16, BFLOAT16, E8M0, FLOAT8 = range(5)  # of SCALE_TYPE
 
 MATRIX = "int64[::1], int64, float32[::1], float32[::1], boolean"  # fields, start, x, y, is_narrow
@@ -49,17 +48,14 @@ UINT8_LIKE = np.zeros(1, np.uint8)
 UINT16_LIKE = np.zeros(1, np.uint16)
 INT32_LIKE = np.zeros(1, np.int32)
 _FLOAT_LIKE = np.zeros(1, np.float32)
-NUMBERS = np.array(
-    [E2M1, [code - 8 for code in range(16)], IQ4], np.float32
-)  # of each code of 4 bits, by KIND
-TABLES = np.tile(
-    (NUMBERS.view(np.uint32) >> 16).astype(np.uint16), 2
-)  # the same as bfloat16, twice
+# of each code of 4 bits, by KIND
+NUMBERS = np.array([E2M1, [code - 8 for code in range(16)], IQ4], np.float32)
+# the same as bfloat16, twice
+TABLES = np.tile((NUMBERS.view(np.uint32) >> 16).astype(np.uint16), 2)
 _COLUMN = u32((1 << INPUT_BITS) - 1)
 _ALL = torch.arange(256, dtype=torch.uint8)
-BYTE_NUMBERS = np.zeros(
-    (UINT8 + 1, 256), np.float32
-)  # of each code of 8 bits, by KIND; integers without sign less 128
+# of each code of 8 bits, by KIND; integers without sign less 128
+BYTE_NUMBERS = np.zeros((UINT8 + 1, 256), np.float32)
 BYTE_NUMBERS[E4M3], BYTE_NUMBERS[E5M2] = (
     _ALL.view(own).float() for own in (torch.float8_e4m3fn, torch.float8_e5m2)
 )

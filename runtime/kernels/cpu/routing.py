@@ -9,9 +9,8 @@ from runtime.kernels.cpu.gated import LIKE, part, pointer, products, rounded
 from runtime.kernels.cpu.norms import FLOATS, INTEGERS, read, round_all, write
 
 f32 = np.float32
-_LEAST = f32(
-    -80
-)  # least logit, relative to the largest: the exponential of a smaller one may be zero
+# least logit, relative to the largest: the exponential of a smaller one may be zero
+_LEAST = f32(-80)
 _REST = f32(1 / 16)
 
 
@@ -43,9 +42,8 @@ def _is_clear(sums, order, tolerance, like):
     return is_apart and following - sums[order[0]] > _LEAST
 
 
-_ROUTER = (
-    "UniTuple(int64, 4)"  # addresses of matrix and bias (0: none), number of inputs and of experts
-)
+# addresses of matrix and bias (0: none), number of inputs and of experts
+_ROUTER = "UniTuple(int64, 4)"
 # is_shared_out, has_wide_logits, has_wide_weights; top-k; tolerance
 _HOW = "UniTuple(boolean, 3), int64, float32"
 

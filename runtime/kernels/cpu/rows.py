@@ -157,9 +157,8 @@ def _multiply_bytes(fields, start, x, y, index):
     numbers = BYTE_NUMBERS[kind]
     num_fast = 0 if len(index) or width % _STEP else len(x) // width
     columns = _columns(index, width, len(x))
-    worth = f32(
-        2.0**60 if kind == E4M3 else 2.0**56 if kind == E5M2 else 1
-    )  # twice, so that nothing gets too small
+    # twice, so that nothing gets too small
+    worth = f32(2.0**60 if kind == E4M3 else 2.0**56 if kind == E5M2 else 1)
     token = x * worth
     for row in range(len(y)):
         if row % fields[HEIGHT] == 0:

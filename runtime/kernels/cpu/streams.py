@@ -135,9 +135,8 @@ def _ask_for_next(
     )
     for line in range(count):
         address = builder.inttoptr(builder.add(start, I64(4 * LANES * line)), I8.as_pointer())
-        builder.call(
-            function, [address, *map(I32, (0, 2, 1))]
-        )  # to read, into the second cache, as data
+        # to read, into the second cache, as data
+        builder.call(function, [address, *map(I32, (0, 2, 1))])
 
 
 def _sum(builder: ir.IRBuilder, table: ir.Value, index: ir.Value) -> ir.Value:

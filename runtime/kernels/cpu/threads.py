@@ -9,9 +9,8 @@ from functools import partial
 
 import numpy as np
 
-MIN_SHARE = (
-    4 << 20
-)  # bytes of weights: 4 MiB between two threads take as long as on one, 8 MiB two thirds
+# bytes of weights: 4 MiB between two threads take as long as on one, 8 MiB two thirds
+MIN_SHARE = 4 << 20
 
 
 class KernelThreads:

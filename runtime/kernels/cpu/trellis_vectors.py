@@ -89,9 +89,8 @@ class _Block:
         """Call `take` for every vector of columns with its index and the number of columns from it
         on, which may be None for a full vector."""
         builder = self._builder
-        if (
-            _HAS_WORD_TABLES
-        ):  # there are masks for words, which cost less than a second copy of the loop
+        # there are masks for words, which cost less than a second copy of the loop
+        if _HAS_WORD_TABLES:
             num_vectors = builder.udiv(builder.add(self._count, I64(UNIT - 1)), I64(UNIT))
             with cgutils.for_range(builder, num_vectors, intp=I64) as loop:
                 take(loop.index, builder.sub(self._count, builder.mul(loop.index, I64(UNIT))))

@@ -141,9 +141,8 @@ def _filling(
     return Repeated(_fill, (programs, top_k), (first_key, first_slot, num_words), **own)
 
 
-@triton.jit(
-    do_not_specialize=["layer", "num_slots"]
-)  # else it would be compiled for some layers apart
+# else it would be compiled for some layers apart
+@triton.jit(do_not_specialize=["layer", "num_slots"])
 def _resolve(
     ids_ptr, table_ptr, owner_ptr, stamp_ptr, unused_ptr, left_ptr, clock_ptr, told_ptr, slots_ptr,
     missing_ptr,

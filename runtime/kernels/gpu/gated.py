@@ -25,9 +25,8 @@ from runtime.kernels.gpu.repeated import Kept, Repeated, blocks, width
 from runtime.kernels.gpu.total import Total
 from runtime.kernels.gpu.weighted_sum import sum_last
 
-_ROWS = (
-    8  # outputs of one program: few, so that one token's experts are work for every multiprocessor
-)
+# outputs of one program: few, so that one token's experts are work for every multiprocessor
+_ROWS = 8
 _COLUMNS = 256  # weights of a row at a time
 _MOST_KEPT = 1024  # layers
 

@@ -54,9 +54,8 @@ def multiply(
 @triton.jit
 def _streams(words_ptr, scales_ptr, number, starts_ptr, words, zeros, scales):
     """Return pointers to the words, zero-points and scales of one matrix of an expert."""
-    start = expert_start(
-        starts_ptr, number, 4
-    )  # replicas that stay beside the slots begin on borders of 16 bytes
+    # replicas that stay beside the slots begin on borders of 16 bytes
+    start = expert_start(starts_ptr, number, 4)
     return words_ptr + start + words, words_ptr + start + zeros, scales_ptr + 2 * start + scales
 
 

@@ -39,9 +39,8 @@ def _letter(num_ids: int, num_values: int) -> Repeated:
     )
 
 
-@triton.jit(
-    do_not_specialize=["number"]
-)  # else the first letter and every sixteenth would be compiled apart
+# else the first letter and every sixteenth would be compiled apart
+@triton.jit(do_not_specialize=["number"])
 def _send(ids_ptr, values_ptr, words_ptr, number, num_ids, num_values, block: tl.constexpr):
     places = tl.arange(0, block)
     ids = tl.load(ids_ptr + places, mask=places < num_ids, other=0).to(tl.int32)

@@ -116,9 +116,8 @@ def _add_up(
         number = tl.sum(tl.where(places == place, pairs + 1, 0), axis=1)  # 0: no expert is left
         has_expert = number > 0
         pair = number - 1
-        y_rows = (
-            y_ptr + pair.to(tl.int64) * hidden
-        )  # a long prompt has more outputs than 32 bits count
+        # a long prompt has more outputs than 32 bits count
+        y_rows = y_ptr + pair.to(tl.int64) * hidden
         y = load_block(y_rows[:, None] + columns[None, :], has_expert, is_column)
         weight = tl.load(weights_ptr + pair, mask=has_expert, other=0.0).to(tl.float32)
         share = (y.to(dtype).to(tl.float32) * weight[:, None]).to(sums).to(tl.float32)

@@ -9,18 +9,15 @@ from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 from runtime.policies.shared.block import in_one_block
 
-_TOKENS = np.array(
-    [1.0, 4.0, 16.0, 64.0, np.inf]
-)  # time constants of the running frequencies; the last is a mean
+# time constants of the running frequencies; the last is a mean
+_TOKENS = np.array([1.0, 4.0, 16.0, 64.0, np.inf])
 _PRIOR_TOKENS = 4  # tokens of even use that the mean starts from
 _RIDGE = 20.0  # observations that the first guess of the regression counts for
 _MEMORY = 1024  # tokens remembered
-_SHARPNESS = np.array(
-    [15.0, 40.0]
-)  # a past token with nothing in common weighs exp(-15) of one that agrees everywhere
-_GUESS = np.array(
-    [5, 0, -0.2, -0.8, 0, 0, -2, -1]
-)  # weights: what is never used waits 5 passes, what always is, 1
+# a past token with nothing in common weighs exp(-15) of one that agrees everywhere
+_SHARPNESS = np.array([15.0, 40.0])
+# weights: what is never used waits 5 passes, what always is, 1
+_GUESS = np.array([5, 0, -0.2, -0.8, 0, 0, -2, -1])
 
 
 @dataclass
@@ -58,9 +55,8 @@ class Horizon(SimpleEviction):
             np.full((num_layers, len(_GUESS) - 1, num_experts), even),
             np.zeros((num_layers, len(_GUESS), num_experts)),
         )
-        self._gains, weights, self._share, self._used, _, nearness, _, self._known = (
-            views  # as in `on_use`
-        )
+        # as in `on_use`
+        self._gains, weights, self._share, self._used, _, nearness, _, self._known = views
         self._before = self._known.copy()
         self.ranks = nearness.reshape(-1), np.zeros(shape.num_keys, np.int64)
         self._waits = _Regression(weights)
@@ -196,9 +192,8 @@ class _Recall:
     """
 
     def __init__(self, shape: Shape) -> None:
-        self.experts = np.zeros(
-            (shape.num_layers, shape.num_experts, _MEMORY), np.uint8
-        )  # 1: the token used it
+        # 1: the token used it
+        self.experts = np.zeros((shape.num_layers, shape.num_experts, _MEMORY), np.uint8)
         # [L + 1, N] by age, the newest first: experts in common at each layer, and in all
         self.common = np.zeros((shape.num_layers + 1, _MEMORY), np.int16)
         most = shape.top_k * (shape.num_layers + 1)

@@ -40,9 +40,8 @@ def _add(counts, is_set):
 def _compare(newest, remembered, common, in_common):
     """Update `common` [n] by age, the experts of this layer that each remembered token has in
     common with the newest, and `in_common` [n], the sum over all layers."""
-    split = min(
-        remembered.shape[1] - newest, len(common)
-    )  # tokens from this age on stand at the start of the ring
+    # tokens from this age on stand at the start of the ring
+    split = min(remembered.shape[1] - newest, len(common))
     for age in range(len(common)):
         in_common[age] -= common[age]
         common[age] = 0

@@ -69,9 +69,8 @@ class LeastStale(SimpleEviction):
         of_pass = self._of_pass[keys]
         last_use = self._last_use[keys]
         is_current = of_pass >= now.pass_index
-        coming = self._layers[keys] + num_layers * (
-            of_pass > now.pass_index
-        )  # layers of this pass and of the next
+        # layers of this pass and of the next
+        coming = self._layers[keys] + num_layers * (of_pass > now.pass_index)
         if self.within == "ascending":
             return (rank_then_last_use(2 * num_layers * is_current + coming, last_use),)
         is_left = coming <= now.layer

@@ -27,9 +27,8 @@ class Activations:
         self._held: dict[int, np.ndarray] = {}  # by request, in the order in which they began
         self._over: set[int] = set()  # held requests that `follow` has returned
         self._of_pass: tuple[int, ...] = ()
-        self._places: np.ndarray | None = (
-            None  # [T] of each token's request in `_of_pass`, if that has several
-        )
+        # [T] of each token's request in `_of_pass`, if that has several
+        self._places: np.ndarray | None = None
         self._pass_index = -1
         self._num_prompts = 0
 

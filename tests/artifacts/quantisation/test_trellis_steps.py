@@ -42,9 +42,8 @@ def plain(before, after, choices, hashes, costs):
 @pytest.mark.parametrize("step", [looked_up, plain])
 def test_a_step_takes_the_cheapest_way_to_each_state(step: object) -> None:
     random = np.random.default_rng(0)
-    before = random.integers(LESS - 10, LESS + 10, NUM_STATES).astype(
-        np.uint16
-    )  # ties, and some below
+    # ties, and some below
+    before = random.integers(LESS - 10, LESS + 10, NUM_STATES).astype(np.uint16)
     before[::7] = 0xFFFF
     hashes = random.integers(0, 64, NUM_STATES).astype(np.uint16)
     table = random.integers(0, 3000, 64).astype(np.uint16)

@@ -47,9 +47,8 @@ def test_ties_go_to_the_lower_id():
 
 
 def test_a_full_alpha_takes_every_companion_and_no_stranger():
-    row = np.array(
-        [0.0] + [0.1] * 10 + [0.0]
-    )  # in floating point, ten tenths sum to slightly less than one
+    # in floating point, ten tenths sum to slightly less than one
+    row = np.array([0.0] + [0.1] * 10 + [0.0])
     assert np.cumsum(row)[-1] < 1
     assert buddy_lists(row[None], 1.0, 99) == [list(range(1, 11))]
 

@@ -145,9 +145,8 @@ def test_a_store_of_given_maps_is_a_copy_with_room_for_more() -> None:
     maps, *_ = filled(random, (5, 3, 4, 6))
     embeddings = maps.embeddings.copy()
     probabilities = maps.probabilities.copy()
-    embeddings.flags.writeable = probabilities.flags.writeable = (
-        False  # as arrays that are read from a database
-    )
+    # as arrays that are read from a database
+    embeddings.flags.writeable = probabilities.flags.writeable = False
     other = ExpertMaps.of(embeddings, probabilities, capacity=6, distance=2)
     queries = distributions(random, 2, 3, 4)
     assert np.array_equal(other.trajectory_scores(queries), maps.trajectory_scores(queries))

@@ -173,9 +173,8 @@ def test_each_transfer_has_its_latency() -> None:
     assert sizes.tolist() == [2] and exposed[0] == pytest.approx(0.5 * 4 + 1 + 2)
     flat = [[0.0, 0.5, 0.5]], *curves[1:]
     exposed, _, _ = expert_split([0.5], 0.0, 0.0, 0.0, 4.0, 1, *flat, latency_s=1.0)
-    assert exposed[0] == pytest.approx(
-        0.75 * 4 + 0.5 * 2 + 0.5 * 1
-    )  # two transfers of an absent expert, one of a bottom
+    # two transfers of an absent expert, one of a bottom
+    assert exposed[0] == pytest.approx(0.75 * 4 + 0.5 * 2 + 0.5 * 1)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

@@ -45,9 +45,8 @@ def test_options_stand_in_panels(capsys: pytest.CaptureFixture[str]) -> None:
     _, *panels = capsys.readouterr().out.split("╭─ ")
     titles = [panel.partition(" ─")[0] for panel in panels]
     assert titles == ["Arguments", "Options", *(title for title in PANELS if title != "Server")]
-    assert (
-        "--link" in panels[titles.index("Memory and link")] and panels[1].count("--") == 2
-    )  # the store, help
+    # the store, help
+    assert "--link" in panels[titles.index("Memory and link")] and panels[1].count("--") == 2
 
 
 @pytest.mark.parametrize(

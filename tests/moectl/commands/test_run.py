@@ -250,9 +250,8 @@ def test_chat_answers_every_turn(
     assert said.out == f"{first}\n{second}\n"
     assert "note: the tokenizer has no chat template" in said.err.splitlines()[-1]
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
-    assert (
-        main(["run", str(model), "--verbose", *map(str, options)]) == 0
-    )  # without a prompt it chats
+    # without a prompt it chats
+    assert main(["run", str(model), "--verbose", *map(str, options)]) == 0
     said = capfd.readouterr()
     assert said.out.startswith(f"{first}\n{second}\n\nCounters") and said.out.count("Receipt") == 1
     assert said.err.count(" tokens/s, first ") == 2

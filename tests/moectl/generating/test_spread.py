@@ -80,9 +80,8 @@ def test_the_answers_are_those_of_one_process_though_a_worker_is_killed(
     assert (tmp_path / "begun").exists() and spread.read_bytes() == here.read_bytes()
     same = ("rows", "errors", "tokens", "prompt_tokens")
     assert [told[name] for name in same] == [alone[name] for name in same]
-    assert (
-        told["counters"]["requests"] >= alone["counters"]["requests"] > 0
-    )  # an expert that two parts want counts twice
+    # an expert that two parts want counts twice
+    assert told["counters"]["requests"] >= alone["counters"]["requests"] > 0
 
 
 def test_a_part_that_always_fails_is_named_and_the_same_command_goes_on_there(

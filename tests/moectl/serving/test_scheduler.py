@@ -461,9 +461,8 @@ def test_a_scheduler_without_a_session_ends(opened: MoeModel) -> None:
 
     scheduler = Scheduler(build, "on-demand", LIMITS)
     scheduler.start()
-    assert (
-        scheduler._thread.daemon and scheduler._encoder.daemon
-    )  # they hold up no interpreter that ends
+    # they hold up no interpreter that ends
+    assert scheduler._thread.daemon and scheduler._encoder.daemon
     with held(scheduler, Asked(1)):
         switch = scheduler.switch("near")
         scheduler.submit(job := Asked(2))

@@ -55,9 +55,8 @@ def test_an_object_is_read_whatever_its_parts(kind: str) -> None:
     asked = {"prompt": "sh\u00e9ep \u2028 \U0001f600" * 9000, "n": 1}
     for body in (json.dumps(asked), json.dumps(asked, ensure_ascii=False)):
         assert given(body.encode(), kind) == given(body.encode(), kind, parts=7) == asked
-    assert (
-        given(b"\xef\xbb\xbf{}", kind, content_encoding="identity") == {}
-    )  # as some editors begin a file
+    # as some editors begin a file
+    assert given(b"\xef\xbb\xbf{}", kind, content_encoding="identity") == {}
 
 
 @pytest.mark.parametrize(

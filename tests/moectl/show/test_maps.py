@@ -5,9 +5,8 @@ import pytest
 
 from moectl.show.maps import maps, maps_heatmap
 
-CERTAIN = np.eye(4)[[0, 1, 2, 3]][:, None].repeat(
-    2, axis=1
-)  # 4 maps of 2 layers, each certain of another expert
+# 4 maps of 2 layers, each certain of another expert
+CERTAIN = np.eye(4)[[0, 1, 2, 3]][:, None].repeat(2, axis=1)
 
 
 def test_each_map_may_be_sure_where_all_together_know_nothing() -> None:

@@ -46,9 +46,8 @@ def test_it_is_by_the_costs_given(checkpoint: Checkpoint, sequences: list[np.nda
     opened = open_model(str(checkpoint("olmoe")))
     found = check(opened, made(), sequences, prefill=PREFILL, budget="100%")
     warm = 2 * (10 + 12) + 3
-    assert (
-        found.predicted_ms / 1e3 >= warm and found.hit_rate < 1
-    )  # experts that the prompts did not select are loaded
+    # experts that the prompts did not select are loaded
+    assert found.predicted_ms / 1e3 >= warm and found.hit_rate < 1
     slow = check(opened, made(scale=2.0), sequences, prefill=PREFILL, budget="100%")
     assert slow.predicted_ms == pytest.approx(2 * found.predicted_ms)
     assert found.pace < 1 and found.measured_ms < found.predicted_ms

@@ -60,9 +60,8 @@ def test_a_rate_is_emulated(checkpoint: Checkpoint) -> None:
     )
     emulated = profile.load()
     assert emulated.link == profile.conditions["link"] == "20MB/s"
-    assert (
-        emulated.seconds.median >= profile.conditions["expert_bytes"] / 20e6
-    )  # the emulated rate is a lower bound
+    # the emulated rate is a lower bound
+    assert emulated.seconds.median >= profile.conditions["expert_bytes"] / 20e6
     assert emulated.miss is not None
     assert math.isfinite(emulated.latency.median)  # a fit, which other work on the machine affects
 

@@ -73,9 +73,8 @@ def _layer(
 def test_against_the_plain_model(
     family: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        measuring, "_OUTPUT_NBYTES", 20_000
-    )  # small, so that outputs come in several parts
+    # small, so that outputs come in several parts
+    monkeypatch.setattr(measuring, "_OUTPUT_NBYTES", 20_000)
     monkeypatch.setattr(measuring, "_BLOCK_NBYTES", 9_000)
     folder = str(checkpoint(family))
     opened = open_model(folder)

@@ -290,9 +290,8 @@ def test_what_is_proposed_and_resident_is_not_evicted_for_what_is_not() -> None:
     take(owner, 1, [[2, 3]], [0, 1])
     take(owner, 2, [[0, 1]], [0, 1])
     owner.begin_pass(1)
-    assert (
-        take(owner, 0, [[0, 1]], [2, 5]).prefetches[0].key == 6 + 5
-    )  # takes the slot of 3, not of 2
+    # takes the slot of 3, not of 2
+    assert take(owner, 0, [[0, 1]], [2, 5]).prefetches[0].key == 6 + 5
     assert owner.cache.layer_states(1)[[2, 5]].tolist() == [RESIDENT, RESIDENT]
 
 
@@ -304,9 +303,8 @@ def test_least_stale_keeps_what_is_proposed_again_also_where_nothing_can_be_sent
     take(owner, 2, [[0, 1]], [5, 0])  # 5 is sent for, for the next pass, and half of it has moved
     owner.begin_pass(1)
     assert not take(owner, 0, [[0, 0]], [3, 2]).prefetches, "the link has no byte left"
-    take(
-        owner, 1, [[2, 4]], [0, 1]
-    )  # takes the slot of 12, which nothing has proposed yet; now 12 is sent for, for 5
+    # takes the slot of 12, which nothing has proposed yet; now 12 is sent for, for 5
+    take(owner, 1, [[2, 4]], [0, 1])
     assert np.flatnonzero(owner.cache.state == RESIDENT).tolist() == [0, 8, 9, 10, 13]
 
 

@@ -103,9 +103,8 @@ def test_an_empty_slot_is_for_experts_of_its_device() -> None:
     shadow.prepare(
         Shape(1, 6, 2, 160), Artefacts(replicas=Replicas(nbytes, loss, loss, loss[..., 0]))
     )
-    shadow.choose(
-        Step(0, 1, 0, np.array([[3, 5]]), np.full((1, 2), 0.5, np.float32)), there
-    )  # so that 3 is worth more
+    # so that 3 is worth more
+    shadow.choose(Step(0, 1, 0, np.array([[3, 5]]), np.full((1, 2), 0.5, np.float32)), there)
     there.resident[3] = True
     there.absent[3] = False
     assert shadow.choose(step, there).behind == (1,)

@@ -89,13 +89,11 @@ def test_one_by_one_a_prefetch_may_evict_what_the_step_still_wants() -> None:
     owner = controller("one_by_one", 2, window=100, eviction="lfu")
     for _ in range(2):
         owner.begin_pass(1)
-        take(
-            owner, 0, [[0, 0]], [0, 1]
-        )  # brings 6 in the first pass, and 7 in its place in the second
+        # brings 6 in the first pass, and 7 in its place in the second
+        take(owner, 0, [[0, 0]], [0, 1])
     assert held(owner) == [0, 7]
-    take(
-        owner, 1, [[0, 1]], [2, 3]
-    )  # brings 6, which has waited, in the place of 7, and then 7 for 6, once computed
+    # brings 6, which has waited, in the place of 7, and then 7 for 6, once computed
+    take(owner, 1, [[0, 1]], [2, 3])
     totals = owner.counters.totals()
     assert (totals["late"], totals["collisions"]) == (1, 1)
     assert held(owner) == [0, 7]

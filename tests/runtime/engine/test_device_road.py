@@ -225,9 +225,8 @@ def test_counters_are_read_before_the_next_letter_overwrites_them(
     num_tokens = 3 * host_copy.NumberedLetters.COUNT
     for token in range(num_tokens):
         road.begin_token()
-        road._cache.told.add_(
-            torch.tensor([token, 1], dtype=torch.int32)
-        )  # as its kernels add up loads and evictions
+        # as its kernels add up loads and evictions
+        road._cache.told.add_(torch.tensor([token, 1], dtype=torch.int32))
         road.end_pass()
     assert len(books.counted) > num_tokens // 2  # before they are asked for
     road.catch_up()

@@ -118,9 +118,8 @@ def test_without_tables_of_bytes_rows_are_multiplied_in_float32(
     torch.manual_seed(0)
     layout, content = random_expert(variants(32)[name], 256, 128, torch.float32)
     monkeypatch.setattr("runtime.kernels.cpu.lanes.HAS_BYTE_TABLES", False)
-    monkeypatch.setitem(
-        sys.modules, "runtime.kernels.cpu.narrow_rows", None
-    )  # must not be imported
+    # must not be imported
+    monkeypatch.setitem(sys.modules, "runtime.kernels.cpu.narrow_rows", None)
     kernels.cache_clear()
     exact = expected(layout, content, torch.ones(1, 256, dtype=torch.bfloat16))
     assert (multiplied(layout, content, 256) - exact).abs().max() <= TOLERANCE[

@@ -34,9 +34,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def by_numba(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
-    from runtime.kernels.cpu import (
-        low_bit as numba_low_bit,
-    )  # here, or every worker would compile it at collection
+    # here, or every worker would compile it at collection
+    from runtime.kernels.cpu import low_bit as numba_low_bit
 
     return numba_low_bit.dequantise(packed, dtype)
 
@@ -146,9 +145,8 @@ def test_one_bit_is_sign_times_alpha_and_zero_points_of_zero_survive() -> None:
 
 
 def test_every_float16_scale_is_converted_exactly() -> None:
-    every = torch.arange(0x7C00, dtype=torch.int16).view(
-        torch.float16
-    )  # all finite, non-negative ones, subnormals too
+    # all finite, non-negative ones, subnormals too
+    every = torch.arange(0x7C00, dtype=torch.int16).view(torch.float16)
     scales = torch.cat((every, -every))[None]
     packed = Packed(
         1, 32, 32, torch.full((1, scales.shape[1]), -1, dtype=torch.int32), scales, None

@@ -52,9 +52,8 @@ def test_on_arm_it_is_an_instruction_of_its_own() -> None:
     parsed.verify()
     machine = binding.Target.from_triple(module.triple).create_target_machine(cpu="neoverse-v1")
     written = machine.emit_assembly(parsed)
-    assert (
-        written.count("bfdot") == 4 * (4 + 1) and "\tbl\t" not in written
-    )  # 4 vectors at once, then one; no calls
+    # 4 vectors at once, then one; no calls
+    assert written.count("bfdot") == 4 * (4 + 1) and "\tbl\t" not in written
 
 
 def test_kernels_do_without_instructions_that_a_processor_has_not() -> None:

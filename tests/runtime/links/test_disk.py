@@ -105,9 +105,8 @@ def test_a_cold_expert_costs_the_device_its_own_bytes(
     before = read_nbytes()
     store.read(1, 4, out)
     num_read = read_nbytes() - before
-    assert (
-        num_read <= store.layout.nbytes + 3 * 2 * 4096
-    )  # three tensors, each begun and ended inside a page
+    # three tensors, each begun and ended inside a page
+    assert num_read <= store.layout.nbytes + 3 * 2 * 4096
 
 
 def opened_with_warm_cache(folder: Path) -> MoeModel:
@@ -144,9 +143,8 @@ def test_experts_in_the_page_cache_are_copied_at_once(checkpoint: Checkpoint, la
         assert torch.equal(slot, expected)
     assert link.drain_stalls() == 0 and link.conditions()["measured_gbps"] > 0
     with pytest.raises(AssertionError, match="by a thread"):
-        link.collect(
-            link.issue(0, slot, urgency=PREFETCH)
-        )  # a prefetch goes to a thread: compute continues meanwhile
+        # a prefetch goes to a thread: compute continues meanwhile
+        link.collect(link.issue(0, slot, urgency=PREFETCH))
     link.close()
     with pytest.raises(RuntimeError, match="link is closed"):
         link.issue(0, slot, urgency=DEMAND)

@@ -99,9 +99,8 @@ def test_demands_are_read_beside_a_prefetch_and_a_late_prefetch_is_hurried(
     wait_for(lambda: set(source.begun) == {0, 4, 5})
     waiting = threading.Thread(target=link.collect, args=(prefetches[3],))
     waiting.start()
-    wait_for(
-        lambda: source.begun[3:] == [3]
-    )  # compute waits for it, so that it overtakes the other prefetches
+    # compute waits for it, so that it overtakes the other prefetches
+    wait_for(lambda: source.begun[3:] == [3])
     source.gate.set()
     waiting.join()
     for transfer in (*demands, *prefetches):

@@ -24,9 +24,8 @@ from tests.helpers.families import LAYOUTS, save
 from tests.helpers.safetensors import Tensors, joined
 
 NAN = float("nan")
-BY_HAND = ExpertLayout.of(
-    {"gate_up_proj": (4, 16), "down_proj": (10, 3)}, torch.float32
-)  # 256, then 120 and 8 more
+# 256, then 120 and 8 more
+BY_HAND = ExpertLayout.of({"gate_up_proj": (4, 16), "down_proj": (10, 3)}, torch.float32)
 PLACES = {"gate": (0, 128), "up": (128, 256), "down": (256, 376), "": ()}  # "" is a gap in the file
 FILES = {  # tensors in their order: the expert's key, and which of its tensors
     "a": ["0down", "0gate", "0up", "1gate", "1down", "1up", "2down"],

@@ -80,9 +80,8 @@ def test_logits_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     assert all(torch.equal(ours, expected) for ours in offloaded(fused, PRESETS[:1]))
 
 
-@pytest.mark.parametrize(
-    "family", ["qwen3_vl_moe", "inkling_text"]
-)  # published transposed, and with rows in pairs
+# published transposed, and with rows in pairs
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "inkling_text"])
 def test_experts_that_are_stored_otherwise_are_read_in_parts(tmp_path: Path, family: str) -> None:
     model = tiny(family)
     opened = open_model(str(save(model, tmp_path, as_published=True)))

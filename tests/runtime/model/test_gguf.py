@@ -92,9 +92,8 @@ def experts(path: Path) -> list[str]:
     opened = open_model(str(path))
     buffer = torch.empty(opened.store.layout.nbytes, dtype=torch.uint8)
     digests = []
-    for key in reversed(
-        range(opened.shape.num_keys)
-    ):  # a large one, then smaller ones in the same buffer
+    # a large one, then smaller ones in the same buffer
+    for key in reversed(range(opened.shape.num_keys)):
         opened.store.read(*divmod(key, opened.shape.num_experts), buffer)
         digests.append(opened.store.layout.digest(buffer))
     return digests

@@ -103,9 +103,8 @@ def test_fused_it_decodes_within_bounds(
 
 @pytest.mark.parametrize("checkpoint_in_few_bits", OF_EACH_FORMAT, ids="-".join, indirect=True)
 def test_fused_it_counts_as_its_replay(checkpoint_in_few_bits: str, tmp_path: Path) -> None:
-    opened = open_model(
-        checkpoint_in_few_bits, dtype=torch.float16
-    )  # as most GPTQ and AWQ checkpoints name
+    # as most GPTQ and AWQ checkpoints name
+    opened = open_model(checkpoint_in_few_bits, dtype=torch.float16)
     settings = Settings("horizon", budget="50%", experts=FUSED)
     with Session(opened, settings) as session:
         assert session.receipt()["experts_of_a_token"] == "fused"

@@ -200,9 +200,8 @@ def test_what_leaves_first_is_least_probable_by_use() -> None:
     keys = np.array([0, 1, 2, 7, 8, 13, 19])
     policy = parse("eviction", "map:distance=2")
     policy.prepare(SHAPE, Artefacts(matching=matching))
-    policy.used(
-        [0, 1], steps(said, given, pass_index=4)[1], Now()
-    )  # a pass without its first layer
+    # a pass without its first layer
+    policy.used([0, 1], steps(said, given, pass_index=4)[1], Now())
     assert policy.order(keys, Now())[0].tolist() == [1, 1, 0, 0, 0, 0, 0], "no match: uses alone"
     policy.used([0, 7, 13, 19], steps(said, given, pass_index=5)[0], Now())
     p = np.maximum(6 * matching.match().probabilities.mean(axis=0).ravel(), 1)

@@ -113,9 +113,8 @@ def test_drop_leaves_out_as_much_as_the_layer_bears() -> None:
     assert (
         plain.choose(taken, residents()).selected.tolist() == [[0, -1, -1]] and not plain.fallbacks
     )
-    beyond = prepared(
-        "miss", "drop:rank=2"
-    )  # SpecMD's: its rank 3, counted from 1, and weaker ones
+    # SpecMD's: its rank 3, counted from 1, and weaker ones
+    beyond = prepared("miss", "drop:rank=2")
     assert beyond.choose(taken, residents()).selected.tolist() == [[0, 1, -1]]
 
 
@@ -218,9 +217,8 @@ def test_fetch_priority_lowers_the_bottom_share() -> None:
 
 def test_cascade_follows_the_weight_of_stronger_ranks() -> None:
     policy = prepared("miss", "cascade")
-    wanted = step(
-        [[0, 1, 2, 3]], weights=[[0.5, 0.3, 0.12, 0.08]]
-    )  # before each rank: 0, .5, .8, .92
+    # before each rank: 0, .5, .8, .92
+    wanted = step([[0, 1, 2, 3]], weights=[[0.5, 0.3, 0.12, 0.08]])
     assert policy.choose(wanted, residents()).bits == {2: 4, 3: 2}
     # Another token wants 3 first: it is fetched at full precision.
     both = step([[0, 1, 2, 3], [3, 1, 0, 2]], weights=[[0.5, 0.3, 0.12, 0.08]] * 2)

@@ -59,9 +59,8 @@ def test_tokens_whose_experts_stay_keep_their_weights_to_the_bit() -> None:
 def test_the_spread_is_a_running_mean_of_each_layer() -> None:
     policy = prepared("routing", "cache_aware:strength=0.3")
     flat = np.exp([[0.0, -0.1, -0.2, -0.3, -0.4, -1.0]])
-    policy.route(
-        step([[0, 1]] * 3, (flat / flat.sum()).tolist() * 3), resident()
-    )  # spread 1, three tokens
+    # spread 1, three tokens
+    policy.route(step([[0, 1]] * 3, (flat / flat.sum()).tolist() * 3), resident())
     # (3 * 1 + 5) / 4 = 2, a gain of .6: expert 2 does not pass. Another layer is not affected.
     assert policy.route(step([[0, 1]], P.tolist()), resident(2)).selected.tolist() == [[0, 1]]
     assert policy.route(step([[0, 1]], P.tolist(), layer=1), resident(2)).selected.tolist() == [

@@ -132,9 +132,8 @@ def test_cold_experts_are_computed_near_at_the_bits_of_the_placement(
         theirs = plain(PROMPT, use_cache=True)
         assert_same(ours.logits, theirs.logits)
         cache = session.controller.cache
-        was_resident = np.array(
-            [place is not None for place in cache.places]
-        )  # and serves the next token still
+        # and serves the next token still
+        was_resident = np.array([place is not None for place in cache.places])
         ahead = session.forward(NEXT, past=ours.past_key_values).logits
         bits = cache.near_bits
         put(plain, opened, artefacts.replicas, np.where(was_resident, FULL_BITS, bits))

@@ -14,9 +14,8 @@ from tools.docs import site
 
 def test_it_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    program = Path(sys.executable).with_name(
-        "mkdocs"
-    )  # as README says, and not `python -m`, which has this folder
+    # as README says, and not `python -m`, which has this folder
+    program = Path(sys.executable).with_name("mkdocs")
     command = [program, "build", "--strict", "--site-dir", tmp_path]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False

@@ -27,9 +27,8 @@ TINY = {
 }
 TINY |= {"lines": False, "only": ""}
 TINY |= {"long_prompt": 24}
-NUM_ROWS = (
-    2 + 2 + 4 + 1
-)  # of moectl with everything resident, with an aim, with long prompts; Accelerate's
+# of moectl with everything resident, with an aim, with long prompts; Accelerate's
+NUM_ROWS = 2 + 2 + 4 + 1
 KERNELS = """
 import torch
 from tools.gpu.checks import formats, kernels, packed, published

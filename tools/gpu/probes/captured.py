@@ -112,9 +112,8 @@ def lines(way: str, found: Compared, allowed: float) -> Iterator[dict[str, objec
         for one, two in pairs
     )
     counts_alike = all(one.counters == two.counters for one, two in pairs)
-    passed = (
-        error <= allowed and (counts_alike or error > 0) and bool(told["tokens"])
-    )  # other bits, other routes
+    # other bits, other routes
+    passed = error <= allowed and (counts_alike or error > 0) and bool(told["tokens"])
     detail = f"counters {'equal' if counts_alike else 'DIFFER'}"
     ratio = _median_ms(found.singly) / _median_ms(found.replayed)
     yield {

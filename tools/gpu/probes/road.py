@@ -135,9 +135,8 @@ def told(way: str, found: dict[str, list[Decoded]]) -> None:
         ratio = statistics.median(
             _median_ms([one]) / _median_ms([two]) for one, two in zip(host, device, strict=True)
         )
-        passed = error <= COARSE and (
-            counted_alike or error > 0
-        )  # with other bits a router may choose otherwise
+        # with other bits a router may choose otherwise
+        passed = error <= COARSE and (counted_alike or error > 0)
         detail = f"counters {'equal' if counted_alike else 'DIFFER'}"
         tell(
             name=f"{way}, both roads",

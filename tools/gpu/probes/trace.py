@@ -57,9 +57,8 @@ def _counted(opened: MoeModel, settings: Settings, *, singly: bool) -> dict[str,
         if singly and session.engine.captured:
             session.engine.captured.stop()
         past = session.forward(ids[:, :PROMPT]).past_key_values
-        for position in range(
-            PROMPT, PROMPT + TOKENS
-        ):  # what is compiled or allocated once is not counted
+        # what is compiled or allocated once is not counted
+        for position in range(PROMPT, PROMPT + TOKENS):
             past = session.forward(ids[:, position : position + 1], past=past).past_key_values
         with profile(activities=kinds) as profiled:
             for position in range(PROMPT + TOKENS, PROMPT + 2 * TOKENS):

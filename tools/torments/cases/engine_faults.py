@@ -46,9 +46,8 @@ class EngineFaults:
         for (
             name,
             fault,
-        ) in (
-            _FAULTS.items()
-        ):  # imports and compiles everything that stays, before resources are counted
+            # imports and compiles everything that stays, before resources are counted
+        ) in _FAULTS.items():
             if name != _LONG:
                 EngineCase(model, random.Random(0)).run(name, fault)
 

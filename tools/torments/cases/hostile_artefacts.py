@@ -200,9 +200,8 @@ class HostileArtefacts:
         path = self._ground / "trace.parquet"
         pq.write_table(self._trace, path, compression=rng.choice(("none", "zstd", "snappy")))
         whole = path.read_bytes()
-        at = rng.choice(
-            (0, len(whole) // 2, max(0, len(whole) - 3000))
-        )  # a Parquet file has its metadata at the end
+        # a Parquet file has its metadata at the end
+        at = rng.choice((0, len(whole) // 2, max(0, len(whole) - 3000)))
         write(path, whole[:at] + damaged(whole[at:], rng))
         refusal(
             "21: a damaged Parquet file",
