@@ -40,7 +40,7 @@ KILLED_AT = """
 import artifacts.store.file as inner
 def die():
     os.kill(os.getpid(), 9)
-for step in ("_execute", "sync", "_named"):
+for step in ("_fill", "sync", "_named"):
     work = getattr(inner, step)
     for name, instead in (("before", lambda *all: die()), ("after", lambda *all: (work(*all), die()))):
         setattr(inner, step, instead)
@@ -53,8 +53,8 @@ def test_a_store_is_made_whole_or_not_at_all(tmp_path: Path) -> None:
     assert said_by(KILLED_AT, tmp_path).split() == 6 * ["-9"]
     assert {path.name for path in tmp_path.glob("*.duckdb")} == {"_named-after.duckdb"}
     for step in (
-        "_execute-before",
-        "_execute-after",
+        "_fill-before",
+        "_fill-after",
         "sync-before",
         "sync-after",
         "_named-before",

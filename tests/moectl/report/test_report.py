@@ -4,7 +4,6 @@ network requests."""
 import asyncio
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import unescape
@@ -403,18 +402,6 @@ def test_a_store_without_a_bench(tmp_path: Path) -> None:
         and reader.parts["use"].values
     )
     assert reader.parts["live-summary"].missing == "moectl bench toy --presets all"
-
-
-def test_an_older_store_is_brought_up_to_date(store: Path, tmp_path: Path) -> None:
-    old = shutil.copy(store, tmp_path / "old.duckdb")
-    with duckdb.connect(str(old)) as connection:
-        for table in ("bench_layers", "predictors", "presets"):
-            connection.execute(f"DROP TABLE {table}")
-        connection.execute("UPDATE schema_version SET version = 2")
-    assert main(["report", str(tmp_path / "out.html"), "--store", str(old)]) == 0
-    reader = taken_apart(tmp_path / "out.html")
-    assert reader.parts["live-bench"].values and not reader.parts["layers"].values
-    assert old.with_name("old.duckdb.v2").exists()
 
 
 def test_what_cannot_be_written_is_said_first(
