@@ -2,7 +2,7 @@
 `lanes.HAS_BYTE_TABLES`.
 
 Codes are taken in steps of 64 bytes. Their numbers, bfloat16, are looked up in tables, 32 to a
-vector, and multiplied with x by pairs of neighbours; an x in float16 is the sum of two tokens in
+vector, and multiplied with x by pairs of neighbours; an x in float16 is the sum of two numbers in
 bfloat16. Four rows share the loads of x. The codes of the next four rows are prefetched in the
 order of memory, because the processor would not recognise four rows at a time as a stream. Operands
 are int64 addresses and counts. Importing this module imports numba.
@@ -216,7 +216,7 @@ def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
     group, float32, begin `per_step` scales behind those of the group before it, and are divided
     among the lanes of a step. The scales of a row begin `next_scales` bytes behind those of the row
     before it. Zero-points lie as scales do; `sums_x` has minus the sum of x of each lane of a step.
-    x is an array [steps, .], or [steps, n, .] of n tokens that add up to it."""
+    x is an array [steps, .], or [steps, n, .] of n parts that add up to it."""
 
     @intrinsic
     def add(
