@@ -11,7 +11,7 @@ _WORDS = re.compile(r"\n|[^\S\n]+|\S+")
 
 
 def flow(pieces: Iterable[str], *, prompt: str = "") -> None:
-    """Print pieces as they come, and a line's end behind them. On a terminal the prompt stands
+    """Print pieces as they come, and end the line after them. On a terminal the prompt stands
     before them, and a word that would be broken at the edge begins the next line, which delays each
     word until it is whole."""
     console = Console(highlight=False)

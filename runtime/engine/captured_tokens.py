@@ -25,7 +25,7 @@ _SPARE = 128
 # largest difference, relative to the largest logit, when sums run in another order
 _ALIKE = {torch.float32: 1e-4}
 _COARSE = 5e-2
-# who knows where a token's experts are
+# where the slots of a token's experts are known
 _DEVICE = "device"
 _RESIDENT = "resident"
 _HOST = "host"
@@ -132,7 +132,7 @@ class CapturedTokens:
         return True
 
     def _way(self, token: OneToken) -> tuple[str | None, str | None]:
-        """Return who knows where the token's experts are (device, resident or host) and None; or
+        """Return where the token's slots are known (device, resident or host) and None; or
         None and the reason why the token cannot be captured."""
         reason = (
             f"forwards are given {', '.join(token.others)}"

@@ -210,8 +210,7 @@ def names(axis: str) -> list[str]:
 def find(axis: str, name: str) -> type:
     """Return the policy of a name. Raises BadUsage for an unknown one, and Incompatible where the
     package that has it cannot be imported."""
-    entry = _outside().get(f"{axis}.{name}")
-    if entry and name not in POLICIES[axis]:
+    if name not in POLICIES[axis] and (entry := _outside().get(f"{axis}.{name}")):
         try:
             policy = entry.load()
         except Exception as error:  # whatever another package does

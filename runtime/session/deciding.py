@@ -1,5 +1,5 @@
-"""Choice of who decides which experts a decoded token evicts: the host, or the device that computes
-the token's experts."""
+"""Choice of the side that decides which experts a decoded token evicts: the host, or the device
+that computes the token's experts."""
 
 from artifacts.errors import BadUsage
 from runtime.control.controller import Controller

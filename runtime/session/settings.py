@@ -16,7 +16,7 @@ from runtime.policies.presets import Preset, Scope, preset
 # how experts are computed: to the model's own bits, or by compiled kernels
 EXACT = "exact"
 FUSED = "fused"
-# who decides which experts a decoded token evicts
+# side that decides which experts a decoded token evicts
 HOST = "host"
 DEVICE = "device"
 

@@ -44,7 +44,8 @@ def presets(store: Path) -> Sheet:
         for preset in (*named_presets().values(), *tuned_presets(store))
     ]
     note = (
-        "What waits for something cannot run yet; what needs replicas runs after `moectl quantize`."
+        "A preset that waits for something cannot run yet; one that needs replicas runs after "
+        "`moectl quantize`."
     )
     return Sheet("Presets", columns, rows, note)
 

@@ -1,5 +1,5 @@
-"""Knows what comes: the keys of the next steps, soonest first (the bound of prefetching, in the
-simulator)."""
+"""Prefetch the keys of the next steps, known beforehand, soonest first (the bound of prefetching,
+in the simulator)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

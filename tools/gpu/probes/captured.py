@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def ways(device: str) -> dict[str, Settings]:
-    """Return settings by who knows where experts are, the host or the device; on a CPU the device
+    """Return settings by the side that decides, the host or the device; on a CPU the device
     cannot."""
     link = "auto" if device != "cpu" else "1GB/s"
     host = Settings("on-demand", budget="25%", experts=experts_by(device), link=link)

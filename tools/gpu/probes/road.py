@@ -54,7 +54,7 @@ def main() -> None:
 def compared(
     opened: MoeModel, ids: np.ndarray, way: str, device: str, *, rounds: int
 ) -> dict[str, list[Decoded]]:
-    """Return the decoded runs by who decides, one for each round; one round before them
+    """Return the decoded runs by the side that decides, one for each round; one round before them
     compiles."""
     found = defaultdict(list)
     own = {"policies": WAYS[way], "window": f"{2 * opened.shape.expert_nbytes}B"}
