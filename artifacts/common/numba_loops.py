@@ -91,6 +91,12 @@ class Kernel:
         """The code for arguments of these types. Raises TypeError where no signature takes them."""
         return self.compiled(self._signature_for(given))
 
+    def address(self, signature: str | None = None) -> int:
+        """Return where the code for this signature begins, by default the only one, for kernels
+        that call it by its address."""
+        (result,) = self.compiled(signature).overloads.values()
+        return result.library.get_pointer_to_function(result.fndesc.llvm_func_name)
+
     def entry_for(self, given: Sequence[types.Type]) -> object:
         """Return the `entry` for arguments of these types."""
         return self.entry(self._signature_for(given))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from runtime.control.plan import Place
+from runtime.engine.row_shares import RowShares
 from runtime.engine.token_operands import TokenOperands
 
 
@@ -28,6 +29,7 @@ class CpuForm(ABC):
     to `most_tokens` tokens of an expert."""
 
     most_tokens: int = 1
+    rows: RowShares | None = None  # how threads share the rows of these experts, if they can
 
     def whole(self) -> LayerForm | None:
         """Return the layout of these experts for the kernel of a whole layer; None if it does not

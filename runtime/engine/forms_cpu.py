@@ -14,6 +14,7 @@ from artifacts.quantisation.widths import Width
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import NO_SLOT, Place
 from runtime.engine.form import CpuForm, LayerForm
+from runtime.engine.row_shares import RowShares, plain_rows
 from runtime.engine.forms_published import CpuMixed, CpuPublished, has_published_form
 from runtime.engine.forms_trellis import CpuTrellis
 from runtime.engine.token_operands import TokenOperands
@@ -119,7 +120,36 @@ class TokenKernels:
         self, places: Sequence[Place], starts: Sequence[int], rows: Sequence[int], y: np.ndarray
     ) -> None:
         """Add to y[rows[i]], y [K, H] float32, the output of places[i] at starts[i]."""
-        shares = self._shares(places, rows) if self._threads.count > 1 and len(places) > 1 else ()
+        if self._threads.num_row_shares(sum(map(self._nbytes, places))) == 1:
+            self._add(places, starts, rows, y)
+            return
+        others = []
+        for form in dict.fromkeys(self._forms[place.bits] for place in places):
+            own = [i for i, place in enumerate(places) if self._forms[place.bits] is form]
+            nbytes = sum(self._nbytes(places[i]) for i in own)
+            num_shares = self._threads.num_row_shares(nbytes)
+            if num_shares > 1 and form.rows:
+                operands = TokenOperands(
+                    self._x, np.array([rows[i] for i in own]), y, self._like
+                )
+                form.rows.multiply(
+                    self._threads, num_shares, [starts[i] for i in own], operands
+                )
+            else:
+                others += own
+        if others:
+            self._add_experts(
+                [places[i] for i in others],
+                [starts[i] for i in others],
+                [rows[i] for i in others],
+                y,
+            )
+
+    def _add_experts(
+        self, places: Sequence[Place], starts: Sequence[int], rows: Sequence[int], y: np.ndarray
+    ) -> None:
+        """Do the same as `add`; each thread takes whole experts."""
+        shares = self._shares(places, rows) if len(places) > 1 else ()
         if len(shares) > 1:
             self._threads.run(
                 [partial(self._add_some, share, places, starts, rows, y) for share in shares]
@@ -274,6 +304,17 @@ class CpuWhole(CpuForm):
         if self._has_tiles:
             return _MOST_IN_TILES[self._dtype]
         return _MOST_FLOATS if self._dtype is torch.float32 else 1
+
+    @cached_property
+    def rows(self) -> RowShares:
+        itemsize = self._dtype.itemsize
+        hidden, num_neurons = self._shape
+        inner, down = self._offsets
+        return RowShares(
+            [plain_rows(self._dtype, inner, 2 * num_neurons, hidden * itemsize)],
+            [plain_rows(self._dtype, down, hidden, num_neurons * itemsize)],
+            self._dtype,
+        )
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         inner, down = self._offsets

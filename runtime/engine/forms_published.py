@@ -21,6 +21,7 @@ from artifacts.formats.order import ORDER
 from artifacts.formats.packed_integers import PackedIntegers
 from runtime.control.plan import Place
 from runtime.engine.form import CpuForm, LayerForm
+from runtime.engine.row_shares import Rows, RowShares
 from runtime.engine.token_operands import TokenOperands
 from runtime.kernels.clamped_gate import ClampedGate
 from runtime.kernels.load import kernels
@@ -39,9 +40,6 @@ _MOST_TOKENS = 4
 Described = dict[
     str, int | str
 ]  # fields of a matrix, by name; a constant of the kernels by its name
-Multiplier = tuple[slice, np.ndarray, Callable[..., None], bool]
-"""The rows, fields and kernel of a matrix, and whether the kernel may take x for less than
-float32."""
 
 
 class PublishedMatrix(NamedTuple):
@@ -73,14 +71,16 @@ class CpuPublished(CpuForm):
         self._num_neurons = sum(matrix.num_outputs for matrix in _matrices(layout, GATE_UP)) // 2
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
-        gate_up, down = self._multipliers
+        gate_up, down = self._parts
         inner = np.empty(2 * self._num_neurons, np.float32)
         acts = np.empty(self._num_neurons, np.float32)
         for start, row in zip(starts, operands.rows, strict=True):
             inner[:] = 0
-            self._multiply(gate_up, start, operands.x, inner)
+            for matrix in gate_up:
+                matrix.multiply(start, operands.x, inner)
             self._activate(start, inner, acts, operands.like)
-            self._multiply(down, start, acts, operands.y[row])
+            for matrix in down:
+                matrix.multiply(start, acts, operands.y[row])
             if self._gate:
                 kernels("cpu.gated").add_bias(
                     operands.y[row], start + self._offsets[f"{DOWN}_bias"], operands.like
@@ -109,17 +109,15 @@ class CpuPublished(CpuForm):
         kernels("cpu.gated").activate_clamped(inner, acts, bias, *constants, like)
 
     @cached_property
-    def _multipliers(self) -> tuple[list[Multiplier], list[Multiplier]]:
-        """Multipliers of gate and up, and multipliers of down. Kernels are compiled on first
-        access, so that a run that does not use them does not wait for them."""
-        return tuple(_multipliers(self._layout, part, self._dtype) for part in (GATE_UP, DOWN))
+    def _parts(self) -> tuple[list[Rows], list[Rows]]:
+        """Matrices of gate and up, and of down. Kernels are compiled on first access, so that a run
+        that does not use them does not wait for them."""
+        return tuple(_rows_of(self._layout, part, self._dtype) for part in (GATE_UP, DOWN))
 
-    def _multiply(
-        self, matrices: list[Multiplier], start: int, x: np.ndarray, y: np.ndarray
-    ) -> None:
-        """Add x times matrices whose rows follow each other to y."""
-        for rows, fields, multiply, is_narrow in matrices:
-            multiply(fields, start, x, y[rows], is_narrow)
+    @cached_property
+    def rows(self) -> RowShares | None:
+        biases = [self._offsets.get(part, -1) for part in _BIASES]
+        return RowShares.of(*self._parts, self._dtype, gate=self._gate, biases=biases)
 
 
 class CpuMixed(CpuForm):
@@ -156,23 +154,24 @@ def has_published_form(layout: Layout) -> bool:
     )
 
 
-def _multipliers(layout: QuantisedLayout, part: str, dtype: torch.dtype) -> list[Multiplier]:
-    """Return the matrices that are the rows of one part, each with its rows and its kernel for x in
-    this dtype."""
-    multipliers = []
+def _rows_of(layout: QuantisedLayout, part: str, dtype: torch.dtype) -> list[Rows]:
+    """Return the matrices that are the rows of one part, each with its kernel for x in this
+    dtype."""
+    matrices = []
     first = 0
     lanes = kernels("cpu.lanes")
     by_row = _NARROW_ROWS.get(dtype, _ROWS) if lanes.HAS_BYTE_TABLES else _ROWS
     others = _KERNELS | _OF_FLOAT16 if dtype is torch.float16 and lanes.HAS_PAIRS else _KERNELS
     for matrix in _matrices(layout, part):
-        rows = slice(first, first + matrix.num_outputs)
         described = _DESCRIBED[type(matrix.format)](matrix)
         module, name, narrow = others.get(described["KIND"], by_row)
         fields = np.array(_fields({"HEIGHT": 1} | described))
         is_narrow = lanes.HAS_PAIRS and dtype in narrow
-        multipliers.append((rows, fields, getattr(kernels(module), name), is_narrow))
-        first = rows.stop
-    return multipliers
+        codes = matrix.tensors[_CODES[type(matrix.format)]].nbytes // matrix.num_outputs
+        own = (fields, getattr(kernels(module), name), is_narrow)
+        matrices.append(Rows(first, matrix.num_outputs, codes, *own))
+        first += matrix.num_outputs
+    return matrices
 
 
 def _matrices(layout: QuantisedLayout, part: str) -> list[PublishedMatrix]:
@@ -289,6 +288,15 @@ _DESCRIBED = {
     Awq: _awq,
     GgmlBlocks: _ggml_blocks,
 }
+_CODES = {
+    Scaled: "weight",
+    MxFp4: "blocks",
+    NvFp4: "packed",
+    PackedIntegers: "packed",
+    Gptq: "qweight",
+    Awq: "qweight",
+    GgmlBlocks: "blocks",
+}  # the role of the tensor that holds a matrix's codes
 _SCALE_TYPES = {
     torch.float32: "FLOAT32",
     torch.float16: "FLOAT16",

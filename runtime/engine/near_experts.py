@@ -1,7 +1,7 @@
 """Experts of the near tier, computed on the host while a GPU computes those of its slots."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 from runtime.control.plan import Place
 from runtime.engine.forms_cpu import TokenKernels, has_form
 from runtime.engine.host_copy import HostTokens
-from runtime.kernels.cpu.threads import KernelThreads
+from runtime.kernels.cpu.threads import KernelThreads, divided
 from runtime.kernels.load import AS_NUMPY, has_numba
 from runtime.model.arithmetic import Assigned, assign, gather
 from runtime.model.open import MoeModel
@@ -83,7 +83,32 @@ class NearExperts:
             starts = [content.data_ptr() for content in contents]
             return list(self._kernels.outputs(tokens, places, starts).unbind())
         xs = [gather(tokens, assigned[place.key % self._num_experts]) for place in places]
-        return [self._one(module, place, near, x) for place, x in zip(places, xs, strict=True)]
+        outputs = self._by_kernels(places, near, xs)
+        for i, (place, x) in enumerate(zip(places, xs, strict=True)):
+            if i not in outputs:
+                outputs[i] = self._one(module, place, near, x)
+        return [outputs[i] for i in range(len(places))]
+
+    def _by_kernels(
+        self, places: Sequence[Place], near: NearTier, xs: Sequence[torch.Tensor]
+    ) -> dict[int, torch.Tensor]:
+        """Return the outputs of those of `places` that kernels compute where they lie in RAM. Each
+        thread takes whole experts."""
+        if not self._kernels or not (contents := near.contents_in_ram(places)):
+            return {}
+        own = [i for i, place in enumerate(places) if self._kernels.takes(place, len(xs[i]))]
+        outputs: dict[int, torch.Tensor] = {}
+
+        def compute(share: Sequence[int]) -> None:
+            for i in share:
+                outputs[own[i]] = self._kernels.forward(
+                    places[own[i]], contents[own[i]].data_ptr(), xs[own[i]]
+                )
+
+        sizes = [len(contents[i]) for i in own]
+        shares = divided(sizes, self._threads.num_shares(sum(sizes)))
+        self._threads.run([partial(compute, share) for share in shares])
+        return outputs
 
     def _one(
         self, module: nn.Module, place: Place, near: NearTier, x: torch.Tensor

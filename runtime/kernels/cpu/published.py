@@ -37,6 +37,7 @@ from runtime.kernels.cpu.gated import bits_of, part, pointer
 FLOATS_4, INTEGERS_4, E4M3, E5M2, INT8, UINT8, STREAM, OUTPUT_WORDS = range(8)  # of KIND
 # the same, of ggml's blocks
 Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, MXFP4, Q2_K, Q3_K, IQ4_NL, IQ4_XS = range(8, 18)
+PLAIN_BFLOAT16, PLAIN_FLOAT16, PLAIN_FLOAT32 = range(18, 21)  # the same, of plain numbers
 FLOAT32, FLOAT16, BFLOAT16, E8M0, FLOAT8 = range(5)  # of SCALE_TYPE
 
 MATRIX = "int64[::1], int64, float32[::1], float32[::1], boolean"  # fields, start, x, y, is_narrow
@@ -46,8 +47,10 @@ i32 = np.int32
 u32 = np.uint32
 UINT8_LIKE = np.zeros(1, np.uint8)
 UINT16_LIKE = np.zeros(1, np.uint16)
+INT16_LIKE = np.zeros(1, np.int16)
 INT32_LIKE = np.zeros(1, np.int32)
-_FLOAT_LIKE = np.zeros(1, np.float32)
+INT64_LIKE = np.zeros(1, np.int64)
+FLOAT_LIKE = np.zeros(1, np.float32)
 # of each code of 4 bits, by KIND
 NUMBERS = np.array([E2M1, [code - 8 for code in range(16)], IQ4], np.float32)
 # the same as bfloat16, twice
@@ -163,7 +166,7 @@ def read_scales(address, kind, first, whole, is_inverse, out):
     """Fill out [n] with the scales from number `first` on; `whole` is the address of a further
     factor, or -1."""
     if kind == FLOAT32:
-        stored = carray(pointer(address + 4 * first, _FLOAT_LIKE), out.shape)
+        stored = carray(pointer(address + 4 * first, FLOAT_LIKE), out.shape)
         for i in range(len(out)):  # numba compiles `out[:] = stored` for a second longer
             out[i] = stored[i]
     elif kind in (FLOAT16, BFLOAT16):
@@ -173,7 +176,7 @@ def read_scales(address, kind, first, whole, is_inverse, out):
         stored_bytes = carray(pointer(address + first, UINT8_LIKE), out.shape)
         _read_bytes(stored_bytes, kind == E8M0, out)
     if whole >= 0:
-        factor = carray(pointer(whole, _FLOAT_LIKE), 1)[0]
+        factor = carray(pointer(whole, FLOAT_LIKE), 1)[0]
         if is_inverse:
             factor = f32(1) / factor
         for i in range(len(out)):

@@ -20,18 +20,17 @@ from runtime.tiers.replica_layouts import ReplicaLayout
 from tools.bench.stored_matrices import random_expert, variants
 from tools.gpu.checks.low_bit import random_packed
 
-HIDDEN = 128
-NEURONS = 64
+HIDDEN = 512
+NEURONS = 256
 NUM = 5
 Expert = tuple[Layout | ReplicaLayout, torch.Tensor]
 
 
-def whole(seed: int) -> Expert:
-    layout = ExpertLayout.of(
-        {GATE_UP: (2 * NEURONS, HIDDEN), DOWN: (HIDDEN, NEURONS)}, torch.bfloat16
-    )
+def whole(seed: int, dtype: torch.dtype = torch.bfloat16) -> Expert:
+    layout = ExpertLayout.of({GATE_UP: (2 * NEURONS, HIDDEN), DOWN: (HIDDEN, NEURONS)}, dtype)
     torch.manual_seed(seed)
-    return layout, torch.randn(layout.nbytes // 2).bfloat16().view(torch.uint8)
+    weights = torch.randn(layout.nbytes // dtype.itemsize) / 16
+    return layout, weights.to(dtype).view(torch.uint8)
 
 
 def packed(seed: int, bits: int) -> Expert:
@@ -59,7 +58,18 @@ def published(seed: int, name: str) -> Expert:
 FORMS = {
     "whole": [(FULL_BITS, whole(seed)) for seed in range(NUM)],
     "packed": [(3, packed(seed, 3)) for seed in range(NUM)],
-    "published": [(FULL_BITS, published(seed, "MXFP4")) for seed in range(NUM)],
+    **{
+        name: [(FULL_BITS, published(seed, name)) for seed in range(NUM)]
+        for name in (
+            "MXFP4",
+            "FP8, blocks",
+            "FP8, one scale",
+            "compressed-tensors, 4 bits, asymmetric",
+            "GGUF, Q8_0",
+            "GGUF, Q4_K",
+            "AWQ",
+        )
+    },
     "whole and packed": [
         (FULL_BITS, whole(0)),
         (4, packed(1, 4)),
@@ -67,9 +77,10 @@ FORMS = {
         (FULL_BITS, whole(3)),
     ],
 }
+BY_EXPERTS = {"packed", "AWQ"}
 
 
-@pytest.fixture(params=[2, 3])
+@pytest.fixture(params=[2, 5])
 def threads(request: pytest.FixtureRequest) -> Iterator[KernelThreads]:
     threads = KernelThreads(request.param)
     yield threads
@@ -95,10 +106,14 @@ def outputs(experts: list[tuple[int, Expert]], threads: KernelThreads) -> np.nda
 def test_any_number_of_threads_gives_the_same_bits(
     form: str, threads: KernelThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "MIN_ROWS", 1 << 40)
     alone = outputs(FORMS[form], KernelThreads(1))
     assert np.abs(alone).max() > 0 and np.isfinite(alone).all()
     assert (outputs(FORMS[form], threads) == alone).all() and threads.num_used == 1, (
         "too little to be divided"
     )
     monkeypatch.setattr(module, "MIN_SHARE", 1)
-    assert (outputs(FORMS[form], threads) == alone).all() and threads.num_used == threads.count
+    monkeypatch.setattr(module, "MIN_ROWS", 1)
+    assert (outputs(FORMS[form], threads) == alone).all()
+    # rows of a form that cannot be divided by rows stay together: three of five experts do
+    assert threads.num_used == min(threads.count, 3 if form in BY_EXPERTS else 5)

@@ -1,0 +1,194 @@
+"""Experts whose matrices' rows the threads of the CPU share, so that a single expert already uses
+all of them."""
+
+from collections.abc import Sequence
+from functools import cache
+from math import lcm
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from runtime.engine.token_operands import TokenOperands
+from runtime.kernels.clamped_gate import ClampedGate
+from runtime.kernels.cpu.threads import KernelThreads
+from runtime.kernels.load import kernels
+
+if TYPE_CHECKING:
+    from artifacts.common.numba_loops import Kernel
+
+_ROWS_AT_ONCE = 32  # a multiple of what kernels of codes by row take together
+_SCALE_NBYTES = (4, 2, 2, 1, 1)  # by SCALE_TYPE
+
+
+class Rows(NamedTuple):
+    """A matrix [O, I] as kernels take it: the first of its rows in the product of its part, O, the
+    bytes of codes of a row, its fields (int64), its kernel of signature `published.MATRIX`, and
+    whether that may take x for less than float32."""
+
+    first: int
+    count: int
+    nbytes: int
+    fields: np.ndarray
+    kernel: "Kernel"
+    is_narrow: bool
+
+    def multiply(self, start: int, x: np.ndarray, y: np.ndarray) -> None:
+        """Add x times the matrix of the expert at `start` to its rows of y."""
+        own = y[self.first : self.first + self.count]
+        self.kernel(self.fields, start, x, own, self.is_narrow)
+
+
+class _Job(NamedTuple):
+    """The fields of a job of `runtime.kernels.cpu.shared_experts`, their address, where experts
+    begin and their rows, int64 [n], and arrays that the fields point to."""
+
+    fields: np.ndarray
+    address: int
+    starts: np.ndarray
+    rows: np.ndarray
+    held: tuple[np.ndarray, ...]
+
+
+class RowShares:
+    """Divides experts of one form over threads by their rows. `inner` are the matrices of gate and
+    up, `down` those of down; `biases` the offsets of both biases in an expert, for a clamped
+    `gate`."""
+
+    def __init__(
+        self,
+        inner: Sequence[Rows],
+        down: Sequence[Rows],
+        dtype: torch.dtype,
+        *,
+        gate: ClampedGate | None = None,
+        biases: Sequence[int] = (-1, -1),
+    ) -> None:
+        shared = kernels("cpu.shared_experts")
+        self._matrices = [*inner, *down]
+        self._fields = np.zeros(shared.JOB, np.int64)
+        self._fields[shared.NUM_INNER] = len(inner)
+        self._fields[shared.NUM_DOWN] = len(down)
+        self._fields[shared.HIDDEN] = sum(matrix.count for matrix in down)
+        self._fields[shared.NEURONS] = sum(matrix.count for matrix in inner) // 2
+        self._fields[shared.DTYPE] = _plain_kind(dtype)
+        self._fields[[shared.INNER_BIAS, shared.DOWN_BIAS]] = biases
+        self._constants = np.array([gate.alpha, gate.limit] if gate else (), np.float32)
+        self._fields[shared.CONSTANTS] = self._constants.ctypes.data
+        self._function = shared.share_experts.address()
+        self._changing = [shared.TABLE, shared.X, shared.Y]
+        self._table = cache(self._new_table)
+        self._jobs = cache(self._new_job)
+
+    @classmethod
+    def of(
+        cls,
+        inner: Sequence[Rows],
+        down: Sequence[Rows],
+        dtype: torch.dtype,
+        *,
+        gate: ClampedGate | None = None,
+        biases: Sequence[int] = (-1, -1),
+    ) -> "RowShares | None":
+        """Return the shares of these matrices; None if the rows of one cannot be divided."""
+        if not all(_unit(matrix) for matrix in (*inner, *down)):
+            return None
+        return cls(inner, down, dtype, gate=gate, biases=biases)
+
+    def multiply(
+        self,
+        threads: KernelThreads,
+        num_shares: int,
+        starts: Sequence[int],
+        operands: TokenOperands,
+    ) -> None:
+        """Add the output of the expert at each address of `starts` to its row."""
+        job = self._jobs(len(starts))
+        job.starts[:] = starts
+        job.rows[:] = operands.rows
+        job.fields[self._changing] = (
+            self._table(num_shares).ctypes.data,
+            operands.x.ctypes.data,
+            operands.y.ctypes.data,
+        )
+        threads.run_compiled(self._function, job.address, num_shares)
+
+    def _new_job(self, count: int) -> "_Job":
+        """Return a job for that many experts, with room for what is between their matrices."""
+        shared = kernels("cpu.shared_experts")
+        num_neurons = self._fields[shared.NEURONS]
+        inner = np.empty((count, 2 * num_neurons), np.float32)
+        acts = np.empty((count, num_neurons), np.float32)
+        starts = np.empty(count, np.int64)
+        rows = np.empty(count, np.int64)
+        fields = self._fields.copy()
+        fields[shared.NUM_EXPERTS] = count
+        fields[shared.STARTS] = starts.ctypes.data
+        fields[shared.ROWS] = rows.ctypes.data
+        fields[shared.INNER] = inner.ctypes.data
+        fields[shared.ACTS] = acts.ctypes.data
+        return _Job(fields, fields.ctypes.data, starts, rows, (inner, acts))
+
+    def _new_table(self, num_shares: int) -> np.ndarray:
+        """Return the rows of each matrix that each share multiplies: [shares, matrices, RANGE]."""
+        shared = kernels("cpu.shared_experts")
+        table = np.zeros((num_shares, len(self._matrices), shared.RANGE), np.int64)
+        for number, matrix in enumerate(self._matrices):
+            unit = _unit(matrix)
+            for share, own in enumerate(table[:, number]):
+                first = matrix.count // unit * share // num_shares * unit
+                last = matrix.count // unit * (share + 1) // num_shares * unit
+                own[shared.FUNCTION] = matrix.kernel.address()
+                own[shared.FIRST] = matrix.first + first
+                own[shared.LAST] = matrix.first + last
+                own[shared.IS_NARROW] = matrix.is_narrow
+                own[shared.FIELDS :] = _fields_from(matrix, first)
+        return table
+
+
+def plain_rows(dtype: torch.dtype, offset: int, count: int, nbytes: int) -> Rows:
+    """Return a matrix of plain numbers at this offset in an expert, with `count` rows of `nbytes`
+    bytes."""
+    names = kernels("cpu.published")
+    fields = np.full(names.NUM_FIELDS, -1)
+    fields[names.KIND] = _plain_kind(dtype)
+    fields[names.CODES] = offset
+    fields[names.BLOCK_NBYTES] = dtype.itemsize
+    return Rows(0, count, nbytes, fields, kernels("cpu.shared_experts").multiply_plain, False)
+
+
+def _plain_kind(dtype: torch.dtype) -> int:
+    names = kernels("cpu.published")
+    return {
+        torch.bfloat16: names.PLAIN_BFLOAT16,
+        torch.float16: names.PLAIN_FLOAT16,
+        torch.float32: names.PLAIN_FLOAT32,
+    }[dtype]
+
+
+def _unit(matrix: Rows) -> int:
+    """Return the number of rows in which a matrix can be divided, so that its kernel multiplies
+    each as it does in the whole; 0 if it cannot be divided."""
+    names = kernels("cpu.published")
+    fields = matrix.fields
+    if fields[names.KIND] in (names.STREAM, names.OUTPUT_WORDS):
+        return 0
+    if fields[names.BLOCK_NBYTES] > 0:
+        return 1
+    height = int(fields[names.HEIGHT])
+    unit = _ROWS_AT_ONCE if height >= matrix.count else lcm(_ROWS_AT_ONCE, height)
+    return 0 if matrix.count % unit else unit
+
+
+def _fields_from(matrix: Rows, first: int) -> np.ndarray:
+    """Return the fields of a matrix from the row `first` on."""
+    names = kernels("cpu.published")
+    fields = matrix.fields.copy()
+    fields[names.CODES] += first * matrix.nbytes
+    if fields[names.SCALES] >= 0:
+        scales_before = first // fields[names.HEIGHT] * fields[names.NUM_GROUPS]
+        fields[names.SCALES] += scales_before * _SCALE_NBYTES[fields[names.SCALE_TYPE]]
+    if fields[names.ZEROS] >= 0:  # int32 words, which lie down the rows
+        words_before = first * fields[names.BITS] // 32 * fields[names.NUM_GROUPS]
+        fields[names.ZEROS] += words_before * 4
+    return fields

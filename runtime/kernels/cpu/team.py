@@ -1,0 +1,229 @@
+"""Threads that wait for work in compiled code, without the GIL: they spin for some ten microseconds
+and then sleep. Importing this module imports numba.
+
+A team shares one `state`, int64 [STATE]. Its JOB changes whenever there is work: the number of the
+job, how many threads take part, and whether they call a compiled function or go back to Python.
+Threads that take no part read nothing else of a job, so that it may end before they wake.
+"""
+
+import os
+import platform
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from artifacts.common.numba_loops import kernel, part
+
+# Places in a state, each in a line of the cache of its own: the job, how many threads sleep, how
+# many have ended their share, how many have come to a barrier, a function and its operand; behind
+# them what POSIX threads wait with.
+JOB, SLEEPING, ENDED, ARRIVED, FUNCTION, OPERAND, MUTEX, CONDITION = range(0, 64, 8)
+STATE = CONDITION + 16
+COMPILED, PYTHON, CLOSE = range(3)  # kinds of a job: its two lowest bits
+_SHARES = 2  # the bits behind them hold the number of threads that take part
+_NUMBER = 22  # and those behind these its own number
+
+_CAN_SLEEP = os.name == "posix"
+_HAS_PAUSE = platform.machine() in ("x86_64", "AMD64")
+_SPINS = 2000  # pauses until a thread without work sleeps: 20 to 100 us
+_FEW_SPINS = 200  # pauses until a thread that waits for another lets others run
+_WORD = ir.IntType(64)
+_BYTES = ir.IntType(8).as_pointer()
+
+
+@intrinsic
+def _loaded(context, address):
+    """Return the int64 at this address, and see all that was written before it."""
+
+    def generate(_, builder, __, arguments):
+        place = builder.inttoptr(arguments[0], _WORD.as_pointer())
+        return builder.load_atomic(place, "seq_cst", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def _store(context, address, value):
+    """Write an int64 at this address, after all that was written before."""
+
+    def generate(target, builder, __, arguments):
+        place = builder.inttoptr(arguments[0], _WORD.as_pointer())
+        builder.store_atomic(arguments[1], place, "seq_cst", 8)
+        return target.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def _add(context, address, value):
+    """Add to the int64 at this address."""
+
+    def generate(target, builder, __, arguments):
+        place = builder.inttoptr(arguments[0], _WORD.as_pointer())
+        builder.atomic_rmw("add", place, arguments[1], "seq_cst")
+        return target.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def call(context, address, operands):
+    """Call the kernel at this address, one that returns nothing, with a tuple of its operands."""
+
+    def generate(target, builder, signature, arguments):
+        kinds = signature.args[1].types
+        function = target.call_conv.get_function_type(types.none, kinds)
+        results = [cgutils.alloca_once(builder, place.pointee) for place in function.args[:2]]
+        values = cgutils.unpack_tuple(builder, arguments[1])
+        packed = target.get_arg_packer(kinds).as_arguments(builder, values)
+        builder.call(builder.inttoptr(arguments[0], function.as_pointer()), [*results, *packed])
+        return target.get_dummy_value()
+
+    return types.void(address, operands), generate
+
+
+def _external(name: str, *, num_addresses: int = 0, result: ir.Type = ir.IntType(32)):
+    """Return an intrinsic that calls a function of the system's with that many addresses."""
+
+    def generate(target, builder, _, arguments):
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(result, [_BYTES] * num_addresses), name
+        )
+        builder.call(function, [builder.inttoptr(each, _BYTES) for each in arguments])
+        return target.get_dummy_value()
+
+    if num_addresses == 0:
+        return intrinsic(lambda context: (types.void(), generate))
+    if num_addresses == 1:
+        return intrinsic(lambda context, one: (types.void(types.int64), generate))
+    return intrinsic(lambda context, one, two: (types.void(types.int64, types.int64), generate))
+
+
+_pause = _external("llvm.x86.sse2.pause", result=ir.VoidType())
+_yield = _external("sched_yield")
+_lock = _external("pthread_mutex_lock", num_addresses=1)
+_unlock = _external("pthread_mutex_unlock", num_addresses=1)
+_wait_for_signal = _external("pthread_cond_wait", num_addresses=2)
+_signal_all = _external("pthread_cond_broadcast", num_addresses=1)
+_init_mutex = _external("pthread_mutex_init", num_addresses=2)
+_init_condition = _external("pthread_cond_init", num_addresses=2)
+
+
+@part
+def _relax():
+    if _HAS_PAUSE:
+        _pause()
+
+
+@part
+def _let_others_run():
+    if _CAN_SLEEP:
+        _yield()
+
+
+@part
+def _at(state, place):
+    return state.ctypes.data + 8 * place
+
+
+@part
+def _until(address, least):
+    """Wait until the number at this address is at least that."""
+    for _ in range(_FEW_SPINS):
+        if _loaded(address) >= least:
+            return
+        _relax()
+    while _loaded(address) < least:
+        _let_others_run()
+
+
+@part
+def _next(state, seen):
+    """Wait for another job than `seen`, and return it."""
+    job = _at(state, JOB)
+    for _ in range(_SPINS):
+        if _loaded(job) != seen:
+            return _loaded(job)
+        _relax()
+    if _CAN_SLEEP:
+        mutex = _at(state, MUTEX)
+        _lock(mutex)
+        _add(_at(state, SLEEPING), 1)
+        while _loaded(job) == seen:
+            _wait_for_signal(_at(state, CONDITION), mutex)
+        _add(_at(state, SLEEPING), -1)
+        _unlock(mutex)
+    while _loaded(job) == seen:
+        _relax()
+    return _loaded(job)
+
+
+@kernel("void(int64[::1])")
+def prepare(state):
+    """Make a state of zeros ready for a team."""
+    if _CAN_SLEEP:
+        _init_mutex(_at(state, MUTEX), 0)
+        _init_condition(_at(state, CONDITION), 0)
+
+
+@kernel("void(int64[::1], int64, int64)", nogil=True)
+def post(state, kind, num_shares):
+    """Give a team its next job, of this kind, for that many threads, the caller's among them."""
+    _store(_at(state, ENDED), 0)
+    _store(_at(state, ARRIVED), 0)
+    number = (_loaded(_at(state, JOB)) >> _NUMBER) + 1
+    _store(_at(state, JOB), number << _NUMBER | num_shares << _SHARES | kind)
+    if _CAN_SLEEP and _loaded(_at(state, SLEEPING)):
+        _lock(_at(state, MUTEX))
+        _signal_all(_at(state, CONDITION))
+        _unlock(_at(state, MUTEX))
+
+
+@kernel("void(int64[::1])", nogil=True)
+def end(state):
+    """Tell that a thread has ended its share."""
+    _add(_at(state, ENDED), 1)
+
+
+@kernel("void(int64[::1], int64)", nogil=True)
+def until_ended(state, num_others):
+    """Wait until that many threads have ended their shares."""
+    _until(_at(state, ENDED), num_others)
+
+
+@kernel("void(int64[::1], int64, int64, int64)", nogil=True)
+def run(state, function, operand, num_shares):
+    """Call the function at this address, with a number, a share, the number of shares and the
+    address of a barrier, on that many threads, and return when all have ended."""
+    _store(_at(state, FUNCTION), function)
+    _store(_at(state, OPERAND), operand)
+    post(state, COMPILED, num_shares)
+    call(function, (operand, 0, num_shares, _at(state, ARRIVED)))
+    until_ended(state, num_shares - 1)
+
+
+@kernel("int64(int64[::1], int64, int64)", nogil=True)
+def work(state, share, seen):
+    """Do this thread's shares of compiled jobs after `seen`, until there is one for Python, or the
+    team is closed; return that job."""
+    while True:
+        job = _next(state, seen)
+        seen = job
+        num_shares = (job >> _SHARES) & ((1 << (_NUMBER - _SHARES)) - 1)
+        kind = job & 3
+        if kind == CLOSE or (kind == PYTHON and share < num_shares):
+            return job
+        if kind == COMPILED and share < num_shares:
+            function = _loaded(_at(state, FUNCTION))
+            operand = _loaded(_at(state, OPERAND))
+            call(function, (operand, share, num_shares, _at(state, ARRIVED)))
+            end(state)
+
+
+@part
+def meet(barrier, count):
+    """Wait until `count` shares have come to this barrier in all."""
+    _add(barrier, 1)
+    _until(barrier, count)
