@@ -1,16 +1,25 @@
 """Interface of CPU expert backends: one token times several experts, or one expert times a few
 tokens."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from runtime.control.plan import Place
 from runtime.engine.row_shares import RowShares
-from runtime.engine.token_operands import TokenOperands
+
+
+class TokenOperands(NamedTuple):
+    """The last arguments of every kernel: the token [H], the row of `y` [K, H] for each expert, and
+    an empty array of the weights' type."""
+
+    x: np.ndarray
+    rows: np.ndarray
+    y: np.ndarray
+    like: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +33,22 @@ class LayerForm:
     nbytes: int
 
 
-class CpuForm(ABC):
+class CpuForm:
     """Backend that multiplies tokens by experts of one form. It takes less time than torch for up
     to `most_tokens` tokens of an expert."""
 
     most_tokens: int = 1
-    rows: RowShares | None = None  # how threads share the rows of these experts, if they can
+    rows: RowShares | None = None  # these experts matrix by matrix; others `multiply` otherwise
 
     def whole(self) -> LayerForm | None:
         """Return the layout of these experts for the kernel of a whole layer; None if it does not
         take them."""
         return None
 
-    @abstractmethod
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         """Add the output of the expert at each address of `starts` to its row. Only the backend of
         segments reads `places`."""
+        self.rows.multiply(starts, operands.rows, operands.x, operands.y)
 
     def forward(self, place: Place, start: int, x: torch.Tensor, like: np.ndarray) -> torch.Tensor:
         """Compute the expert at this address on its tokens, x [t, H] -> [t, H]: here one after

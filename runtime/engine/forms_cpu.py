@@ -13,11 +13,10 @@ from artifacts.quantisation.packing import PARTS, Packed
 from artifacts.quantisation.widths import Width
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import NO_SLOT, Place
-from runtime.engine.form import CpuForm, LayerForm
-from runtime.engine.row_shares import RowShares, plain_rows
+from runtime.engine.form import CpuForm, LayerForm, TokenOperands
 from runtime.engine.forms_published import CpuMixed, CpuPublished, has_published_form
 from runtime.engine.forms_trellis import CpuTrellis
-from runtime.engine.token_operands import TokenOperands
+from runtime.engine.row_shares import RowShares, plain_rows
 from runtime.kernels.batched import is_plain
 from runtime.kernels.clamped_gate import ClampedGate, clamped_gate
 from runtime.kernels.cpu.threads import KernelThreads, divided
@@ -128,13 +127,10 @@ class TokenKernels:
             own = [i for i, place in enumerate(places) if self._forms[place.bits] is form]
             nbytes = sum(self._nbytes(places[i]) for i in own)
             num_shares = self._threads.num_row_shares(nbytes)
-            if num_shares > 1 and form.rows:
-                operands = TokenOperands(
-                    self._x, np.array([rows[i] for i in own]), y, self._like
-                )
-                form.rows.multiply(
-                    self._threads, num_shares, [starts[i] for i in own], operands
-                )
+            if num_shares > 1 and form.rows and form.rows.are_divisible:
+                own_starts = [starts[i] for i in own]
+                own_rows = [rows[i] for i in own]
+                form.rows.multiply_on(self._threads, num_shares, own_starts, own_rows, self._x, y)
             else:
                 others += own
         if others:
@@ -315,11 +311,6 @@ class CpuWhole(CpuForm):
             [plain_rows(self._dtype, down, hidden, num_neurons * itemsize)],
             self._dtype,
         )
-
-    def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
-        inner, down = self._offsets
-        addresses = np.array([(start + inner, start + down) for start in starts])
-        kernels("cpu.gated").add_whole(addresses, self._num_neurons, *operands)
 
     def whole(self) -> LayerForm:
         plain = kernels("cpu.linear").PLAIN

@@ -1,7 +1,7 @@
 """CPU backends of experts that lie in RAM as they were published, with compiled code for one
 token."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import c_uint8
 from functools import cached_property
 from typing import NamedTuple
@@ -20,9 +20,8 @@ from artifacts.formats.nvfp4 import NvFp4
 from artifacts.formats.order import ORDER
 from artifacts.formats.packed_integers import PackedIntegers
 from runtime.control.plan import Place
-from runtime.engine.form import CpuForm, LayerForm
+from runtime.engine.form import CpuForm, LayerForm, TokenOperands
 from runtime.engine.row_shares import Rows, RowShares
-from runtime.engine.token_operands import TokenOperands
 from runtime.kernels.clamped_gate import ClampedGate
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
@@ -68,23 +67,6 @@ class CpuPublished(CpuForm):
         self._offsets = {
             piece.part: offset for piece, offset in zip(layout.pieces, layout.offsets, strict=True)
         }
-        self._num_neurons = sum(matrix.num_outputs for matrix in _matrices(layout, GATE_UP)) // 2
-
-    def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
-        gate_up, down = self._parts
-        inner = np.empty(2 * self._num_neurons, np.float32)
-        acts = np.empty(self._num_neurons, np.float32)
-        for start, row in zip(starts, operands.rows, strict=True):
-            inner[:] = 0
-            for matrix in gate_up:
-                matrix.multiply(start, operands.x, inner)
-            self._activate(start, inner, acts, operands.like)
-            for matrix in down:
-                matrix.multiply(start, acts, operands.y[row])
-            if self._gate:
-                kernels("cpu.gated").add_bias(
-                    operands.y[row], start + self._offsets[f"{DOWN}_bias"], operands.like
-                )
 
     def whole(self) -> LayerForm | None:
         gate_up, down = (_matrices(self._layout, part) for part in (GATE_UP, DOWN))
@@ -100,24 +82,13 @@ class CpuPublished(CpuForm):
         has_blocks = isinstance(form, GgmlBlocks) and form.num_weights == 32
         return has_blocks and (self._dtype is not torch.float16 or form.name not in _OF_FLOAT16)
 
-    def _activate(self, start: int, inner: np.ndarray, acts: np.ndarray, like: np.ndarray) -> None:
-        if self._gate is None:
-            kernels("cpu.gated").activate(inner, acts, like)
-            return
-        bias = start + self._offsets[f"{GATE_UP}_bias"]
-        constants = (self._gate.alpha, self._gate.limit)
-        kernels("cpu.gated").activate_clamped(inner, acts, bias, *constants, like)
-
     @cached_property
-    def _parts(self) -> tuple[list[Rows], list[Rows]]:
-        """Matrices of gate and up, and of down. Kernels are compiled on first access, so that a run
-        that does not use them does not wait for them."""
-        return tuple(_rows_of(self._layout, part, self._dtype) for part in (GATE_UP, DOWN))
-
-    @cached_property
-    def rows(self) -> RowShares | None:
+    def rows(self) -> RowShares:
+        """Kernels are compiled on first access, so that a run that does not use them does not wait
+        for them."""
+        matrices = (_rows_of(self._layout, part, self._dtype) for part in (GATE_UP, DOWN))
         biases = [self._offsets.get(part, -1) for part in _BIASES]
-        return RowShares.of(*self._parts, self._dtype, gate=self._gate, biases=biases)
+        return RowShares(*matrices, self._dtype, gate=self._gate, biases=biases)
 
 
 class CpuMixed(CpuForm):

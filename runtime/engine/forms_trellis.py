@@ -8,8 +8,7 @@ import torch
 from artifacts.quantisation import trellis
 from artifacts.quantisation.widths import Width
 from runtime.control.plan import Place
-from runtime.engine.form import CpuForm, LayerForm
-from runtime.engine.token_operands import TokenOperands
+from runtime.engine.form import CpuForm, LayerForm, TokenOperands
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.tiers.replica_layouts import TrellisLayout

@@ -38,6 +38,8 @@ class NearExperts:
     def begin(self, hidden: torch.Tensor) -> None:
         """Begin to copy tokens [T, H] to the host, before the device is given more to do."""
         self._tokens.fetch(hidden)
+        if self._kernels:
+            self._threads.wake()
 
     def outputs(
         self, module: nn.Module, places: Sequence[Place], near: NearTier, experts: np.ndarray

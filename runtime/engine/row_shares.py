@@ -1,6 +1,7 @@
-"""Experts whose matrices' rows the threads of the CPU share, so that a single expert already uses
-all of them."""
+"""Experts on one token, matrix by matrix in compiled code. Threads of the CPU share the rows of
+each matrix, so that a single expert already uses all of them."""
 
+import threading
 from collections.abc import Sequence
 from functools import cache
 from math import lcm
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from runtime.engine.token_operands import TokenOperands
 from runtime.kernels.clamped_gate import ClampedGate
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.load import kernels
@@ -33,11 +33,6 @@ class Rows(NamedTuple):
     kernel: "Kernel"
     is_narrow: bool
 
-    def multiply(self, start: int, x: np.ndarray, y: np.ndarray) -> None:
-        """Add x times the matrix of the expert at `start` to its rows of y."""
-        own = y[self.first : self.first + self.count]
-        self.kernel(self.fields, start, x, own, self.is_narrow)
-
 
 class _Job(NamedTuple):
     """The fields of a job of `runtime.kernels.cpu.shared_experts`, their address, where experts
@@ -51,9 +46,9 @@ class _Job(NamedTuple):
 
 
 class RowShares:
-    """Divides experts of one form over threads by their rows. `inner` are the matrices of gate and
-    up, `down` those of down; `biases` the offsets of both biases in an expert, for a clamped
-    `gate`."""
+    """Experts of one form. `inner` are the matrices of gate and up, `down` those of down; `biases`
+    the offsets of both biases in an expert, for a clamped `gate`. Threads can share them if they
+    `are_divisible`."""
 
     def __init__(
         self,
@@ -66,6 +61,7 @@ class RowShares:
     ) -> None:
         shared = kernels("cpu.shared_experts")
         self._matrices = [*inner, *down]
+        self.are_divisible = all(map(_unit, self._matrices))
         self._fields = np.zeros(shared.JOB, np.int64)
         self._fields[shared.NUM_INNER] = len(inner)
         self._fields[shared.NUM_DOWN] = len(down)
@@ -75,46 +71,51 @@ class RowShares:
         self._fields[[shared.INNER_BIAS, shared.DOWN_BIAS]] = biases
         self._constants = np.array([gate.alpha, gate.limit] if gate else (), np.float32)
         self._fields[shared.CONSTANTS] = self._constants.ctypes.data
-        self._function = shared.share_experts.address()
+        self._function = shared.share_experts
         self._changing = [shared.TABLE, shared.X, shared.Y]
         self._table = cache(self._new_table)
         self._jobs = cache(self._new_job)
 
-    @classmethod
-    def of(
-        cls,
-        inner: Sequence[Rows],
-        down: Sequence[Rows],
-        dtype: torch.dtype,
-        *,
-        gate: ClampedGate | None = None,
-        biases: Sequence[int] = (-1, -1),
-    ) -> "RowShares | None":
-        """Return the shares of these matrices; None if the rows of one cannot be divided."""
-        if not all(_unit(matrix) for matrix in (*inner, *down)):
-            return None
-        return cls(inner, down, dtype, gate=gate, biases=biases)
-
     def multiply(
+        self, starts: Sequence[int], rows: Sequence[int], x: np.ndarray, y: np.ndarray
+    ) -> None:
+        """Add to y[rows[i]], y [K, H] float32, the output of the expert at starts[i] on x [H]
+        float32."""
+        self._function(self._job(starts, rows, x, y, 1), 0, 1, 0)
+
+    def multiply_on(
         self,
         threads: KernelThreads,
         num_shares: int,
         starts: Sequence[int],
-        operands: TokenOperands,
+        rows: Sequence[int],
+        x: np.ndarray,
+        y: np.ndarray,
     ) -> None:
-        """Add the output of the expert at each address of `starts` to its row."""
-        job = self._jobs(len(starts))
-        job.starts[:] = starts
-        job.rows[:] = operands.rows
-        job.fields[self._changing] = (
-            self._table(num_shares).ctypes.data,
-            operands.x.ctypes.data,
-            operands.y.ctypes.data,
-        )
-        threads.run_compiled(self._function, job.address, num_shares)
+        """Do the same on `num_shares` threads."""
+        job = self._job(starts, rows, x, y, num_shares)
+        threads.run_compiled(self._function.address(), job, num_shares)
 
-    def _new_job(self, count: int) -> "_Job":
-        """Return a job for that many experts, with room for what is between their matrices."""
+    def _job(
+        self,
+        starts: Sequence[int],
+        rows: Sequence[int],
+        x: np.ndarray,
+        y: np.ndarray,
+        num_shares: int,
+    ) -> int:
+        """Return the address of a job, which this thread's next one of as many experts
+        overwrites."""
+        job = self._jobs(threading.get_ident(), len(starts))
+        job.starts[:] = starts
+        job.rows[:] = rows
+        table = self._table(num_shares)
+        job.fields[self._changing] = table.ctypes.data, x.ctypes.data, y.ctypes.data
+        return job.address
+
+    def _new_job(self, thread: int, count: int) -> "_Job":
+        """Return a job of a thread for that many experts, with room for what is between their
+        matrices."""
         shared = kernels("cpu.shared_experts")
         num_neurons = self._fields[shared.NEURONS]
         inner = np.empty((count, 2 * num_neurons), np.float32)
@@ -134,7 +135,7 @@ class RowShares:
         shared = kernels("cpu.shared_experts")
         table = np.zeros((num_shares, len(self._matrices), shared.RANGE), np.int64)
         for number, matrix in enumerate(self._matrices):
-            unit = _unit(matrix)
+            unit = _unit(matrix) or matrix.count
             for share, own in enumerate(table[:, number]):
                 first = matrix.count // unit * share // num_shares * unit
                 last = matrix.count // unit * (share + 1) // num_shares * unit

@@ -1,4 +1,5 @@
-"""Attention over a cache of keys and values in compiled code, for one token."""
+"""Attention over a cache of keys and values in compiled code, for one token, and the trial that
+finds which attentions of a model it computes, and how."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,10 +8,12 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from runtime.kernels.cpu.attention_parts import Heads, Rotation
+from runtime.kernels.cpu.attention_parts import Heads, Rotation, recognise_heads, rotations
 from runtime.kernels.cpu.cache_room import CacheOperand, CacheRoom
 from runtime.kernels.cpu.compiled_norm import Norm, like_of, norm_operand
+from runtime.kernels.cpu.trial import ModuleTrial, run_trials
 from runtime.kernels.load import kernels
+from runtime.model.open import MoeModel
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines of a token's position."""
@@ -27,6 +30,9 @@ _IGNORED = {
 }  # they change nothing for one token
 _STILL = (0, 0, 0, 0, 0)  # no angles
 _CACHE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+_TRIED_SIZES = {1.0: 1.0, 8.0: 16.0, 64.0: float("inf")}
+"""Factors on the output's bound, by the factor on a token's numbers. Large scores leave one
+position, and rounding decides which one. Keys and values keep their bound."""
 
 
 def mask_operand(mask: torch.Tensor | None) -> tuple[int, int]:
@@ -215,3 +221,35 @@ class CompiledAttention:
             key.view(*shape, heads.dim), value.view(*shape, heads.value_dim)
         )
         return keys.contiguous(), values.contiguous()
+
+
+def compiled_attentions(opened: MoeModel) -> dict[nn.Module, CompiledAttention | str]:
+    """Return every attention of the model in compiled code, or the reason why it is not
+    compiled."""
+    modules = [module for module in opened.model.modules() if _is_attention(module)]
+    recognised = {module: recognise_heads(module) for module in modules}
+    trials = {
+        module: _trial(module, heads)
+        for module, heads in recognised.items()
+        if isinstance(heads, Heads)
+    }
+    return recognised | run_trials(opened, trials)
+
+
+def _is_attention(module: nn.Module) -> bool:
+    """Return whether a module has a place in the cache and projects its output."""
+    return hasattr(module, "layer_idx") and any(
+        hasattr(module, name) for name in ("o_proj", "out_proj")
+    )
+
+
+def _trial(module: nn.Module, heads: Heads) -> ModuleTrial:
+    """Return the trial of the ways in which the attention may rotate its heads."""
+    make = partial(_candidate, module, heads)
+    return ModuleTrial(module, module.layer_idx, list(rotations(heads)), make, _TRIED_SIZES)
+
+
+def _candidate(
+    module: nn.Module, heads: Heads, rotation: Rotation, num_outputs: int
+) -> CompiledAttention:
+    return CompiledAttention(module, heads, rotation, num_outputs=num_outputs)

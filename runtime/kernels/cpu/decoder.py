@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from runtime.kernels.cpu.attention_trial import compiled_attentions
-from runtime.kernels.cpu.compiled_attention import CompiledAttention
+from runtime.kernels.cpu.compiled_attention import CompiledAttention, compiled_attentions
 from runtime.kernels.cpu.compiled_block import compiled_blocks
 from runtime.kernels.cpu.compiled_body import CompiledBody, compiled_bodies
 from runtime.kernels.cpu.compiled_layers import CompiledLayers, ExpertsInPlace

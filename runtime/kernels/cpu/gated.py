@@ -178,16 +178,6 @@ def add_expert(inner, down, token, acts, out, like):
         out[h] += _dot(matrix[h], acts)
 
 
-@kernel([f"void(int64[:, ::1], int64, {TOKEN}, {like})" for like in LIKE], nogil=True)
-def add_whole(addresses, num_neurons, x, rows, y, like):
-    """Add expert i on x [H] to y[rows[i]]. Gate and up lie at addresses[i, 0] as [2 I, H], down at
-    addresses[i, 1] as [H, I]. addresses [n, 2], rows [n], y [K, H]."""
-    token = as_factors(x, like)
-    acts = new_factors(num_neurons, like)
-    for i in range(len(rows)):
-        add_expert(addresses[i, 0], addresses[i, 1], token, acts, y[rows[i]], like)
-
-
 @kernel([f"void(int64[::1], int64[::1], {TOKEN}, {like})" for like in LIKE], nogil=True)
 def add_segments(addresses, neurons, x, rows, y, like):
     """Add segment i on x [H] to y[rows[i]]. Its neurons[i] neurons lie at addresses[i], each as its
@@ -204,11 +194,11 @@ def add_segments(addresses, neurons, x, rows, y, like):
                 out[h] += act * as_float(down[h])
 
 
-@kernel([f"void(float32[::1], float32[::1], {like})" for like in LIKE], nogil=True)
-def activate(inner, acts, like):
-    """Write acts [I]: silu(gate) * up of inner [2 I], gate above up."""
+@kernel([f"void(float32[::1], float32[::1], float32[::1], {like})" for like in LIKE], nogil=True)
+def activate(gate, up, acts, like):
+    """Write acts [I]: silu(gate) * up."""
     for n in range(len(acts)):
-        acts[n] = swiglu(inner[n], inner[len(acts) + n], like)
+        acts[n] = swiglu(gate[n], up[n], like)
 
 
 @part

@@ -1,5 +1,5 @@
-"""Gated experts on one token, whose rows several threads share: each multiplies some rows of gate
-and up, all meet, each activates some neurons, all meet, and each multiplies some rows of down.
+"""Gated experts on one token, whose rows threads may share: each multiplies some rows of gate and
+up, all meet, each activates some neurons, all meet, and each multiplies some rows of down.
 Importing this module imports numba.
 
 The kernel of a matrix has the signature `published.MATRIX` and is called by its address, so that
@@ -7,11 +7,17 @@ one function shares the experts of every format. A sum is of one row, by one thr
 are added up in their order: the bits do not depend on the number of threads.
 """
 
-import numpy as np
 from numba import carray
 
 from artifacts.common.numba_loops import kernel
-from runtime.kernels.cpu.gated import activate_clamped, add_bias, part, pointer, products, swiglu
+from runtime.kernels.cpu.gated import (
+    activate,
+    activate_clamped,
+    add_bias,
+    part,
+    pointer,
+    products,
+)
 from runtime.kernels.cpu.published import (
     CODES,
     FLOAT_LIKE,
@@ -76,16 +82,15 @@ def _multiply(own, start, x, y):
 @part
 def _activate(job, start, inner, acts, first, last, like):
     """Write the activations of some neurons."""
+    own_acts = acts[first:last]
+    own = carray(pointer(job[X], like), 1)  # a global array would be read-only
     if job[INNER_BIAS] < 0:
-        for n in range(first, last):
-            acts[n] = swiglu(inner[n], inner[len(acts) + n], like)
+        activate(inner[first:last], inner[len(acts) + first : len(acts) + last], own_acts, own)
     else:
         constants = carray(pointer(job[CONSTANTS], FLOAT_LIKE), 2)
         bias = start + job[INNER_BIAS] + 2 * first * like.itemsize
-        own = carray(pointer(bias, like), 1)  # a global array would be read-only
-        activate_clamped(
-            inner[2 * first : 2 * last], acts[first:last], bias, constants[0], constants[1], own
-        )
+        both = inner[2 * first : 2 * last]
+        activate_clamped(both, own_acts, bias, constants[0], constants[1], own)
 
 
 @part
@@ -103,7 +108,7 @@ def _activate_in(job, start, inner, acts, first, last):
 def _add_bias(job, start, own, y, like):
     """Add the bias of a range of rows of down."""
     bias = start + job[DOWN_BIAS] + own[FIRST] * like.itemsize
-    add_bias(y[own[FIRST] : own[LAST]], bias, carray(pointer(bias, like), 1))
+    add_bias(y[own[FIRST] : own[LAST]], bias, carray(pointer(job[X], like), 1))
 
 
 @part
@@ -120,7 +125,7 @@ def _add_bias_in(job, start, own, y):
 @kernel("void(int64, int64, int64, int64)", nogil=True)
 def share_experts(address, share, num_shares, barrier):
     """Do one of `num_shares` shares of the job at this address: add each expert i on x to
-    y[rows[i]]."""
+    y[rows[i]]. A share alone needs no barrier."""
     job = carray(pointer(address, INT64_LIKE), JOB)
     count = job[NUM_EXPERTS]
     num_neurons = job[NEURONS]
@@ -139,16 +144,16 @@ def share_experts(address, share, num_shares, barrier):
             for row in range(ranges[m, FIRST], ranges[m, LAST]):
                 inner[i, row] = 0
             _multiply(ranges[m], starts[i], x, inner[i])
-    meet(barrier, num_shares)
+    if num_shares > 1:
+        meet(barrier, num_shares)
     first = num_neurons * share // num_shares
     last = num_neurons * (share + 1) // num_shares
     for i in range(count):
         _activate_in(job, starts[i], inner[i], acts[i], first, last)
-    meet(barrier, 2 * num_shares)
+    if num_shares > 1:
+        meet(barrier, 2 * num_shares)
     for i in range(count):
-        own = carray(
-            pointer(job[Y] + 4 * rows[i] * job[HIDDEN], FLOAT_LIKE), job[HIDDEN]
-        )
+        own = carray(pointer(job[Y] + 4 * rows[i] * job[HIDDEN], FLOAT_LIKE), job[HIDDEN])
         for m in range(num_inner, num_ranges):
             _multiply(ranges[m], starts[i], acts[i], own)
             if job[DOWN_BIAS] >= 0:

@@ -2,12 +2,14 @@
 and then sleep. Importing this module imports numba.
 
 A team shares one `state`, int64 [STATE]. Its JOB changes whenever there is work: the number of the
-job, how many threads take part, and whether they call a compiled function or go back to Python.
+job, how many threads take part, and whether they call a compiled function or go back to Python, or
+shall only be awake.
 Threads that take no part read nothing else of a job, so that it may end before they wake.
 """
 
 import os
 import platform
+from collections.abc import Callable
 
 from llvmlite import ir
 from numba import types
@@ -21,14 +23,16 @@ from artifacts.common.numba_loops import kernel, part
 # them what POSIX threads wait with.
 JOB, SLEEPING, ENDED, ARRIVED, FUNCTION, OPERAND, MUTEX, CONDITION = range(0, 64, 8)
 STATE = CONDITION + 16
-COMPILED, PYTHON, CLOSE = range(3)  # kinds of a job: its two lowest bits
+COMPILED, PYTHON, CLOSE, WAKE = range(4)  # kinds of a job: its two lowest bits
 _SHARES = 2  # the bits behind them hold the number of threads that take part
 _NUMBER = 22  # and those behind these its own number
 
 _CAN_SLEEP = os.name == "posix"
 _HAS_PAUSE = platform.machine() in ("x86_64", "AMD64")
 _SPINS = 2000  # pauses until a thread without work sleeps: 20 to 100 us
+_SPINS_AWAKE = 10_000  # the same while work is about to come
 _FEW_SPINS = 200  # pauses until a thread that waits for another lets others run
+_INT = ir.IntType(32)
 _WORD = ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
 
@@ -84,31 +88,40 @@ def call(context, address, operands):
     return types.void(address, operands), generate
 
 
-def _external(name: str, *, num_addresses: int = 0, result: ir.Type = ir.IntType(32)):
-    """Return an intrinsic that calls a function of the system's with that many addresses."""
+def _called(name: str, result: ir.Type = _INT) -> Callable:
+    """Return the code of a call of a function of the system's, whose operands are addresses."""
 
     def generate(target, builder, _, arguments):
-        function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(result, [_BYTES] * num_addresses), name
-        )
+        kind = ir.FunctionType(result, [_BYTES] * len(arguments))
+        function = cgutils.get_or_insert_function(builder.module, kind, name)
         builder.call(function, [builder.inttoptr(each, _BYTES) for each in arguments])
         return target.get_dummy_value()
 
-    if num_addresses == 0:
-        return intrinsic(lambda context: (types.void(), generate))
-    if num_addresses == 1:
-        return intrinsic(lambda context, one: (types.void(types.int64), generate))
-    return intrinsic(lambda context, one, two: (types.void(types.int64, types.int64), generate))
+    return generate
 
 
-_pause = _external("llvm.x86.sse2.pause", result=ir.VoidType())
-_yield = _external("sched_yield")
-_lock = _external("pthread_mutex_lock", num_addresses=1)
-_unlock = _external("pthread_mutex_unlock", num_addresses=1)
-_wait_for_signal = _external("pthread_cond_wait", num_addresses=2)
-_signal_all = _external("pthread_cond_broadcast", num_addresses=1)
-_init_mutex = _external("pthread_mutex_init", num_addresses=2)
-_init_condition = _external("pthread_cond_init", num_addresses=2)
+def _of_none(name: str, result: ir.Type = _INT) -> Callable:
+    return intrinsic(lambda context: (types.void(), _called(name, result)))
+
+
+def _of_one(name: str) -> Callable:
+    return intrinsic(lambda context, one: (types.void(types.int64), _called(name)))
+
+
+def _of_two(name: str) -> Callable:
+    return intrinsic(
+        lambda context, one, two: (types.void(types.int64, types.int64), _called(name))
+    )
+
+
+_pause = _of_none("llvm.x86.sse2.pause", ir.VoidType())
+_yield = _of_none("sched_yield")
+_lock = _of_one("pthread_mutex_lock")
+_unlock = _of_one("pthread_mutex_unlock")
+_signal_all = _of_one("pthread_cond_broadcast")
+_wait_for_signal = _of_two("pthread_cond_wait")
+_init_mutex = _of_two("pthread_mutex_init")
+_init_condition = _of_two("pthread_cond_init")
 
 
 @part
@@ -143,7 +156,7 @@ def _until(address, least):
 def _next(state, seen):
     """Wait for another job than `seen`, and return it."""
     job = _at(state, JOB)
-    for _ in range(_SPINS):
+    for _ in range(_SPINS_AWAKE if seen & 3 == WAKE else _SPINS):
         if _loaded(job) != seen:
             return _loaded(job)
         _relax()

@@ -53,6 +53,12 @@ class KernelThreads:
         self.num_used = max(self.num_used, num_shares)
         kernels("cpu.team").run(self._opened().state, function, operand, num_shares)
 
+    def wake(self) -> None:
+        """Let threads that sleep get ready for work that is about to come."""
+        if self.count > 1:
+            team = kernels("cpu.team")
+            team.post(self._opened().state, team.WAKE, 0)
+
     def close(self) -> None:
         """End the threads. Further calls do nothing."""
         if self._team:

@@ -56,7 +56,10 @@ def published(seed: int, name: str) -> Expert:
 
 
 FORMS = {
-    "whole": [(FULL_BITS, whole(seed)) for seed in range(NUM)],
+    **{
+        f"whole, {name}": [(FULL_BITS, whole(seed, getattr(torch, name))) for seed in range(NUM)]
+        for name in ("bfloat16", "float16", "float32")
+    },
     "packed": [(3, packed(seed, 3)) for seed in range(NUM)],
     **{
         name: [(FULL_BITS, published(seed, name)) for seed in range(NUM)]
@@ -92,9 +95,11 @@ def outputs(experts: list[tuple[int, Expert]], threads: KernelThreads) -> np.nda
     stores = {bits: SimpleNamespace(layout=layout) for bits, (layout, _) in experts}
     slots = [content for _, (_, content) in experts]
     resident = SimpleNamespace(slow=SimpleNamespace(stores=stores), shadows=None, slots=slots)
+    layout = experts[0][1][0]
+    dtype = layout.dtype if isinstance(layout, ExpertLayout) else torch.bfloat16
     layer = SimpleNamespace(hidden_size=HIDDEN, experts=nn.Module())
-    kernels = TokenKernels(SimpleNamespace(dtype=torch.bfloat16, layers=[layer]), resident, threads)
-    kernels.take(torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(0)).bfloat16())
+    kernels = TokenKernels(SimpleNamespace(dtype=dtype, layers=[layer]), resident, threads)
+    kernels.take(torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(0)).to(dtype))
     places = [Place(key, key, bits) for key, (bits, _) in enumerate(experts)]
     y = np.zeros((len(places) + 1, HIDDEN), np.float32)
     rows = [4, 1, 4, *range(3, len(places))]

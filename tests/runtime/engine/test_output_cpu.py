@@ -14,11 +14,14 @@ from torch.nn import functional as F
 from artifacts.quantisation.packing import Packed
 from artifacts.quantisation.widths import SCALAR_WIDTHS
 from runtime.control.plan import Place
+from runtime.engine.form import TokenOperands
 from runtime.engine.forms_cpu import CpuWhole
 from runtime.engine.output_cpu import CpuOutput
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.kernels.low_bit import linear
+from runtime.model.arithmetic import DOWN, GATE_UP
+from runtime.model.layout import ExpertLayout, aligned
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Output, Session, Settings
 from runtime.session.settings import EXACT, FUSED
@@ -226,7 +229,11 @@ def test_kernels_equal_the_module_at_odd_sizes(
     like = torch.empty(0, dtype=kind).numpy()
     own = x.float().numpy()[0]
     rows = np.arange(3)
-    whole = np.array([(gate_up[e].data_ptr(), down[e].data_ptr()) for e in range(3)])
+    layout = ExpertLayout.of({GATE_UP: (2 * neurons, hidden), DOWN: (hidden, neurons)}, dtype)
+    whole = [aligned(layout.nbytes) for _ in range(3)]
+    for content, *matrices in zip(whole, gate_up, down, strict=True):
+        for part, matrix in zip(layout.parts, matrices, strict=True):
+            content[part.offset :][: part.nbytes] = matrix.flatten().view(torch.uint8)
     cut = [
         torch.stack((gate_up[e, :neurons], gate_up[e, neurons:], down[e].T), dim=1).contiguous()
         for e in range(3)
@@ -239,13 +246,12 @@ def test_kernels_equal_the_module_at_odd_sizes(
     starts = np.array([data[start].data_ptr() for data in cut for start, _ in halves])
     counts = np.array([size for _ in cut for _, size in halves])
     of = np.repeat(np.arange(3), len(halves))
-    for add, arguments in (
-        (kernels("cpu.gated").add_whole, (whole, neurons, own, rows)),
-        (kernels("cpu.gated").add_segments, (starts, counts, own, of)),
-    ):
-        y = np.zeros((3, hidden), np.float32)
+    outputs = [np.zeros((3, hidden), np.float32) for _ in range(2)]
+    addresses = [content.data_ptr() for content in whole]
+    CpuWhole(layout).multiply((), addresses, TokenOperands(own, rows, outputs[0], like))
+    kernels("cpu.gated").add_segments(starts, counts, own, of, outputs[1], like)
+    for y in outputs:
         out = torch.empty_like(x)
-        add(*arguments, y, like)
         kernels("cpu.gated").combine(y, weights.float().numpy(), 3, out.view(kind).numpy()[0])
         difference = (out.float() - expected.float()).abs().max()
         assert difference <= OF_OUTPUTS[dtype] * expected.float().abs().max() + 1e-7
@@ -321,5 +327,5 @@ def test_what_float16_does_not_hold_becomes_infinite_or_no_number_as_in_the_modu
     assert expected.isinf().sum() == 2 and expected.isnan().sum() == 1
     acts = np.empty(4, np.float32)
     inner = F.linear(x.float(), gate_up.float()).numpy()[0]
-    kernels("cpu.gated").activate(inner, acts, np.empty(0, np.int16))
+    kernels("cpu.gated").activate(inner[:4], inner[4:], acts, np.empty(0, np.int16))
     assert torch.equal(torch.from_numpy(acts).nan_to_num(7), expected[0].float().nan_to_num(7))

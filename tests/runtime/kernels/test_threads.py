@@ -3,6 +3,7 @@ it."""
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -60,6 +61,17 @@ def test_an_error_reaches_the_caller_once_the_other_parts_have_ended(
         three.run(parts)
     assert len(ended) == 2
     three.run([lambda: None] * 3)
+
+
+def test_threads_that_slept_or_were_woken_do_their_part(three: KernelThreads) -> None:
+    done: list[int] = []
+    for pause_s in (0, 0.01):
+        three.run([partial(done.append, number) for number in range(3)])
+        time.sleep(pause_s)
+        three.wake()
+        time.sleep(pause_s)
+    three.run([partial(done.append, number) for number in range(2)])
+    assert sorted(done) == [0, 0, 0, 1, 1, 1, 2, 2]
 
 
 def test_closing_ends_the_threads() -> None:
