@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from artifacts.common.numba_loops import Kernel
 
 _ROWS_AT_ONCE = 32  # a multiple of what kernels of codes by row take together
+_PIECES = 2  # of a thread: more let threads even out, and cost more calls
 _SCALE_NBYTES = (4, 2, 2, 1, 1)  # by SCALE_TYPE
 
 
@@ -71,8 +72,8 @@ class RowShares:
         self._fields[[shared.INNER_BIAS, shared.DOWN_BIAS]] = biases
         self._constants = np.array([gate.alpha, gate.limit] if gate else (), np.float32)
         self._fields[shared.CONSTANTS] = self._constants.ctypes.data
-        self._function = shared.share_experts
-        self._changing = [shared.TABLE, shared.X, shared.Y]
+        self._function = shared.add_experts
+        self._changing = [shared.TABLE, shared.NUM_PIECES, shared.X, shared.Y]
         self._table = cache(self._new_table)
         self._jobs = cache(self._new_job)
 
@@ -81,7 +82,7 @@ class RowShares:
     ) -> None:
         """Add to y[rows[i]], y [K, H] float32, the output of the expert at starts[i] on x [H]
         float32."""
-        self._function(self._job(starts, rows, x, y, 1), 0, 1, 0)
+        self._function(self._job(starts, rows, x, y, 1), 0)
 
     def multiply_on(
         self,
@@ -93,7 +94,7 @@ class RowShares:
         y: np.ndarray,
     ) -> None:
         """Do the same on `num_shares` threads."""
-        job = self._job(starts, rows, x, y, num_shares)
+        job = self._job(starts, rows, x, y, _PIECES * num_shares)
         threads.run_compiled(self._function.address(), job, num_shares)
 
     def _job(
@@ -102,15 +103,16 @@ class RowShares:
         rows: Sequence[int],
         x: np.ndarray,
         y: np.ndarray,
-        num_shares: int,
+        num_pieces: int,
     ) -> int:
         """Return the address of a job, which this thread's next one of as many experts
         overwrites."""
         job = self._jobs(threading.get_ident(), len(starts))
         job.starts[:] = starts
         job.rows[:] = rows
-        table = self._table(num_shares)
-        job.fields[self._changing] = table.ctypes.data, x.ctypes.data, y.ctypes.data
+        table = self._table(num_pieces)
+        own = table.ctypes.data, num_pieces, x.ctypes.data, y.ctypes.data
+        job.fields[self._changing] = own
         return job.address
 
     def _new_job(self, thread: int, count: int) -> "_Job":
@@ -130,15 +132,15 @@ class RowShares:
         fields[shared.ACTS] = acts.ctypes.data
         return _Job(fields, fields.ctypes.data, starts, rows, (inner, acts))
 
-    def _new_table(self, num_shares: int) -> np.ndarray:
-        """Return the rows of each matrix that each share multiplies: [shares, matrices, RANGE]."""
+    def _new_table(self, num_pieces: int) -> np.ndarray:
+        """Return the rows of each matrix that each piece has: [pieces, matrices, RANGE]."""
         shared = kernels("cpu.shared_experts")
-        table = np.zeros((num_shares, len(self._matrices), shared.RANGE), np.int64)
+        table = np.zeros((num_pieces, len(self._matrices), shared.RANGE), np.int64)
         for number, matrix in enumerate(self._matrices):
             unit = _unit(matrix) or matrix.count
-            for share, own in enumerate(table[:, number]):
-                first = matrix.count // unit * share // num_shares * unit
-                last = matrix.count // unit * (share + 1) // num_shares * unit
+            for piece, own in enumerate(table[:, number]):
+                first = matrix.count // unit * piece // num_pieces * unit
+                last = matrix.count // unit * (piece + 1) // num_pieces * unit
                 own[shared.FUNCTION] = matrix.kernel.address()
                 own[shared.FIRST] = matrix.first + first
                 own[shared.LAST] = matrix.first + last

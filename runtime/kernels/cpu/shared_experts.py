@@ -1,6 +1,6 @@
-"""Gated experts on one token, whose rows threads may share: each multiplies some rows of gate and
-up, all meet, each activates some neurons, all meet, and each multiplies some rows of down.
-Importing this module imports numba.
+"""Gated experts on one token, whose rows threads may share: in three phases they multiply pieces of
+gate and up, activate pieces of the neurons, and multiply pieces of down. Importing this module
+imports numba.
 
 The kernel of a matrix has the signature `published.MATRIX` and is called by its address, so that
 one function shares the experts of every format. A sum is of one row, by one thread, and experts
@@ -30,11 +30,12 @@ from runtime.kernels.cpu.published import (
     PLAIN_FLOAT16,
     UINT16_LIKE,
 )
-from runtime.kernels.cpu.team import call, meet
+from runtime.kernels.cpu.team import call, next_piece, piece_is_done, until_all_done
 
 # A job is int64 [JOB]: addresses, sizes, and offsets in an expert (-1: no bias).
 (
-    TABLE,  # int64 [shares, NUM_INNER + NUM_DOWN, RANGE], what each share multiplies
+    TABLE,  # int64 [pieces, NUM_INNER + NUM_DOWN, RANGE], what each piece multiplies
+    NUM_PIECES,
     NUM_INNER,  # matrices of gate and up
     NUM_DOWN,
     NUM_EXPERTS,
@@ -51,7 +52,7 @@ from runtime.kernels.cpu.team import call, meet
     DOWN_BIAS,
     CONSTANTS,  # float32 [2], alpha and limit of the clamped gate, which has biases
     JOB,
-) = range(17)
+) = range(18)
 # A range of rows is int64 [RANGE]: the kernel's address, the rows in the product of its part,
 # whether x may be taken for less than float32, and the fields of these rows as a matrix.
 FUNCTION, FIRST, LAST, IS_NARROW, FIELDS = range(5)
@@ -122,39 +123,64 @@ def _add_bias_in(job, start, own, y):
         _add_bias(job, start, own, y, FLOAT_LIKE)
 
 
-@kernel("void(int64, int64, int64, int64)", nogil=True)
-def share_experts(address, share, num_shares, barrier):
-    """Do one of `num_shares` shares of the job at this address: add each expert i on x to
-    y[rows[i]]. A share alone needs no barrier."""
-    job = carray(pointer(address, INT64_LIKE), JOB)
-    count = job[NUM_EXPERTS]
-    num_neurons = job[NEURONS]
-    num_inner = job[NUM_INNER]
-    num_ranges = num_inner + job[NUM_DOWN]
-    ranges = carray(
-        pointer(job[TABLE] + 8 * share * num_ranges * RANGE, INT64_LIKE), (num_ranges, RANGE)
-    )
-    starts = carray(pointer(job[STARTS], INT64_LIKE), count)
-    rows = carray(pointer(job[ROWS], INT64_LIKE), count)
-    x = carray(pointer(job[X], FLOAT_LIKE), job[HIDDEN])
-    inner = carray(pointer(job[INNER], FLOAT_LIKE), (count, 2 * num_neurons))
-    acts = carray(pointer(job[ACTS], FLOAT_LIKE), (count, num_neurons))
-    for i in range(count):
-        for m in range(num_inner):
+@part
+def _multiply_inner(job, ranges, x, starts, inner):
+    """Multiply a piece of gate and up of each expert."""
+    for i in range(len(starts)):
+        for m in range(job[NUM_INNER]):
             for row in range(ranges[m, FIRST], ranges[m, LAST]):
                 inner[i, row] = 0
             _multiply(ranges[m], starts[i], x, inner[i])
-    if num_shares > 1:
-        meet(barrier, num_shares)
-    first = num_neurons * share // num_shares
-    last = num_neurons * (share + 1) // num_shares
-    for i in range(count):
-        _activate_in(job, starts[i], inner[i], acts[i], first, last)
-    if num_shares > 1:
-        meet(barrier, 2 * num_shares)
-    for i in range(count):
-        own = carray(pointer(job[Y] + 4 * rows[i] * job[HIDDEN], FLOAT_LIKE), job[HIDDEN])
-        for m in range(num_inner, num_ranges):
-            _multiply(ranges[m], starts[i], acts[i], own)
+
+
+@part
+def _multiply_down(job, ranges, starts, rows, acts):
+    """Add a piece of the output of each expert."""
+    for i in range(len(starts)):
+        y = carray(pointer(job[Y] + 4 * rows[i] * job[HIDDEN], FLOAT_LIKE), job[HIDDEN])
+        for m in range(job[NUM_INNER], len(ranges)):
+            _multiply(ranges[m], starts[i], acts[i], y)
             if job[DOWN_BIAS] >= 0:
-                _add_bias_in(job, starts[i], ranges[m], own)
+                _add_bias_in(job, starts[i], ranges[m], y)
+
+
+@part
+def _piece(job, phase, piece):
+    """Do a piece of a phase."""
+    count = job[NUM_EXPERTS]
+    num_neurons = job[NEURONS]
+    num_pieces = job[NUM_PIECES]
+    starts = carray(pointer(job[STARTS], INT64_LIKE), count)
+    rows = carray(pointer(job[ROWS], INT64_LIKE), count)
+    inner = carray(pointer(job[INNER], FLOAT_LIKE), (count, 2 * num_neurons))
+    acts = carray(pointer(job[ACTS], FLOAT_LIKE), (count, num_neurons))
+    num_ranges = job[NUM_INNER] + job[NUM_DOWN]
+    table = job[TABLE] + 8 * piece * num_ranges * RANGE
+    ranges = carray(pointer(table, INT64_LIKE), (num_ranges, RANGE))
+    if phase == 0:
+        x = carray(pointer(job[X], FLOAT_LIKE), job[HIDDEN])
+        _multiply_inner(job, ranges, x, starts, inner)
+    elif phase == 1:
+        first = num_neurons * piece // num_pieces
+        last = num_neurons * (piece + 1) // num_pieces
+        for i in range(count):
+            _activate_in(job, starts[i], inner[i], acts[i], first, last)
+    else:
+        _multiply_down(job, ranges, starts, rows, acts)
+
+
+@kernel("void(int64, int64)", nogil=True)
+def add_experts(address, counters):
+    """Add each expert i of the job at this address on x to y[rows[i]]: in one piece if `counters`
+    is 0, otherwise in pieces that the threads of a team take."""
+    job = carray(pointer(address, INT64_LIKE), JOB)
+    for phase in range(3):
+        if counters == 0:
+            _piece(job, phase, 0)
+        else:
+            piece = next_piece(counters, phase)
+            while piece < job[NUM_PIECES]:
+                _piece(job, phase, piece)
+                piece_is_done(counters, phase)
+                piece = next_piece(counters, phase)
+            until_all_done(counters, phase, job[NUM_PIECES])

@@ -3,8 +3,11 @@ and then sleep. Importing this module imports numba.
 
 A team shares one `state`, int64 [STATE]. Its JOB changes whenever there is work: the number of the
 job, how many threads take part, and whether they call a compiled function or go back to Python, or
-shall only be awake.
-Threads that take no part read nothing else of a job, so that it may end before they wake.
+shall only be awake. Threads that take no part read nothing else of a job.
+
+Threads that call a compiled function take pieces of its work one after another, so that no piece
+waits for a thread that sleeps or has lost its core: a thread that comes late enters, finds the job
+over, and leaves.
 """
 
 import os
@@ -19,13 +22,17 @@ from numba.extending import intrinsic
 from artifacts.common.numba_loops import kernel, part
 
 # Places in a state, each in a line of the cache of its own: the job, how many threads sleep, how
-# many have ended their share, how many have come to a barrier, a function and its operand; behind
-# them what POSIX threads wait with.
-JOB, SLEEPING, ENDED, ARRIVED, FUNCTION, OPERAND, MUTEX, CONDITION = range(0, 64, 8)
-STATE = CONDITION + 16
-COMPILED, PYTHON, CLOSE, WAKE = range(4)  # kinds of a job: its two lowest bits
-_SHARES = 2  # the bits behind them hold the number of threads that take part
-_NUMBER = 22  # and those behind these its own number
+# many have done their part in Python, how many have entered compiled jobs and how many have left
+# them, a function and its operand, COUNTERS for its pieces, and what POSIX threads wait with.
+JOB, SLEEPING, DONE, ENTERED, LEFT, FUNCTION, OPERAND, MUTEX, CONDITION = range(0, 72, 8)
+COUNTERS = CONDITION + 16
+_NUM_COUNTERS = 6
+STATE = COUNTERS + 8 * _NUM_COUNTERS
+# Kinds of a job; OVER follows a compiled one that no thread may enter any more.
+COMPILED, PYTHON, CLOSE, WAKE, OVER = range(5)
+KIND = 7  # the bits of a job that hold its kind
+_SHARES = 3  # the bits behind them hold the number of threads that take part
+_NUMBER = 23  # and those behind these its own number
 
 _CAN_SLEEP = os.name == "posix"
 _HAS_PAUSE = platform.machine() in ("x86_64", "AMD64")
@@ -62,14 +69,13 @@ def _store(context, address, value):
 
 @intrinsic
 def _add(context, address, value):
-    """Add to the int64 at this address."""
+    """Add to the int64 at this address, and return what it was before."""
 
-    def generate(target, builder, __, arguments):
+    def generate(_, builder, __, arguments):
         place = builder.inttoptr(arguments[0], _WORD.as_pointer())
-        builder.atomic_rmw("add", place, arguments[1], "seq_cst")
-        return target.get_dummy_value()
+        return builder.atomic_rmw("add", place, arguments[1], "seq_cst")
 
-    return types.void(types.int64, types.int64), generate
+    return types.int64(types.int64, types.int64), generate
 
 
 @intrinsic
@@ -156,7 +162,7 @@ def _until(address, least):
 def _next(state, seen):
     """Wait for another job than `seen`, and return it."""
     job = _at(state, JOB)
-    for _ in range(_SPINS_AWAKE if seen & 3 == WAKE else _SPINS):
+    for _ in range(_SPINS_AWAKE if seen & KIND == WAKE else _SPINS):
         if _loaded(job) != seen:
             return _loaded(job)
         _relax()
@@ -181,62 +187,83 @@ def prepare(state):
         _init_condition(_at(state, CONDITION), 0)
 
 
-@kernel("void(int64[::1], int64, int64)", nogil=True)
-def post(state, kind, num_shares):
-    """Give a team its next job, of this kind, for that many threads, the caller's among them."""
-    _store(_at(state, ENDED), 0)
-    _store(_at(state, ARRIVED), 0)
+@part
+def _post(state, kind, num_shares):
     number = (_loaded(_at(state, JOB)) >> _NUMBER) + 1
-    _store(_at(state, JOB), number << _NUMBER | num_shares << _SHARES | kind)
-    if _CAN_SLEEP and _loaded(_at(state, SLEEPING)):
+    job = number << _NUMBER | num_shares << _SHARES | kind
+    _store(_at(state, JOB), job)
+    if _CAN_SLEEP and kind != OVER and _loaded(_at(state, SLEEPING)):
         _lock(_at(state, MUTEX))
         _signal_all(_at(state, CONDITION))
         _unlock(_at(state, MUTEX))
 
 
+@kernel("void(int64[::1], int64, int64)", nogil=True)
+def post(state, kind, num_shares):
+    """Give a team its next job, of this kind, for that many threads, the caller's among them."""
+    _store(_at(state, DONE), 0)
+    _post(state, kind, num_shares)
+
+
 @kernel("void(int64[::1])", nogil=True)
 def end(state):
-    """Tell that a thread has ended its share."""
-    _add(_at(state, ENDED), 1)
+    """Tell that a thread has done its part in Python."""
+    _add(_at(state, DONE), 1)
 
 
 @kernel("void(int64[::1], int64)", nogil=True)
-def until_ended(state, num_others):
-    """Wait until that many threads have ended their shares."""
-    _until(_at(state, ENDED), num_others)
+def until_done(state, num_others):
+    """Wait until that many threads have done their parts in Python."""
+    _until(_at(state, DONE), num_others)
 
 
 @kernel("void(int64[::1], int64, int64, int64)", nogil=True)
 def run(state, function, operand, num_shares):
-    """Call the function at this address, with a number, a share, the number of shares and the
-    address of a barrier, on that many threads, and return when all have ended."""
+    """Call the function at this address with a number and the address of COUNTERS, which are 0, on
+    at most that many threads, and return when its pieces are done."""
+    counters = _at(state, COUNTERS)
+    for i in range(_NUM_COUNTERS):
+        _store(counters + 64 * i, 0)
     _store(_at(state, FUNCTION), function)
     _store(_at(state, OPERAND), operand)
-    post(state, COMPILED, num_shares)
-    call(function, (operand, 0, num_shares, _at(state, ARRIVED)))
-    until_ended(state, num_shares - 1)
+    _post(state, COMPILED, num_shares)
+    call(function, (operand, counters))
+    _post(state, OVER, 0)
+    _until(_at(state, LEFT), _loaded(_at(state, ENTERED)))  # one that enters now leaves at once
 
 
 @kernel("int64(int64[::1], int64, int64)", nogil=True)
 def work(state, share, seen):
-    """Do this thread's shares of compiled jobs after `seen`, until there is one for Python, or the
-    team is closed; return that job."""
+    """Take part in compiled jobs after `seen`, until there is one for Python, or the team is
+    closed; return that job."""
     while True:
         job = _next(state, seen)
         seen = job
         num_shares = (job >> _SHARES) & ((1 << (_NUMBER - _SHARES)) - 1)
-        kind = job & 3
+        kind = job & KIND
         if kind == CLOSE or (kind == PYTHON and share < num_shares):
             return job
         if kind == COMPILED and share < num_shares:
-            function = _loaded(_at(state, FUNCTION))
-            operand = _loaded(_at(state, OPERAND))
-            call(function, (operand, share, num_shares, _at(state, ARRIVED)))
-            end(state)
+            _add(_at(state, ENTERED), 1)
+            if _loaded(_at(state, JOB)) == job:
+                operand = _loaded(_at(state, OPERAND))
+                call(_loaded(_at(state, FUNCTION)), (operand, _at(state, COUNTERS)))
+            _add(_at(state, LEFT), 1)
 
 
 @part
-def meet(barrier, count):
-    """Wait until `count` shares have come to this barrier in all."""
-    _add(barrier, 1)
-    _until(barrier, count)
+def next_piece(counters, phase):
+    """Return the number of a piece of this phase that no thread has taken."""
+    return _add(counters + 128 * phase, 1)
+
+
+@part
+def piece_is_done(counters, phase):
+    """Tell that a piece of this phase is done."""
+    _add(counters + 128 * phase + 64, 1)
+
+
+@part
+def until_all_done(counters, phase, count):
+    """Wait until `count` pieces of this phase are done."""
+    _until(counters + 128 * phase + 64, count)

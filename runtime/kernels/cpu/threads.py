@@ -48,8 +48,8 @@ class KernelThreads:
             parts[0]()
 
     def run_compiled(self, function: int, operand: int, num_shares: int) -> None:
-        """Call the compiled function at this address on `num_shares` threads, as
-        `runtime.kernels.cpu.team.run` does, and return when all have ended."""
+        """Call the compiled function at this address on at most `num_shares` threads, as
+        `runtime.kernels.cpu.team.run` does, and return when its pieces are done."""
         self.num_used = max(self.num_used, num_shares)
         kernels("cpu.team").run(self._opened().state, function, operand, num_shares)
 
@@ -99,7 +99,7 @@ class _Team:
         try:
             parts[0]()
         finally:
-            team.until_ended(self.state, len(parts) - 1)  # they use memory that the caller may free
+            team.until_done(self.state, len(parts) - 1)  # they use memory that the caller may free
             self._parts = ()
         if self._errors:
             raise self._errors[0]
@@ -115,7 +115,7 @@ class _Team:
     def _work(self, share: int) -> None:
         team = kernels("cpu.team")
         job = 0
-        while (job := team.work(self.state, share, job)) & 3 != team.CLOSE:
+        while (job := team.work(self.state, share, job)) & team.KIND != team.CLOSE:
             try:
                 self._parts[share]()
             except BaseException as error:
