@@ -3,7 +3,6 @@ each matrix, so that a single expert already uses all of them."""
 
 import threading
 from collections.abc import Sequence
-from functools import cache
 from math import lcm
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,6 +45,13 @@ class _Job(NamedTuple):
     held: tuple[np.ndarray, ...]
 
 
+class _Jobs(threading.local):
+    """The jobs of each thread, by their number of experts."""
+
+    def __init__(self) -> None:
+        self.by_count: dict[int, _Job] = {}
+
+
 class RowShares:
     """Experts of one form. `inner` are the matrices of gate and up, `down` those of down; `biases`
     the offsets of both biases in an expert, for a clamped `gate`. Threads can share them if they
@@ -74,8 +80,8 @@ class RowShares:
         self._fields[shared.CONSTANTS] = self._constants.ctypes.data
         self._function = shared.add_experts
         self._changing = [shared.TABLE, shared.NUM_PIECES, shared.X, shared.Y]
-        self._table = cache(self._new_table)
-        self._jobs = cache(self._new_job)
+        self._tables: dict[int, np.ndarray] = {}  # by their number of pieces
+        self._jobs = _Jobs()
 
     def multiply(
         self, starts: Sequence[int], rows: Sequence[int], x: np.ndarray, y: np.ndarray
@@ -107,17 +113,21 @@ class RowShares:
     ) -> int:
         """Return the address of a job, which this thread's next one of as many experts
         overwrites."""
-        job = self._jobs(threading.get_ident(), len(starts))
+        jobs = self._jobs.by_count
+        if len(starts) not in jobs:
+            jobs[len(starts)] = self._new_job(len(starts))
+        job = jobs[len(starts)]
         job.starts[:] = starts
         job.rows[:] = rows
-        table = self._table(num_pieces)
+        if num_pieces not in self._tables:
+            self._tables[num_pieces] = self._new_table(num_pieces)
+        table = self._tables[num_pieces]
         own = table.ctypes.data, num_pieces, x.ctypes.data, y.ctypes.data
         job.fields[self._changing] = own
         return job.address
 
-    def _new_job(self, thread: int, count: int) -> "_Job":
-        """Return a job of a thread for that many experts, with room for what is between their
-        matrices."""
+    def _new_job(self, count: int) -> _Job:
+        """Return a job for that many experts, with room for what is between their matrices."""
         shared = kernels("cpu.shared_experts")
         num_neurons = self._fields[shared.NEURONS]
         inner = np.empty((count, 2 * num_neurons), np.float32)

@@ -159,6 +159,20 @@ def _until(address, least):
 
 
 @part
+def _until_all_have_left(state):
+    """Wait until no thread is in the job, which is over: one that enters now leaves at once. LEFT
+    is read first, so that both are equal only if nobody was inside meanwhile."""
+    left = _at(state, LEFT)
+    entered = _at(state, ENTERED)
+    for _ in range(_FEW_SPINS):
+        if _loaded(left) == _loaded(entered):
+            return
+        _relax()
+    while _loaded(left) != _loaded(entered):
+        _let_others_run()
+
+
+@part
 def _next(state, seen):
     """Wait for another job than `seen`, and return it."""
     job = _at(state, JOB)
@@ -229,7 +243,7 @@ def run(state, function, operand, num_shares):
     _post(state, COMPILED, num_shares)
     call(function, (operand, counters))
     _post(state, OVER, 0)
-    _until(_at(state, LEFT), _loaded(_at(state, ENTERED)))  # one that enters now leaves at once
+    _until_all_have_left(state)
 
 
 @kernel("int64(int64[::1], int64, int64)", nogil=True)

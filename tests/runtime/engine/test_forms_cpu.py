@@ -1,6 +1,7 @@
 """Experts of every form give the same bits on any number of threads."""
 
 from collections.abc import Iterator
+from random import Random
 from types import SimpleNamespace
 
 import numpy as np
@@ -90,8 +91,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[KernelThreads]:
     threads.close()
 
 
-def outputs(experts: list[tuple[int, Expert]], threads: KernelThreads) -> np.ndarray:
-    """Rows [n + 1, HIDDEN]; the third expert adds to the row of the first, as a segment would."""
+def kernels_of(experts: list[tuple[int, Expert]], threads: KernelThreads) -> TokenKernels:
     stores = {bits: SimpleNamespace(layout=layout) for bits, (layout, _) in experts}
     slots = [content for _, (_, content) in experts]
     resident = SimpleNamespace(slow=SimpleNamespace(stores=stores), shadows=None, slots=slots)
@@ -100,6 +100,12 @@ def outputs(experts: list[tuple[int, Expert]], threads: KernelThreads) -> np.nda
     layer = SimpleNamespace(hidden_size=HIDDEN, experts=nn.Module())
     kernels = TokenKernels(SimpleNamespace(dtype=dtype, layers=[layer]), resident, threads)
     kernels.take(torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(0)).to(dtype))
+    return kernels
+
+
+def outputs(experts: list[tuple[int, Expert]], threads: KernelThreads) -> np.ndarray:
+    """Rows [n + 1, HIDDEN]; the third expert adds to the row of the first, as a segment would."""
+    kernels = kernels_of(experts, threads)
     places = [Place(key, key, bits) for key, (bits, _) in enumerate(experts)]
     y = np.zeros((len(places) + 1, HIDDEN), np.float32)
     rows = [4, 1, 4, *range(3, len(places))]
@@ -122,3 +128,28 @@ def test_any_number_of_threads_gives_the_same_bits(
     assert (outputs(FORMS[form], threads) == alone).all()
     # where matrices cannot be divided, threads take the three rows of y that experts add to
     assert threads.num_used == (min(threads.count, 3) if form in BY_EXPERTS else threads.count)
+
+
+def test_jobs_that_follow_each_other_do_not_mix(
+    threads: KernelThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of changing experts at once after each other, while threads come late, sleep, are woken
+    and run parts in Python."""
+    monkeypatch.setattr(module, "MIN_ROWS", 1)
+    experts = FORMS["whole, bfloat16"]
+    alone = kernels_of(experts, KernelThreads(1))
+    shared = kernels_of(experts, threads)
+    random = Random(0)
+    for _ in range(200):
+        chosen = random.sample(range(NUM), random.randint(1, NUM))
+        places = [Place(key, key, FULL_BITS) for key in chosen]
+        results = []
+        for kernels in (alone, shared):
+            y = np.zeros((len(chosen), HIDDEN), np.float32)
+            kernels.add(places, kernels.starts(places), range(len(chosen)), y)
+            results.append(y)
+        assert (results[0] == results[1]).all()
+        if random.random() < 0.1:
+            threads.wake()
+        if random.random() < 0.1:
+            threads.run([lambda: None] * random.randint(1, threads.count))
