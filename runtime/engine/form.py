@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from runtime.control.plan import Place
-from runtime.engine.row_shares import RowShares
+from runtime.kernels.cpu.row_shares import RowShares
 
 
 class TokenOperands(NamedTuple):

@@ -16,9 +16,9 @@ from runtime.control.plan import NO_SLOT, Place
 from runtime.engine.form import CpuForm, LayerForm, TokenOperands
 from runtime.engine.forms_published import CpuMixed, CpuPublished, has_published_form
 from runtime.engine.forms_trellis import CpuTrellis
-from runtime.engine.row_shares import RowShares, plain_rows
 from runtime.kernels.batched import is_plain
 from runtime.kernels.clamped_gate import ClampedGate, clamped_gate
+from runtime.kernels.cpu.row_shares import RowShares, plain_rows
 from runtime.kernels.cpu.threads import KernelThreads, divided
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.arithmetic import DOWN, GATE_UP

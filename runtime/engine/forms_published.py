@@ -21,8 +21,8 @@ from artifacts.formats.order import ORDER
 from artifacts.formats.packed_integers import PackedIntegers
 from runtime.control.plan import Place
 from runtime.engine.form import CpuForm, LayerForm, TokenOperands
-from runtime.engine.row_shares import Rows, RowShares
 from runtime.kernels.clamped_gate import ClampedGate
+from runtime.kernels.cpu.row_shares import Rows, RowShares
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import Layout

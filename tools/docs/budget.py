@@ -14,7 +14,7 @@ from pathlib import Path
 from tools import ROOT
 from tools.docs.rooms import PACKAGES
 
-MOST_TOKENS = 528_300
+MOST_TOKENS = 528_600
 MOST_NODES = 210  # of the syntax tree, in nine functions of ten
 MOST_PACKED = 0.015  # of all assignments: a tuple to a tuple, unless values change places
 MOST_COLUMNS = 100
@@ -30,7 +30,7 @@ CROWDED = {
     "moectl/show": 17,
     "profilers/compare": 16,
     "runtime/control": 18,
-    "runtime/engine": 26,
+    "runtime/engine": 25,
     "runtime/kernels/cpu": 46,
     "runtime/kernels/gpu": 20,
     "runtime/model": 38,

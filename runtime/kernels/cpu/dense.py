@@ -8,14 +8,14 @@ Routers are not replaced, so that they choose a token's experts with the model's
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from runtime.kernels.cpu.threads import KernelThreads, by_rows
+from runtime.kernels.cpu.row_shares import MatrixShares, Rows, plain_rows
+from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.open import MoeModel
 from runtime.model.quantised_linear import QuantisedLinear, stored
@@ -92,13 +92,16 @@ class PackedLinear:
 
     def __init__(self, layer: QuantisedLinear, threads: KernelThreads) -> None:
         self._layer = layer
-        self._threads = threads
-        self._address = layer.blocks.data_ptr()
-        self._row_nbytes = layer.blocks.shape[1]
-        self._num_shares = threads.num_shares(layer.blocks.nbytes)
-        self._is_narrow = layer.dtype is torch.bfloat16 and kernels("cpu.lanes").HAS_PAIRS
-        kind = getattr(kernels("cpu.published"), layer.form.name)
-        self._multiply = partial(kernels("cpu.blocks").add_blocks_of_32, kind)
+        is_narrow = layer.dtype is torch.bfloat16 and kernels("cpu.lanes").HAS_PAIRS
+        names = kernels("cpu.published")
+        fields = np.full(names.NUM_FIELDS, -1)
+        fields[names.KIND] = getattr(names, layer.form.name)
+        fields[names.CODES] = layer.blocks.data_ptr()
+        fields[names.BLOCK_NBYTES] = layer.form.nbytes
+        kernel = kernels("cpu.blocks").multiply_blocks_of_32
+        count, nbytes = layer.blocks.shape
+        matrix = Rows(0, count, nbytes, fields, kernel, is_narrow)
+        self._matrix = _shared(matrix, layer.in_features, threads)
         self._bias = None if layer.bias is None else layer.bias.detach().float()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -112,26 +115,24 @@ class PackedLinear:
             out = linear_in_tiles([layer.matrix], tokens)
             out = out if layer.bias is None else out + layer.bias
         else:
-            sums = torch.from_numpy(self._sums(tokens.float().numpy()))
-            out = (sums if self._bias is None else sums + self._bias).to(layer.dtype)
+            sums = np.zeros((num_tokens, layer.out_features), np.float32)
+            for token, own in zip(tokens.float().numpy(), sums, strict=True):
+                self._matrix.add(token, own)
+            out = _rounded(sums, self._bias, layer.dtype)
         return out.view(*x.shape[:-1], layer.out_features)
 
-    def _sums(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the products of tokens [T, I], float32 [T, O]. Each token is multiplied by all of
-        the matrix, in shares of its rows."""
-        sums = np.zeros((len(tokens), self._layer.out_features), np.float32)
-        borders = [
-            sums.shape[1] * share // self._num_shares for share in range(self._num_shares + 1)
-        ]
-        for x, y in zip(tokens, sums, strict=True):
-            parts = [
-                partial(self._part, x, y, *each) for each in zip(borders, borders[1:], strict=False)
-            ]
-            self._threads.run(parts)
-        return sums
 
-    def _part(self, x: np.ndarray, y: np.ndarray, first: int, last: int) -> None:
-        self._multiply(self._address + first * self._row_nbytes, x, y[first:last], self._is_narrow)
+def _shared(matrix: Rows, num_inputs: int, threads: KernelThreads) -> MatrixShares:
+    """Return the matrix, for as many threads as are worth it."""
+    nbytes = matrix.count * matrix.nbytes
+    num_shares = threads.num_row_shares(nbytes) if threads.num_shares(nbytes) > 1 else 1
+    return MatrixShares(matrix, num_inputs, threads, num_shares)
+
+
+def _rounded(sums: np.ndarray, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """Return float32 sums plus a bias in float32, rounded once."""
+    out = torch.from_numpy(sums)
+    return (out if bias is None else out + bias).to(dtype)
 
 
 def _forward(layer: nn.Linear, threads: KernelThreads) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -140,19 +141,32 @@ def _forward(layer: nn.Linear, threads: KernelThreads) -> Callable[[torch.Tensor
     kind = AS_NUMPY[layer.weight.dtype]
     dtype = layer.weight.dtype
     address = layer.weight.data_ptr()
-    bias = torch.empty(0, dtype=dtype) if layer.bias is None else layer.bias.detach()
-    bias = bias.view(kind).numpy()
-    project = kernels("cpu.gated").project
     num_inputs = layer.in_features
     num_outputs = layer.out_features
-    if (num_shares := threads.num_shares(layer.weight.nbytes)) > 1:
-        project = by_rows(project, threads, num_shares)
+    bias = None if layer.bias is None else layer.bias.detach()
+    if threads.num_shares(layer.weight.nbytes) > 1:
+        row = plain_rows(dtype, address, num_outputs, num_inputs * dtype.itemsize)
+        matrix = _shared(row, num_inputs, threads)
+        wide_bias = None if bias is None else bias.float()
+
+        def one(x: torch.Tensor) -> torch.Tensor:
+            sums = np.zeros(num_outputs, np.float32)
+            matrix.add(x.float().numpy(), sums)
+            return _rounded(sums, wide_bias, dtype)
+
+    else:
+        project = kernels("cpu.gated").project
+        own_bias = torch.empty(0, dtype=dtype) if bias is None else bias
+        own_bias = own_bias.view(kind).numpy()
+
+        def one(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty(num_outputs, dtype=dtype)
+            project(address, own_bias, x.view(kind).numpy(), out.view(kind).numpy())
+            return out
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         if x.numel() != num_inputs or x.dtype is not dtype or x.requires_grad:
             return F.linear(x, layer.weight, layer.bias)
-        out = torch.empty(*x.shape[:-1], num_outputs, dtype=dtype)
-        project(address, bias, x.reshape(-1).view(kind).numpy(), out.view(kind).view(-1).numpy())
-        return out
+        return one(x.reshape(-1)).view(*x.shape[:-1], num_outputs)
 
     return forward

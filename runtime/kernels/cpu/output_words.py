@@ -7,7 +7,7 @@ from numba import carray
 from artifacts.common.numba_loops import kernel
 from artifacts.formats.awq import ORDER
 from runtime.kernels.cpu.column_vectors import DIGITS, UNIT
-from runtime.kernels.cpu.digits import MAX_WIDTH, in_digits
+from runtime.kernels.cpu.columns import MAX_WIDTH, in_digits
 from runtime.kernels.cpu.gated import part, pointer
 from runtime.kernels.cpu.lanes import LANES
 from runtime.kernels.cpu.output_word_vectors import (

@@ -1,6 +1,6 @@
 """Gated experts on one token, whose rows threads may share: in three phases they multiply pieces of
-gate and up, activate pieces of the neurons, and multiply pieces of down. Importing this module
-imports numba.
+gate and up, activate pieces of the neurons, and multiply pieces of down. And single matrices.
+Importing this module imports numba.
 
 The kernel of a matrix has the signature `published.MATRIX` and is called by its address, so that
 one function shares the experts of every format. A sum is of one row, by one thread, and experts
@@ -184,3 +184,22 @@ def add_experts(address, counters):
                 piece_is_done(counters, phase)
                 piece = next_piece(counters, phase)
             until_all_done(counters, phase, job[NUM_PIECES])
+
+
+@kernel("void(int64, int64)", nogil=True)
+def multiply_rows(address, counters):
+    """Add x [H] times a matrix [I, H] to y [I], in pieces as `add_experts` does. The job at this
+    address has one matrix."""
+    job = carray(pointer(address, INT64_LIKE), JOB)
+    x = carray(pointer(job[X], FLOAT_LIKE), job[HIDDEN])
+    y = carray(pointer(job[Y], FLOAT_LIKE), job[NEURONS])
+    ranges = carray(pointer(job[TABLE], INT64_LIKE), (job[NUM_PIECES], RANGE))
+    if counters == 0:
+        _multiply(ranges[0], 0, x, y)
+        return
+    piece = next_piece(counters, 0)
+    while piece < job[NUM_PIECES]:
+        _multiply(ranges[piece], 0, x, y)
+        piece_is_done(counters, 0)
+        piece = next_piece(counters, 0)
+    until_all_done(counters, 0, job[NUM_PIECES])

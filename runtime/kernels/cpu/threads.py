@@ -6,7 +6,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -144,23 +143,3 @@ def divided(nbytes: Sequence[int], num_shares: int) -> list[list[int]]:
         shares[least].append(index)
         held[least] += nbytes[index]
     return shares
-
-
-Projection = Callable[[int, np.ndarray, np.ndarray, np.ndarray], None]
-"""Function of an address, a bias [O] or [0], x [I] and out [O], like
-`runtime.kernels.cpu.gated.project`."""
-
-
-def by_rows(project: Projection, threads: KernelThreads, num_shares: int) -> Projection:
-    """Return `project` of a matrix, divided into `num_shares` shares of its rows."""
-
-    def divided_project(address: int, bias: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
-        borders = [len(out) * share // num_shares for share in range(num_shares + 1)]
-        threads.run(
-            [
-                partial(project, address + first * x.nbytes, bias[first:last], x, out[first:last])
-                for first, last in zip(borders, borders[1:], strict=False)
-            ]
-        )
-
-    return divided_project

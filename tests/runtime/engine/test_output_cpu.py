@@ -125,6 +125,7 @@ def test_any_number_of_threads_gives_the_same_logits(
 
     monkeypatch.setattr(KernelThreads, "close", closed)
     monkeypatch.setattr("runtime.kernels.cpu.threads.MIN_SHARE", 1)
+    monkeypatch.setattr("runtime.kernels.cpu.threads.MIN_ROWS", 1)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     opened = open_model(str(checkpoint("olmoe", "hub", "bfloat16")))
     logits = []

@@ -89,6 +89,7 @@ def test_a_matrix_of_few_bits_divided_between_threads_has_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(threads, "MIN_SHARE", 1 << 10)
+    monkeypatch.setattr(threads, "MIN_ROWS", 1 << 10)
     layer = _packed(160, 77, GGML["Q4_0"], torch.bfloat16)
     x = torch.randn(2, 160).bfloat16()
     outputs = []

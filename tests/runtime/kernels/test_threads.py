@@ -125,6 +125,7 @@ def test_a_linear_layer_has_the_same_bits_on_any_number_of_threads(
     bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MIN_SHARE", 1)
+    monkeypatch.setattr(module, "MIN_ROWS", 1)
     torch.manual_seed(0)
     layer = nn.Linear(200, 131, bias=bias).to(dtype)
     x = torch.randn(1, 1, 200).to(dtype)

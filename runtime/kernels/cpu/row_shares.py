@@ -120,7 +120,7 @@ class RowShares:
         job.starts[:] = starts
         job.rows[:] = rows
         if num_pieces not in self._tables:
-            self._tables[num_pieces] = self._new_table(num_pieces)
+            self._tables[num_pieces] = _table(self._matrices, num_pieces)
         table = self._tables[num_pieces]
         own = table.ctypes.data, num_pieces, x.ctypes.data, y.ctypes.data
         job.fields[self._changing] = own
@@ -142,21 +142,52 @@ class RowShares:
         fields[shared.ACTS] = acts.ctypes.data
         return _Job(fields, fields.ctypes.data, starts, rows, (inner, acts))
 
-    def _new_table(self, num_pieces: int) -> np.ndarray:
-        """Return the rows of each matrix that each piece has: [pieces, matrices, RANGE]."""
+
+class MatrixShares:
+    """A matrix [O, I] outside experts, whose rows `num_shares` of the threads share. Its fields
+    have addresses in place of offsets."""
+
+    def __init__(
+        self, matrix: Rows, num_inputs: int, threads: KernelThreads, num_shares: int
+    ) -> None:
         shared = kernels("cpu.shared_experts")
-        table = np.zeros((num_pieces, len(self._matrices), shared.RANGE), np.int64)
-        for number, matrix in enumerate(self._matrices):
-            unit = _unit(matrix) or matrix.count
-            for piece, own in enumerate(table[:, number]):
-                first = matrix.count // unit * piece // num_pieces * unit
-                last = matrix.count // unit * (piece + 1) // num_pieces * unit
-                own[shared.FUNCTION] = matrix.kernel.address()
-                own[shared.FIRST] = matrix.first + first
-                own[shared.LAST] = matrix.first + last
-                own[shared.IS_NARROW] = matrix.is_narrow
-                own[shared.FIELDS :] = _fields_from(matrix, first)
-        return table
+        self._threads = threads
+        self._num_shares = num_shares
+        num_pieces = _PIECES * num_shares if num_shares > 1 else 1
+        self._table = _table([matrix], num_pieces)
+        self._job = np.zeros(shared.JOB, np.int64)
+        self._job[shared.TABLE] = self._table.ctypes.data
+        self._job[shared.NUM_PIECES] = num_pieces
+        self._job[shared.HIDDEN] = num_inputs
+        self._job[shared.NEURONS] = matrix.count
+        self._changing = [shared.X, shared.Y]
+        self._function = shared.multiply_rows
+
+    def add(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Add x [I] times the matrix to y [O], both float32."""
+        self._job[self._changing] = x.ctypes.data, y.ctypes.data
+        if self._num_shares == 1:
+            self._function(self._job.ctypes.data, 0)
+        else:
+            job = self._job.ctypes.data
+            self._threads.run_compiled(self._function.address(), job, self._num_shares)
+
+
+def _table(matrices: Sequence[Rows], num_pieces: int) -> np.ndarray:
+    """Return the rows of each matrix that each piece has: [pieces, matrices, RANGE]."""
+    shared = kernels("cpu.shared_experts")
+    table = np.zeros((num_pieces, len(matrices), shared.RANGE), np.int64)
+    for number, matrix in enumerate(matrices):
+        unit = _unit(matrix) or matrix.count
+        for piece, own in enumerate(table[:, number]):
+            first = matrix.count // unit * piece // num_pieces * unit
+            last = matrix.count // unit * (piece + 1) // num_pieces * unit
+            own[shared.FUNCTION] = matrix.kernel.address()
+            own[shared.FIRST] = matrix.first + first
+            own[shared.LAST] = matrix.first + last
+            own[shared.IS_NARROW] = matrix.is_narrow
+            own[shared.FIELDS :] = _fields_from(matrix, first)
+    return table
 
 
 def plain_rows(dtype: torch.dtype, offset: int, count: int, nbytes: int) -> Rows:
