@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from artifacts.formats.ggml import GGML, GgmlBlocks
 from artifacts.formats.ggml_encoding import encode
 from runtime.kernels.cpu.linear import PLAIN
+from runtime.kernels.cpu.row_shares import RowShares, plain_rows
 from runtime.kernels.load import AS_NUMPY, kernels
 from tools.gpu.checks.trellis import random_trellis
 
@@ -19,6 +20,15 @@ _NEURONS = 33
 _NUM_EXPERTS = 5
 _CODED = (64, 48)
 _IN_BLOCKS = (160, 64)  # the same, of experts in blocks of 32
+
+
+def _by_matrices(dtype: torch.dtype, hidden: int, neurons: int) -> RowShares:
+    """Experts of plain numbers, down behind gate and up."""
+    inner = plain_rows(dtype, 0, 2 * neurons, hidden * dtype.itemsize)
+    down = plain_rows(
+        dtype, 2 * neurons * hidden * dtype.itemsize, hidden, neurons * dtype.itemsize
+    )
+    return RowShares([inner], [down], dtype)
 
 
 @pytest.mark.parametrize("are_wide", [False, True], ids=["weights of the dtype", "float32 weights"])
@@ -48,9 +58,9 @@ def test_a_call_for_all_agrees_with_calls_for_each(dtype: torch.dtype, are_wide:
 
     order = ids[0].argsort(stable=True).numpy()
     selected = ids.numpy()[0]
-    addresses = np.stack([starts[selected[order]], starts[selected[order]] + down], axis=1)
     y = np.zeros((4, _HIDDEN), np.float32)
-    kernels("cpu.gated").add_whole(addresses, _NEURONS, x.float().numpy()[0], np.arange(4), y, like)
+    each = _by_matrices(dtype, _HIDDEN, _NEURONS)
+    each.multiply(starts[selected[order]], np.arange(4), x.float().numpy()[0], y)
     given = weights.float().numpy()[0, order]
     kernels("cpu.gated").combine(y, given, 4, expected.view(AS_NUMPY[dtype]).numpy()[0])
     bound = 1e-6 if dtype is torch.float32 else 2**-7
@@ -155,8 +165,7 @@ def test_experts_without_an_address_are_their_replicas(dtype: torch.dtype) -> No
     expected = torch.empty_like(x)
     own = [np.ascontiguousarray(table[[0, 4]]) for table in tables]
     kernels("cpu.gated_trellis").add(functions, *own, turns, token, np.array([0, 2]), y, like)
-    addresses = np.array([[starts[2], starts[2] + down]])
-    kernels("cpu.gated").add_whole(addresses, neurons, token, np.array([1]), y, like)
+    _by_matrices(dtype, hidden, neurons).multiply([starts[2]], [1], token, y)
     kernels("cpu.gated").combine(
         y, weights.numpy()[0, [1, 2, 0]], 3, expected.view(AS_NUMPY[dtype]).numpy()[0]
     )
