@@ -33,7 +33,7 @@ from tools.gpu.models import SHAPES
 from tools.gpu.rows import Rates, Row, Text
 from tools.gpu.table import markdown
 
-PRESETS = ("on-demand", "mixtral-offloading", "near")
+PRESETS = ("on-demand", "mixtral-offloading")
 BUDGETS = ("50%", "25%", "12.5%", "5%")
 AIMED_AT = "25%"  # where perfect prefetching, tuned policies and Accelerate run
 EMULATED_GBPS = 0.05  # of the emulated link without a GPU; its models are very small
