@@ -79,6 +79,7 @@ class RowShares:
         self._constants = np.array([gate.alpha, gate.limit] if gate else (), np.float32)
         self._fields[shared.CONSTANTS] = self._constants.ctypes.data
         self._function = shared.add_experts
+        self._address = shared.add_experts.address()
         self._changing = [shared.TABLE, shared.NUM_PIECES, shared.X, shared.Y]
         self._tables: dict[int, np.ndarray] = {}  # by their number of pieces
         self._jobs = _Jobs()
@@ -101,7 +102,7 @@ class RowShares:
     ) -> None:
         """Do the same on `num_shares` threads."""
         job = self._job(starts, rows, x, y, _PIECES * num_shares)
-        threads.run_compiled(self._function.address(), job, num_shares)
+        threads.run_compiled(self._address, job, num_shares)
 
     def _job(
         self,
@@ -113,10 +114,11 @@ class RowShares:
     ) -> int:
         """Return the address of a job, which this thread's next one of as many experts
         overwrites."""
+        count = len(starts)
         jobs = self._jobs.by_count
-        if len(starts) not in jobs:
-            jobs[len(starts)] = self._new_job(len(starts))
-        job = jobs[len(starts)]
+        if count not in jobs:
+            jobs[count] = self._new_job(count)
+        job = jobs[count]
         job.starts[:] = starts
         job.rows[:] = rows
         if num_pieces not in self._tables:
@@ -162,15 +164,16 @@ class MatrixShares:
         self._job[shared.NEURONS] = matrix.count
         self._changing = [shared.X, shared.Y]
         self._function = shared.multiply_rows
+        self._address = shared.multiply_rows.address()
 
     def add(self, x: np.ndarray, y: np.ndarray) -> None:
         """Add x [I] times the matrix to y [O], both float32."""
         self._job[self._changing] = x.ctypes.data, y.ctypes.data
+        job = self._job.ctypes.data
         if self._num_shares == 1:
-            self._function(self._job.ctypes.data, 0)
+            self._function(job, 0)
         else:
-            job = self._job.ctypes.data
-            self._threads.run_compiled(self._function.address(), job, self._num_shares)
+            self._threads.run_compiled(self._address, job, self._num_shares)
 
 
 def _table(matrices: Sequence[Rows], num_pieces: int) -> np.ndarray:

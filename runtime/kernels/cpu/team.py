@@ -160,8 +160,8 @@ def _until(address, least):
 
 @part
 def _until_all_have_left(state):
-    """Wait until no thread is in the job, which is over: one that enters now leaves at once. LEFT
-    is read first, so that both are equal only if nobody was inside meanwhile."""
+    """Wait until no thread is in the job, which is over: a thread that enters now leaves at once.
+    LEFT must be read before ENTERED: then equal numbers prove that no thread was in the job."""
     left = _at(state, LEFT)
     entered = _at(state, ENTERED)
     for _ in range(_FEW_SPINS):
