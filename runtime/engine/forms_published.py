@@ -139,8 +139,8 @@ def _rows_of(layout: QuantisedLayout, part: str, dtype: torch.dtype) -> list[Row
         fields = np.array(_fields({"HEIGHT": 1} | described))
         is_narrow = lanes.HAS_PAIRS and dtype in narrow
         codes = matrix.tensors[_CODES[type(matrix.format)]].nbytes // matrix.num_outputs
-        own = (fields, getattr(kernels(module), name), is_narrow)
-        matrices.append(Rows(first, matrix.num_outputs, codes, *own))
+        kernel = getattr(kernels(module), name)
+        matrices.append(Rows(first, matrix.num_outputs, codes, fields, kernel, is_narrow))
         first += matrix.num_outputs
     return matrices
 
