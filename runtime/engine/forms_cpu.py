@@ -119,8 +119,10 @@ class TokenKernels:
         self, places: Sequence[Place], starts: Sequence[int], rows: Sequence[int], y: np.ndarray
     ) -> None:
         """Add to y[rows[i]], y [K, H] float32, the output of places[i] at starts[i]."""
-        threads = self._threads
-        if threads.count == 1 or threads.num_row_shares(sum(map(self._nbytes, places))) == 1:
+        if (
+            self._threads.count == 1
+            or self._threads.num_row_shares(sum(map(self._nbytes, places))) == 1
+        ):
             self._add(places, starts, rows, y)
             return
         others = []
