@@ -128,8 +128,7 @@ class TokenKernels:
         others = []
         for form in dict.fromkeys(self._forms[place.bits] for place in places):
             own = [i for i, place in enumerate(places) if self._forms[place.bits] is form]
-            nbytes = sum(self._nbytes(places[i]) for i in own)
-            num_shares = self._threads.num_row_shares(nbytes)
+            num_shares = self._threads.num_row_shares(sum(self._nbytes(places[i]) for i in own))
             if num_shares > 1 and form.rows and form.rows.are_divisible:
                 own_starts = [starts[i] for i in own]
                 own_rows = [rows[i] for i in own]
