@@ -17,7 +17,7 @@ from profilers.compare.tasks import Tasks, TaskScore, evaluate
 from profilers.text.batches import check_sequences
 from profilers.text.corpus import all_sequences
 from profilers.text.files import Document
-from runtime.engine.output import choose_output
+from runtime.backends.backend import choose_output
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Preset

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.engine.host_copy import Letter
+from runtime.backends.host_copy import Letter
 from runtime.engine.routers import Watcher
 from runtime.model.open import MoeLayer
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from artifacts.shape import FULL_BITS
+from runtime.backends import host_copy
+from runtime.backends.triton.triton_backend import GpuOutput
 from runtime.control.on_device import TURNS, CacheOnDevice, TokenOnDevice
-from runtime.engine import host_copy
-from runtime.engine.output_gpu import GpuOutput
 from runtime.kernels.gpu.addressing import WORD
 from runtime.kernels.gpu.device_cache import AHEAD, ON_DEMAND, DeviceCache
 from runtime.kernels.load import kernels

@@ -11,11 +11,11 @@ from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from artifacts.errors import BadUsage, OutOfResources
+from runtime.backends.across_devices import made_current
 from runtime.control.cache import RESIDENT
 from runtime.control.controller import Controller
 from runtime.control.on_device import CacheOnDevice
 from runtime.engine import captured_tokens
-from runtime.engine.across_devices import made_current
 from runtime.engine.device_road import DeviceRoad
 from runtime.engine.routers import Watcher
 from runtime.engine.step import StepExecutor

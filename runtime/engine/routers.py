@@ -11,7 +11,7 @@ from torch import nn
 
 from artifacts.routing.expert_maps import mean_rows
 from artifacts.traces.trace import DECODE, PREFILL
-from runtime.engine.host_copy import HostCopy, Letter, real_rows
+from runtime.backends.host_copy import HostCopy, Letter, real_rows
 from runtime.engine.predictors import Predictor
 from runtime.engine.router_ahead import RouterAhead, carried_on, reason_not_asked, routers_ahead
 from runtime.model.open import MoeModel

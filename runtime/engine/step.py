@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from runtime.backends.backend import BatchOutput, StepOutput, TokenOutput, choose_output
+from runtime.backends.cpu.cpu_backend import CpuOutput
+from runtime.backends.cpu.forms_cpu import TokenKernels
+from runtime.backends.torch_backend import TorchOutput
+from runtime.backends.triton.triton_backend import GpuOutput
 from runtime.control.controller import Controller
 from runtime.control.plan import NO_SLOT, Place, Plan
-from runtime.engine.forms_cpu import TokenKernels
-from runtime.engine.output import BatchOutput, StepOutput, TokenOutput, choose_output
-from runtime.engine.output_cpu import CpuOutput
-from runtime.engine.output_gpu import GpuOutput
-from runtime.engine.output_torch import TorchOutput
 from runtime.engine.routers import Watcher
 from runtime.kernels.batched import is_worth_batching
 from runtime.kernels.cpu.compiled_layers import WholeExperts

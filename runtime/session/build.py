@@ -11,13 +11,13 @@ from artifacts.hardware.machines import HERE, machine
 from artifacts.quantisation.widths import NOTHING
 from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.shape import FULL_BITS
+from runtime.backends.backend import choose_output
+from runtime.backends.cpu.cpu_backend import CpuOutput
 from runtime.control import sizes
 from runtime.control.build import build_controller, fast_tier, lay_out, pools
 from runtime.control.controller import Controller
 from runtime.control.pools import Partitions
 from runtime.engine.engine import Engine
-from runtime.engine.output import choose_output
-from runtime.engine.output_cpu import CpuOutput
 from runtime.engine.predictors import Predictor
 from runtime.engine.router_ahead import reason_not_asked
 from runtime.engine.routers import Watcher

@@ -2,9 +2,9 @@
 that computes the token's experts."""
 
 from artifacts.errors import BadUsage
+from runtime.backends.triton.triton_backend import GpuOutput
 from runtime.control.controller import Controller
 from runtime.control.on_device import CacheOnDevice
-from runtime.engine.output_gpu import GpuOutput
 from runtime.session.parts import Choices
 from runtime.session.settings import HOST
 

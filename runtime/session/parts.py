@@ -7,11 +7,11 @@ import torch
 
 from artifacts.quantisation.widths import Width
 from artifacts.shape import FULL_BITS
+from runtime.backends.cpu.cpu_backend import CpuOutput
+from runtime.backends.triton.triton_backend import GpuOutput
 from runtime.control.controller import Controller
 from runtime.control.pools import Partitions
 from runtime.engine.engine import Engine
-from runtime.engine.output_cpu import CpuOutput
-from runtime.engine.output_gpu import GpuOutput
 from runtime.engine.routers import Watcher
 from runtime.kernels.cpu.decoder import CompiledDecoder
 from runtime.kernels.cpu.threads import KernelThreads

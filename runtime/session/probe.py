@@ -15,9 +15,9 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from artifacts.hardware.costs import rounded_window
 from artifacts.hardware.machines import Machine
 from artifacts.shape import Shape
-from runtime.engine.across_devices import made_current
+from runtime.backends.across_devices import made_current
+from runtime.backends.backend import choose_output
 from runtime.engine.engine import NAME as ENGINE
-from runtime.engine.output import choose_output
 from runtime.kernels.cpu.decoder import CompiledDecoder
 from runtime.links.link import DEMAND, Link
 from runtime.model.arithmetic import expert_forward

@@ -20,8 +20,8 @@ import torch
 
 from artifacts.quantisation.widths import SCALAR_WIDTHS
 from moectl.show.render import Sheet, show_sheet
-from runtime.engine.form import CpuForm, TokenOperands
-from runtime.engine.forms_cpu import form_of
+from runtime.backends.cpu.form import CpuForm, TokenOperands
+from runtime.backends.cpu.forms_cpu import form_of
 from runtime.kernels.load import AS_NUMPY
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.expert_store import StoredLayout

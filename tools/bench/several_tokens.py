@@ -19,8 +19,8 @@ from transformers import OlmoeConfig
 from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 
 from moectl.show.render import Sheet, show_sheet
+from runtime.backends.cpu.forms_cpu import form_of
 from runtime.control.plan import NO_SLOT, Place
-from runtime.engine.forms_cpu import form_of
 from runtime.kernels.load import AS_NUMPY
 from runtime.model.arithmetic import DOWN, GATE_UP, expert_forward
 from runtime.model.layout import ExpertLayout, aligned

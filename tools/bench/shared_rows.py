@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from artifacts.shape import FULL_BITS
+from runtime.backends.cpu.forms_cpu import TokenKernels
 from runtime.control.plan import Place
-from runtime.engine.forms_cpu import TokenKernels
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, Layout, aligned

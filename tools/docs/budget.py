@@ -30,7 +30,6 @@ CROWDED = {
     "moectl/show": 17,
     "profilers/compare": 16,
     "runtime/control": 18,
-    "runtime/engine": 25,
     "runtime/kernels/cpu": 46,
     "runtime/kernels/gpu": 20,
     "runtime/model": 38,

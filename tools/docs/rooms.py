@@ -42,8 +42,9 @@ ROOMS: dict[str, dict[str, str]] = {
         "links": "model control",
         "kernels": "model",
         "tiers": f"links kernels model {_DECIDES}",
-        "engine": f"{_MOVES} {_DECIDES}",
-        "session": f"engine {_MOVES} {_DECIDES}",
+        "backends": f"{_MOVES} control",
+        "engine": f"backends {_MOVES} {_DECIDES}",
+        "session": f"engine backends {_MOVES} {_DECIDES}",
     },
     "profilers": {
         "text": "",

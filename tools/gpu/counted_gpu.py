@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import torch
 from triton.runtime.interpreter import GridExecutor
 
-from runtime.engine import host_copy, output_gpu
-from runtime.engine.output_cpu import CpuOutput
+from runtime.backends import host_copy
+from runtime.backends.cpu.cpu_backend import CpuOutput
+from runtime.backends.triton import triton_backend
 from runtime.links.cuda import CudaLink
 from runtime.session.session import Session
 from runtime.tiers import open as tiers
@@ -72,14 +73,14 @@ def install() -> None:
     torch.cuda.stream = _entered
     torch.cuda.current_stream = lambda device=None: _STREAM
     CpuOutput.suits = staticmethod(lambda opened, **_: False)
-    output_gpu._runs_on = lambda device: True
+    triton_backend._runs_on = lambda device: True
     host_copy.has_streams = lambda device: True
     tiers._open_link = lambda opened, choice, slow, device: CudaLink(
         slow, opened.shape, device=device, slot_nbytes=opened.store.layout.nbytes, is_pinned=True
     )
     _count(GridExecutor, "__call__", "launches")
     _count(host_copy, "wait_for", "host waits")
-    _count(output_gpu.GpuOutput, "_to_device", "small copies")
+    _count(triton_backend.GpuOutput, "_to_device", "small copies")
     _count(CudaLink, "_hand_over", "copies of experts")
 
 

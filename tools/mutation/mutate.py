@@ -100,9 +100,13 @@ TESTS = {
     "runtime/session/session.py": ("tests/runtime/session/test_requests.py",),
     **{
         f"runtime/engine/{name}.py": (f"tests/runtime/engine/test_{name}.py",)
-        for name in ("engine", "step", "output", "output_torch", "one_expert", "routers")
+        for name in ("engine", "step", "one_expert", "routers")
     },
-    "runtime/engine/output_cpu.py": ("tests/runtime/engine/test_output.py",),
+    "runtime/backends/torch_backend.py": ("tests/runtime/backends/test_torch_backend.py",),
+    **dict.fromkeys(
+        ("runtime/backends/backend.py", "runtime/backends/cpu/cpu_backend.py"),
+        ("tests/runtime/backends/test_backend.py",),
+    ),
     **{
         f"runtime/session/{name}.py": (f"tests/runtime/session/test_{name}.py",)
         for name in ("observers", "probe", "receipt")

@@ -15,7 +15,8 @@ from triton.runtime.interpreter import GridExecutor
 from artifacts.shape import FULL_BITS, Shape
 from runtime.control.build import build_controller
 from runtime.control.on_device import CacheOnDevice
-from runtime.engine import device_road, host_copy
+from runtime.backends import host_copy
+from runtime.engine import device_road
 from runtime.kernels.gpu import decide
 from runtime.policies import build
 from runtime.policies.base import Artefacts

@@ -23,8 +23,8 @@ import json, sys
 from dataclasses import replace
 from pathlib import Path
 import torch
-from runtime.engine import output_gpu
-from runtime.engine.output_cpu import CpuOutput
+from runtime.backends.triton import triton_backend
+from runtime.backends.cpu.cpu_backend import CpuOutput
 from runtime.kernels.gpu import gated, published
 from runtime.model.open import open_model
 from runtime.policies.base import Artefacts
@@ -32,7 +32,7 @@ from runtime.session.session import Session, Settings
 gated._ROWS, gated._COLUMNS = 32, 64
 published._BLOCKS = dict.fromkeys(published._BLOCKS, (128, 128))
 CpuOutput.suits = staticmethod(lambda opened, **_: False)
-output_gpu._runs_on = lambda device: True  # the interpreter runs the kernels on the CPU
+triton_backend._runs_on = lambda device: True  # the interpreter runs the kernels on the CPU
 SETTINGS = Settings(budget="60%", link="1GB/s", experts="fused", decide="device", window="100KB")
 """
 SAID = """

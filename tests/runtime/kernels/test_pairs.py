@@ -14,8 +14,8 @@ from tests import ROOT
 
 LESS = "haswell" if "avx512f" in FEATURES else "generic"
 WITHOUT_THEM = (
-    "tests/runtime/engine/test_output_cpu.py::test_kernels_equal_the_module_at_odd_sizes[torch.bfloat16-48-64]",
-    "tests/runtime/engine/test_output_cpu.py::test_packed_kernels_equal_the_oracle[torch.bfloat16-64-48-16-4]",
+    "tests/runtime/backends/test_cpu_backend.py::test_kernels_equal_the_module_at_odd_sizes[torch.bfloat16-48-64]",
+    "tests/runtime/backends/test_cpu_backend.py::test_packed_kernels_equal_the_oracle[torch.bfloat16-64-48-16-4]",
     "tests/runtime/kernels/test_trellis.py::test_products_equal_those_with_the_oracle"
     "[(100, 256, 2, 0, False)-torch.bfloat16]",
     "tests/artifacts/formats/test_numbers.py::test_compiled_loops_give_the_bits_of_the_formula[fp8-dtype1]",

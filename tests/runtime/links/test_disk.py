@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput, BadUsage
-from runtime.engine.output_torch import TorchOutput
+from runtime.backends.torch_backend import TorchOutput
 from runtime.links.disk import READS_IN_FLIGHT, READS_PAST_CACHE, DiskLink
 from runtime.links.link import DEMAND, PREFETCH, ThreadTransfer
 from runtime.model import direct_io

@@ -17,7 +17,7 @@ from runtime.session.session import Session, Settings
 from runtime.session.settings import EXACT, FUSED
 from tests.helpers import gguf_files
 from tests.helpers.published import publish
-from tests.runtime.engine.test_output_cpu import TOLERANCE, decoded
+from tests.runtime.backends.test_cpu_backend import TOLERANCE, decoded
 from tests.runtime.model.test_families import offloaded, reference, save
 from tests.runtime.model.test_quantised_tensor import CASES
 from tests.runtime.replay.test_replay import live_and_replayed

@@ -9,10 +9,10 @@ import torch
 
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
+from runtime.backends.cpu.cpu_backend import CpuOutput
+from runtime.backends.triton.triton_backend import GpuOutput
 from runtime.control.build import build_controller
 from runtime.control.controller import Controller
-from runtime.engine.output_cpu import CpuOutput
-from runtime.engine.output_gpu import GpuOutput
 from runtime.model.open import open_model
 from runtime.policies import build
 from runtime.policies.base import Artefacts

@@ -19,7 +19,7 @@ from tests.conftest import Checkpoint
 from tests.helpers import families
 from tests.helpers.dense import put_dense
 from tests.helpers.families import FAMILIES, VOCABULARY
-from tests.runtime.engine.test_output_cpu import TOLERANCE, decoded
+from tests.runtime.backends.test_cpu_backend import TOLERANCE, decoded
 from tests.runtime.replay.test_replay import live_and_replayed
 from tests.runtime.session.test_base import logits_of, replayed_and_live
 from tests.runtime.session.test_session import plain_model

@@ -15,7 +15,7 @@ from runtime.session.settings import EXACT, FUSED
 from tests.helpers import families, gguf_files
 from tests.helpers.gguf_files import mixed
 from tests.helpers.published import publish
-from tests.runtime.engine.test_output_cpu import TOLERANCE, decoded
+from tests.runtime.backends.test_cpu_backend import TOLERANCE, decoded
 from tests.runtime.replay.test_replay import live_and_replayed
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 96}

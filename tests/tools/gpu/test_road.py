@@ -9,14 +9,14 @@ PROBED = """
 import sys
 import numpy as np
 from dataclasses import replace
-from runtime.engine import output_gpu
-from runtime.engine.output_cpu import CpuOutput
+from runtime.backends.triton import triton_backend
+from runtime.backends.cpu.cpu_backend import CpuOutput
 from runtime.kernels.gpu import gated
 from runtime.model.open import open_model
 from tools.gpu.probes import road
 gated._ROWS, gated._COLUMNS = 32, 64
 CpuOutput.suits = staticmethod(lambda opened, **_: False)
-output_gpu._runs_on = lambda device: True
+triton_backend._runs_on = lambda device: True
 road.roads, road.PROMPT, road.CALLS = lambda device: ("host", "device"), 4, 1
 for way in road.WAYS:
     found = road.compared(open_model(sys.argv[1]), np.arange(3, 11), way, "cpu", rounds=1)

@@ -12,7 +12,7 @@ from artifacts.quantisation import trellis
 from artifacts.quantisation.packing import PARTS, Packed
 from artifacts.quantisation.trellis import Trellis
 from artifacts.quantisation.widths import SCALAR_WIDTHS, Width
-from runtime.engine.forms_gpu import replica_form
+from runtime.backends.triton.forms_gpu import replica_form
 from runtime.kernels.gpu.addressing import RankNumbers
 from runtime.kernels.low_bit import dequantise
 from runtime.kernels.replicas import project_replica

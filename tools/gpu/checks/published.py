@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from artifacts.formats.order import role_in_slot
+from runtime.backends.triton.forms_gpu import full_form
 from runtime.control.plan import Place
-from runtime.engine.forms_gpu import full_form
 from runtime.kernels.gpu.gates import SILU
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout

@@ -12,10 +12,10 @@ from torch import nn
 from artifacts.quantisation.packing import PARTS, Packed
 from artifacts.quantisation.widths import Width
 from artifacts.shape import FULL_BITS
+from runtime.backends.cpu.form import CpuForm, LayerForm, TokenOperands
+from runtime.backends.cpu.forms_published import CpuMixed, CpuPublished, has_published_form
+from runtime.backends.cpu.forms_trellis import CpuTrellis
 from runtime.control.plan import NO_SLOT, Place
-from runtime.engine.form import CpuForm, LayerForm, TokenOperands
-from runtime.engine.forms_published import CpuMixed, CpuPublished, has_published_form
-from runtime.engine.forms_trellis import CpuTrellis
 from runtime.kernels.batched import is_plain
 from runtime.kernels.clamped_gate import ClampedGate, clamped_gate
 from runtime.kernels.cpu.row_shares import RowShares, plain_rows

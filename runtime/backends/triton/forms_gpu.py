@@ -9,8 +9,8 @@ from torch import nn
 
 from artifacts.quantisation.packing import PARTS, Packed
 from artifacts.shape import FULL_BITS
+from runtime.backends.triton.forms_published_gpu import GpuPublished
 from runtime.control.plan import NO_SLOT, Place
-from runtime.engine.forms_published_gpu import GpuPublished
 from runtime.kernels.batched import is_plain
 from runtime.kernels.gpu.addressing import WORD, Biases, Matrix, Numbers, Strides
 from runtime.kernels.gpu.gates import Gate, gate_of

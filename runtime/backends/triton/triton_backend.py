@@ -1,7 +1,7 @@
 """A step's experts on a GPU in a few kernels, which find each expert in the arena of slots.
 
 The result equals the one of the model's own code up to the order of additions within a product, as
-in `runtime.engine.output_cpu`.
+in `runtime.backends.cpu.cpu_backend`.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,10 +11,16 @@ import numpy as np
 import torch
 from torch import nn
 
+from runtime.backends.triton.forms_gpu import (
+    GpuForm,
+    GpuForms,
+    GpuFullPrecision,
+    full_form,
+    has_form,
+)
+from runtime.backends.triton.forms_published_gpu import GpuPublished
+from runtime.backends.triton.near_experts import NearExperts
 from runtime.control.plan import Place
-from runtime.engine.forms_gpu import GpuForm, GpuForms, GpuFullPrecision, full_form, has_form
-from runtime.engine.forms_published_gpu import GpuPublished
-from runtime.engine.near_experts import NearExperts
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.gpu.addressing import RankNumbers
 from runtime.kernels.gpu.gates import gate_of

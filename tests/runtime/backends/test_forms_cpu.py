@@ -11,8 +11,8 @@ from torch import nn
 
 from artifacts.quantisation.packing import PARTS
 from artifacts.shape import FULL_BITS
+from runtime.backends.cpu.forms_cpu import TokenKernels
 from runtime.control.plan import Place
-from runtime.engine.forms_cpu import TokenKernels
 from runtime.kernels.cpu import threads as module
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.arithmetic import DOWN, GATE_UP

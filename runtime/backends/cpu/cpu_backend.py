@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from runtime.backends.cpu.form import TokenOperands
+from runtime.backends.cpu.forms_cpu import TokenKernels, form_of, has_form
 from runtime.control.plan import Place
-from runtime.engine.form import TokenOperands
-from runtime.engine.forms_cpu import TokenKernels, form_of, has_form
 from runtime.kernels.clamped_gate import clamped_gate
 from runtime.kernels.cpu.compiled_layers import WholeExperts
 from runtime.kernels.cpu.threads import KernelThreads

@@ -7,8 +7,8 @@ import torch
 
 from artifacts.quantisation import trellis
 from artifacts.quantisation.widths import Width
+from runtime.backends.cpu.form import CpuForm, LayerForm, TokenOperands
 from runtime.control.plan import Place
-from runtime.engine.form import CpuForm, LayerForm, TokenOperands
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.tiers.replica_layouts import TrellisLayout

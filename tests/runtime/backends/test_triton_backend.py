@@ -92,9 +92,9 @@ SESSIONS = """
 import json, sys
 from pathlib import Path
 import torch
-from runtime.engine import output_gpu
+from runtime.backends.triton import triton_backend
 from runtime.kernels.gpu import gated
-from runtime.engine.output_cpu import CpuOutput
+from runtime.backends.cpu.cpu_backend import CpuOutput
 from runtime.session.settings import EXACT, FUSED
 from runtime.model.open import open_model
 from runtime.policies.base import Artefacts
@@ -102,7 +102,7 @@ from runtime.session.session import Session, Settings
 from tools.gpu.checks.made_replicas import made
 gated._ROWS, gated._COLUMNS = 32, 64
 CpuOutput.suits = staticmethod(lambda opened, **_: False)
-output_gpu._runs_on = lambda device: True  # the interpreter runs the kernels on the CPU
+triton_backend._runs_on = lambda device: True  # the interpreter runs the kernels on the CPU
 ids = torch.randint(3, 96, (2, 38), generator=torch.Generator().manual_seed(2))
 mask = torch.ones_like(ids)
 mask[1, :4] = 0
@@ -135,16 +135,16 @@ TOKENS = """
 import sys
 import numpy as np
 import torch
-from runtime.engine import output_gpu
+from runtime.backends.triton import triton_backend
 from runtime.kernels.gpu import gated
 from runtime.model.arithmetic import accumulate, assign, gather, weigh
-from runtime.engine.output_cpu import CpuOutput
+from runtime.backends.cpu.cpu_backend import CpuOutput
 from runtime.session.settings import FUSED
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 gated._ROWS, gated._COLUMNS = 32, 64
 CpuOutput.suits = staticmethod(lambda opened, **_: False)
-output_gpu._runs_on = lambda device: True
+triton_backend._runs_on = lambda device: True
 opened = open_model(sys.argv[1])
 with Session(opened, Settings(preset="full", experts=FUSED)) as session:
     session.forward(torch.arange(3, 27)[None])

@@ -19,8 +19,8 @@ from artifacts.formats.nvfp4 import GROUP as NVFP4_GROUP
 from artifacts.formats.nvfp4 import NvFp4
 from artifacts.formats.order import ORDER
 from artifacts.formats.packed_integers import PackedIntegers
+from runtime.backends.cpu.form import CpuForm, LayerForm, TokenOperands
 from runtime.control.plan import Place
-from runtime.engine.form import CpuForm, LayerForm, TokenOperands
 from runtime.kernels.clamped_gate import ClampedGate
 from runtime.kernels.cpu.row_shares import Rows, RowShares
 from runtime.kernels.load import kernels

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from artifacts.quantisation.packing import Packed
 from artifacts.quantisation.widths import SCALAR_WIDTHS
+from runtime.backends.cpu.cpu_backend import CpuOutput
+from runtime.backends.cpu.form import TokenOperands
+from runtime.backends.cpu.forms_cpu import CpuWhole
 from runtime.control.plan import Place
-from runtime.engine.form import TokenOperands
-from runtime.engine.forms_cpu import CpuWhole
-from runtime.engine.output_cpu import CpuOutput
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.kernels.low_bit import linear

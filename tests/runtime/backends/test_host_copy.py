@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from artifacts.errors import OutOfResources
+from runtime.backends.host_copy import HostCopy, Mailbox, joined, page_locked, separated
 from runtime.engine import host_copy
-from runtime.engine.host_copy import HostCopy, Mailbox, joined, page_locked, separated
 from tests.helpers.triton_process import compiled, compiler, interpret, needs_triton
 
 LETTERS = """

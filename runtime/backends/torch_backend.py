@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from runtime.backends.across_devices import AcrossDevices
+from runtime.backends.cpu.forms_cpu import TokenKernels
 from runtime.control.plan import Place
-from runtime.engine.across_devices import AcrossDevices
-from runtime.engine.forms_cpu import TokenKernels
 from runtime.kernels.batched import BatchedExperts, SequentialExperts, Views
 from runtime.model.arithmetic import Assigned, accumulate, assign, gather, weigh
 from runtime.tiers.fast import ResidentExperts, is_full

@@ -13,10 +13,11 @@ pytestmark = needs_triton
 NEAR = """
 import json, sys
 import torch
-from runtime.engine import host_copy, output_gpu
-from runtime.engine.forms_cpu import TokenKernels
-from runtime.engine.host_copy import HostTokens
-from runtime.engine.output_gpu import GpuOutput
+from runtime.backends import host_copy
+from runtime.backends.triton import triton_backend
+from runtime.backends.cpu.forms_cpu import TokenKernels
+from runtime.backends.host_copy import HostTokens
+from runtime.backends.triton.triton_backend import GpuOutput
 from runtime.kernels.gpu import gated
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.backends.torch_backend import TorchOutput
 from runtime.control.plan import NO_SLOT, Place
-from runtime.engine.output_torch import TorchOutput
 
 E = 6
 H = 3

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from runtime.backends.cpu.forms_cpu import TokenKernels, has_form
+from runtime.backends.host_copy import HostTokens
 from runtime.control.plan import Place
-from runtime.engine.forms_cpu import TokenKernels, has_form
-from runtime.engine.host_copy import HostTokens
 from runtime.kernels.cpu.threads import KernelThreads, divided
 from runtime.kernels.load import AS_NUMPY, has_numba
 from runtime.model.arithmetic import Assigned, assign, gather

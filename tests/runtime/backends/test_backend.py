@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from artifacts.formats.fp8 import Scaled
+from runtime.backends import backend
+from runtime.backends.backend import choose_output
+from runtime.backends.cpu import cpu_backend, forms_cpu
+from runtime.backends.cpu.cpu_backend import CpuOutput
+from runtime.backends.triton.triton_backend import GpuOutput
 from runtime.control.plan import NO_SLOT, Place
-from runtime.engine import forms_cpu, output, output_cpu
-from runtime.engine.output import choose_output
-from runtime.engine.output_cpu import CpuOutput
-from runtime.engine.output_gpu import GpuOutput
 from runtime.model.layout import ExpertLayout, Layout
 from runtime.model.quantised_layout import Piece, QuantisedLayout
 
@@ -36,7 +37,7 @@ H = 4
 def test_a_gpus_kernels_are_for_one_device(
     monkeypatch: pytest.MonkeyPatch, suit: tuple[type, ...], num_devices: int, chosen: type | None
 ) -> None:
-    for kind in (output.CpuOutput, output.GpuOutput):
+    for kind in (backend.CpuOutput, backend.GpuOutput):
         monkeypatch.setattr(
             kind, "suits", staticmethod(lambda opened, kind=kind, **_: kind in suit)
         )
@@ -71,8 +72,8 @@ def combine(y: np.ndarray, weights: np.ndarray, count: int, out: np.ndarray) -> 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> CpuOutput:
-    monkeypatch.setattr(output_cpu, "TokenKernels", Kernels)
-    monkeypatch.setattr(output_cpu, "kernels", lambda name: SimpleNamespace(combine=combine))
+    monkeypatch.setattr(cpu_backend, "TokenKernels", Kernels)
+    monkeypatch.setattr(cpu_backend, "kernels", lambda name: SimpleNamespace(combine=combine))
     shape = SimpleNamespace(num_experts=E, top_k=K)
     opened = SimpleNamespace(
         shape=shape, dtype=torch.float32, layers=[SimpleNamespace(hidden_size=H)]
@@ -170,7 +171,7 @@ def test_a_timed_expert_multiplies_one_token_by_each_in_turn(
             x, rows, y, like = operands
             calls.append((places, starts, x.shape, rows.tolist(), y.shape, like.dtype))
 
-    monkeypatch.setattr(output_cpu, "form_of", lambda layout, dtype, gate: Form())
+    monkeypatch.setattr(cpu_backend, "form_of", lambda layout, dtype, gate: Form())
     layer = SimpleNamespace(hidden_size=H, experts=None)
     opened = SimpleNamespace(
         store=SimpleNamespace(layout=None), dtype=torch.float32, layers=[layer]

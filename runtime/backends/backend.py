@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from runtime.backends.cpu.cpu_backend import CpuOutput
+from runtime.backends.triton.triton_backend import GpuOutput
 from runtime.control.plan import Place
-from runtime.engine.output_cpu import CpuOutput
-from runtime.engine.output_gpu import GpuOutput
 from runtime.model.open import MoeModel
 from runtime.tiers.near import NearTier
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from runtime.engine.form import TokenOperands
-from runtime.engine.forms_published import CpuPublished, has_published_form
+from runtime.backends.cpu.form import TokenOperands
+from runtime.backends.cpu.forms_published import CpuPublished, has_published_form
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised_layout import QuantisedLayout

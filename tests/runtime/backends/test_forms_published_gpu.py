@@ -19,16 +19,16 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96}
 SESSIONS = """
 import json, sys
 import torch
-from runtime.engine import output_gpu
-from runtime.engine.output_cpu import CpuOutput
-from runtime.engine.forms_published_gpu import GpuPublished
+from runtime.backends.triton import triton_backend
+from runtime.backends.cpu.cpu_backend import CpuOutput
+from runtime.backends.triton.forms_published_gpu import GpuPublished
 from runtime.kernels.gpu import published
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 from runtime.session.settings import EXACT, FUSED
 published._BLOCKS = dict.fromkeys(published._BLOCKS, (128, 128))
 CpuOutput.suits = staticmethod(lambda opened, **_: False)
-output_gpu._runs_on = lambda device: True  # the interpreter runs the kernels on the CPU
+triton_backend._runs_on = lambda device: True  # the interpreter runs the kernels on the CPU
 ids = torch.randint(3, 96, (2, 14), generator=torch.Generator().manual_seed(2))
 calls = []
 for name in ("multiply", "weights"):

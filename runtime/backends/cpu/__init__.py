@@ -1,0 +1,1 @@
+"""Experts on a CPU, in kernels that numba compiles."""

@@ -1,0 +1,1 @@
+"""Experts on a GPU, in Triton kernels."""
