@@ -17,7 +17,7 @@ from profilers.compare.tasks import Tasks, TaskScore, evaluate
 from profilers.text.batches import check_sequences
 from profilers.text.corpus import all_sequences
 from profilers.text.files import Document
-from runtime.backends.backend import choose_output
+from runtime.backends.choose import choose_backend
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Preset
@@ -212,7 +212,7 @@ class LinkEmulations:
         return self.known[link]
 
     def _scaled(self, name: str) -> dict[str, str]:
-        is_fused = self._experts == FUSED and choose_output(self._opened) is not None
+        is_fused = self._experts == FUSED and choose_backend(self._opened) is not None
         rates = scaled_rates(self._opened, machine(name), is_fused=is_fused)
         window = scaled_window(self._opened.shape, machine(name))
         options = {

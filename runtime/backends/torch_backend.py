@@ -1,26 +1,31 @@
-"""Output of a layer step by torch: bit for bit the sum that the model's own code makes, unless it
-is fused."""
+"""A step's experts by torch: bit for bit the sum that the model's own code makes, unless it is
+fused."""
 
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import nn
 
+from artifacts.quantisation.widths import Width
+from artifacts.shape import FULL_BITS
 from runtime.backends.across_devices import AcrossDevices
+from runtime.backends.backend import Backend, StepTokens
 from runtime.backends.cpu.forms_cpu import TokenKernels
 from runtime.control.plan import Place
 from runtime.kernels.batched import BatchedExperts, SequentialExperts, Views
-from runtime.model.arithmetic import Assigned, accumulate, assign, gather, weigh
-from runtime.tiers.fast import ResidentExperts, is_full
+from runtime.model.arithmetic import Assigned, add_up, assign, gather
+from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.near import NearTier
 
+Batched = BatchedExperts | SequentialExperts
 _slot = attrgetter("slot")
+_NO_BITS: frozenset[Width] = frozenset()
+_WHOLE: set[Width] = {FULL_BITS}
 
 
-class TorchOutput:
+class TorchBackend(Backend):
     """Takes experts as they are computed, in any order, and adds them up in the model's order.
 
     `batched`, if given, computes several experts of one token in one call with the same bits.
@@ -33,7 +38,7 @@ class TorchOutput:
     def __init__(
         self,
         resident: ResidentExperts,
-        batched: BatchedExperts | SequentialExperts | None,
+        batched: Batched | None,
         kernels: TokenKernels | None,
         *,
         sum_dtype: torch.dtype,
@@ -47,40 +52,38 @@ class TorchOutput:
         self._num_experts = resident.num_experts
         self.clear()
 
-    def begin(
-        self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, weights: torch.Tensor
-    ) -> None:
-        """Begin tokens [T, H] that go to `experts` [T, K], -1 for none, with `weights` [T, K]."""
-        self._module = module
+    def begin(self, tokens: StepTokens) -> "TorchBackend":
+        hidden = tokens.hidden
+        self._module = tokens.module
         self._hidden = hidden
-        self._weights = weights
-        self._assigned = assign(experts, hidden.device)
-        self._packed = self._kernels if len(hidden) == 1 else None  # the kernels take one token
+        self._weights = tokens.weights()
+        self._assigned = assign(tokens.experts, hidden.device)
+        # The kernels take one token.
+        self._packed_bits = (
+            self._kernels.packed_bits if self._kernels and len(hidden) == 1 else _NO_BITS
+        )
         # An expert that a token names twice is given it as two rows, which one product rounds
         # otherwise than one row.
-        self._is_one_row = len(hidden) == 1 and all(
-            each.tokens is None for each in self._assigned.values()
-        )
+        first = next(iter(self._assigned.values()), None)
+        self._is_one_row = len(hidden) == 1 and (first is None or first.tokens is None)
         if self._resident.slots.are_apart:
-            self._across = AcrossDevices(self._resident, hidden, experts)
+            self._across = AcrossDevices(self._resident, hidden, tokens.experts)
+        return self
 
     def add(self, places: Sequence[Place]) -> None:
-        """Compute the experts in these slots, or on the replicas that stay beside them; all must be
-        there."""
-        if packed := [place for place in places if self._is_packed(place)]:
-            self._add_packed(packed, self._packed.starts(packed))
-        others = [place for place in places if not self._is_packed(place)]
-        if self._batched and self._is_one_row and len(others) > 1 and all(map(is_full, others)):
-            others.sort(key=_slot)
-            views = [self._resident.weights(place) for place in others]
-            self._add_batch(others, views, beside=self._resident.beside(others))
+        if self._packed_bits:
+            packed = [place for place in places if place.bits in self._packed_bits]
+            if packed:
+                self._add_packed(packed, self._kernels.starts(packed))
+            places = [place for place in places if place.bits not in self._packed_bits]
+        if len(places) > 1 and self._can_batch(places):
+            places = sorted(places, key=_slot)
+            self._add_batch(places, *self._resident.together(places))
             return
-        for place in others:
+        for place in places:
             self.add_output(place.key % self._num_experts, self._forward(place))
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
-        """Compute `places` in the near tier, and the `ready` experts as by `add`, before them or
-        together with them."""
         if (
             self._can_batch(places)
             and self._can_batch(ready)
@@ -93,7 +96,7 @@ class TorchOutput:
         assigned = [_on_host(self._assigned[key]) for key in keys]
         self.add(ready)  # after the copies to the host: a GPU computes while the host does
         for place, key, own in zip(places, keys, assigned, strict=True):
-            if self._is_packed(place):
+            if place.bits in self._packed_bits:
                 self._add_packed([place], [near.content(place).data_ptr()])
             else:
                 self.add_output(key, self._forward_near(place, near, gather(host, own)))
@@ -104,13 +107,9 @@ class TorchOutput:
         self._outputs[expert] = self._outputs[expert] + y if expert in self._outputs else y
 
     def finish(self) -> torch.Tensor:
-        """Return the layer's output [T, H]. Experts add up in ascending order, or the sum would
-        round differently."""
         out = torch.zeros_like(self._hidden, dtype=self._sum_dtype)
         dtype = self._hidden.dtype
-        for expert in sorted(self._outputs):
-            assigned = self._assigned[expert]
-            accumulate(out, weigh(self._outputs[expert], self._weights, assigned), assigned)
+        add_up(out, self._outputs, self._weights, self._assigned)
         self.clear()
         return out.to(dtype)
 
@@ -122,11 +121,8 @@ class TorchOutput:
         places: Sequence[Place],
         weights: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute a whole step of one token [1, H] whose `experts`, none twice, are all there, with
-        `weights` [1, K]: [1, H].
-
-        It makes few calls: one more takes as long as a small expert.
-        """
+        """Do the same as `Backend.forward` in few calls: one more takes as long as a small
+        expert."""
         shares = (
             (self._forward_all(module, hidden, places) * weights.reshape(-1, 1, 1))
             .to(self._sum_dtype)
@@ -142,7 +138,8 @@ class TorchOutput:
 
     def clear(self) -> None:
         """Drop an unfinished step: the tensors of a prompt would stay in memory otherwise."""
-        self._module = self._hidden = self._weights = self._packed = self._across = None
+        self._module = self._hidden = self._weights = self._across = None
+        self._packed_bits = _NO_BITS
         self._assigned: dict[int, Assigned] = {}
         self._outputs: dict[int, torch.Tensor] = {}
 
@@ -168,25 +165,22 @@ class TorchOutput:
     ) -> torch.Tensor:
         """Return the output of each expert, all of them packed or none, for a token [1, H]: [n, 1,
         H]."""
-        if self._kernels and self._kernels.is_packed(places[0].bits):
+        if self._kernels and places[0].bits in self._kernels.packed_bits:
             return self._kernels.outputs(hidden, places, self._kernels.starts(places))
-        if self._batched and is_full(places[0]):
+        if self._batched and places[0].bits == FULL_BITS:
             return self._batched.forward(
                 module, [self._resident.whole(place.slot) for place in places], hidden
             )
         return torch.stack([self._resident.forward(module, place, hidden) for place in places])
 
-    def _is_packed(self, place: Place) -> bool:
-        return self._packed is not None and self._packed.is_packed(place.bits)
-
     def _can_batch(self, places: Sequence[Place]) -> bool:
         """Return whether these experts of the step can be computed in one call with others."""
-        if not self._batched or not self._is_one_row:
-            return False
-        return all(is_full(place) and not self._is_packed(place) for place in places)
+        widths = {place.bits for place in places}
+        are_whole = self._packed_bits.isdisjoint(widths) and widths <= _WHOLE
+        return self._batched is not None and self._is_one_row and are_whole
 
     def _add_batch(
-        self, places: Sequence[Place], views: Sequence[Views], *, beside: Views | None = None
+        self, places: Sequence[Place], views: Sequence[Views], beside: Views | None = None
     ) -> None:
         """Compute one token's whole experts in one call, wherever they lie."""
         self._add_outputs(
@@ -195,7 +189,7 @@ class TorchOutput:
 
     def _add_packed(self, places: Sequence[Place], starts: Sequence[int]) -> None:
         """Compute one token's replicas at these addresses."""
-        self._add_outputs(places, self._packed.outputs(self._hidden, places, starts))
+        self._add_outputs(places, self._kernels.outputs(self._hidden, places, starts))
 
     def _add_outputs(self, places: Sequence[Place], outputs: torch.Tensor) -> None:
         """Take [n, 1, H] of one token."""

@@ -228,7 +228,7 @@ class CapturedTokens:
     def _resident(
         self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        return self._steps.gpu_output.forward_whole(layer.index, hidden, ids, weights)
+        return self._steps.backend.forward_whole(layer.index, hidden, ids, weights)
 
 
 def has_graphs(device: torch.device) -> bool:

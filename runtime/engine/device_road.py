@@ -12,7 +12,7 @@ import torch
 
 from artifacts.shape import FULL_BITS
 from runtime.backends import host_copy
-from runtime.backends.triton.triton_backend import GpuOutput
+from runtime.backends.triton.triton_backend import TritonBackend
 from runtime.control.on_device import TURNS, CacheOnDevice, TokenOnDevice
 from runtime.kernels.gpu.addressing import WORD
 from runtime.kernels.gpu.device_cache import AHEAD, ON_DEMAND, DeviceCache
@@ -43,7 +43,7 @@ class DeviceRoad:
         opened: MoeModel,
         books: CacheOnDevice,
         resident: ResidentExperts,
-        output: GpuOutput,
+        output: TritonBackend,
         settle: Callable[[], None],
     ) -> None:
         slots = resident.slots

@@ -76,11 +76,11 @@ class Engine:
             threads=threads,
             is_fused=is_fused,
         )
-        output = self.steps.gpu_output
+        backend = self.steps.backend
         resident = self.steps.resident
         settle = self._settle
-        self.road = DeviceRoad(opened, on_device, resident, output, settle) if on_device else None
-        has_graphs = output is not None and captured_tokens.has_graphs(opened.model.device)
+        self.road = DeviceRoad(opened, on_device, resident, backend, settle) if on_device else None
+        has_graphs = backend.needs_no_host and captured_tokens.has_graphs(opened.model.device)
         self.captured = (
             captured_tokens.CapturedTokens(opened, self.steps, self.road, watcher)
             if has_graphs

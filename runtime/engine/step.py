@@ -6,11 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from runtime.backends.backend import BatchOutput, StepOutput, TokenOutput, choose_output
-from runtime.backends.cpu.cpu_backend import CpuOutput
-from runtime.backends.cpu.forms_cpu import TokenKernels
-from runtime.backends.torch_backend import TorchOutput
-from runtime.backends.triton.triton_backend import GpuOutput
+from runtime.backends.backend import Backend, StepTokens
+from runtime.backends.choose import open_backend
 from runtime.control.controller import Controller
 from runtime.control.plan import NO_SLOT, Place, Plan
 from runtime.engine.routers import Watcher
@@ -76,26 +73,10 @@ class StepExecutor:
         self.resident = ResidentExperts(
             opened, slots, self._slow, self._shadows, is_fused=self._is_fused
         )
-        fused = (
-            choose_output(opened)(opened, self.resident, self._threads) if self._is_fused else None
+        self.backend = open_backend(
+            opened, self.resident, self._threads, batched=self._batched, is_fused=self._is_fused
         )
-        self.gpu_output = fused if isinstance(fused, GpuOutput) else None
-        computes_layers = fused is not None and fused.computes_layers and not slots.are_apart
-        self._whole_output: CpuOutput | GpuOutput | None = fused if computes_layers else None
-        has_kernels = (
-            self.gpu_output is None if fused else CpuOutput.suits(opened, has_replicas=True)
-        )
-        kernels = TokenKernels(opened, self.resident, self._threads) if has_kernels else None
-        self.torch_output = TorchOutput(
-            self.resident,
-            self._batched,
-            kernels,
-            sum_dtype=opened.sum_dtype,
-            is_fused=self._is_fused,
-        )
-        self._fused_output: TokenOutput | None = fused
-        self._token_output: StepOutput = fused or self.torch_output
-        self._batch_output: BatchOutput = self.gpu_output or self.torch_output
+        self._computes_layers = self.backend.computes_layers and not slots.are_apart
 
     def release_slots(self) -> None:
         """Drop every reference to the slots. Raises OutOfResources where a copy into one does not
@@ -107,17 +88,14 @@ class StepExecutor:
             if arena.device.type == "cuda":
                 # a copy that has begun may still write to the arena
                 torch.cuda.synchronize(arena.device)
-        del self.resident, self.torch_output, self.gpu_output
-        del self._fused_output, self._token_output, self._batch_output, self._whole_output
+        del self.resident, self.backend
 
     def clear(self) -> None:
-        """Cancel every transfer, and drop everything that outputs keep of slots and of an
+        """Cancel every transfer, and drop everything that the backend keeps of slots and of an
         unfinished step."""
         self.pending.clear()
         self.link.clear()  # also transfers that were issued and not yet noted as pending
-        self._batch_output.clear()
-        if self._whole_output is not None:
-            self._whole_output.clear()
+        self.backend.clear()
 
     def load_all(self) -> None:
         """Load every expert, where the fast tier has room for all of them. Nothing is counted."""
@@ -137,25 +115,40 @@ class StepExecutor:
         is_token = hidden.shape[0] == 1
         if is_token and self.watcher.on_step is None:
             self.last_token[layer.index] = ids
-            if self._whole_output is not None:
+            if self._computes_layers:
                 out = self._forward_whole(layer.index, hidden, ids, weights)
                 if out is not None:
                     return out
             if self._can_skip_planning:
                 experts = ids.tolist()[0]
                 if places := self.controller.fixed_places(layer.index, experts):
-                    return self._token_output.forward(
-                        layer.experts, hidden, experts, places, weights
-                    )
+                    return self.backend.forward(layer.experts, hidden, experts, places, weights)
         step = self.watcher.step(layer.index, ids, weights)
         plan = self.controller.step(step)
         if self.on_plan is not None:
             self.on_plan(step, plan)
         if is_token or self.watcher.decodes:
             self.last_token[layer.index] = plan
-        output = self._begin_output(layer, hidden, plan, step, ids, weights)
-        self._compute(plan, hidden.shape[0], output)
-        return output.finish()
+        rows = self.watcher.rows
+        keeps_choice = plan.selected is step.selected
+        are_planned = plan.weights is not None
+        backend = self.backend.begin(
+            StepTokens(
+                layer.experts,
+                hidden,
+                experts=plan.selected
+                if rows is None
+                else _padded(plan.selected, rows, len(hidden)),
+                ids=ids,
+                router_weights=weights,
+                host_weights=plan.weights if are_planned else step.weights,
+                are_planned=are_planned,
+                are_routed=keeps_choice and not are_planned,
+                rows=rows,
+            )
+        )
+        self._compute(plan, hidden.shape[0], backend)
+        return backend.finish()
 
     def _forward_whole(
         self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
@@ -164,38 +157,37 @@ class StepExecutor:
         where they are; None where one may be absent."""
         if self.pending or not self._can_skip_planning or not self._is_noted(layer):
             return None
-        out = self._whole_output.forward_whole(layer, hidden, ids, weights)
+        out = self.backend.forward_whole(layer, hidden, ids, weights)
         if out is None:
-            del self._whole_output.whole[layer]  # to be noted anew once they are there
+            del self.backend.whole[layer]  # to be noted anew once they are there
         else:
             self._count_fixed(layer, [ids])
         return out
 
     def _is_noted(self, layer: int) -> bool:
-        """Note where a layer's experts are, unless that is done; False where the output needs one
+        """Note where a layer's experts are, unless that is done; False where the backend needs one
         that is absent."""
-        output = self._whole_output
+        backend = self.backend
         cache = self.controller.cache
         num_experts = self.controller.shape.num_experts
-        if layer in output.whole:
+        if layer in backend.whole:
             return True
-        if output.needs_all and not cache.is_whole(layer):
+        if backend.needs_all and not cache.is_whole(layer):
             return False
         places = cache.places[layer * num_experts : (layer + 1) * num_experts]
-        output.note_layer(layer, [place.slot if place else NO_SLOT for place in places])
+        backend.note_layer(layer, [place.slot if place else NO_SLOT for place in places])
         return True
 
     def whole(self) -> WholeExperts | None:
         """Return the addresses of the experts of all layers, if one token can be computed without
         asking the controller; otherwise None."""
-        is_there = isinstance(self._whole_output, CpuOutput) and self.is_settled()
-        return self._whole_output.all_whole if is_there else None
+        return self.backend.all_whole if self.is_settled() else None
 
     def is_settled(self) -> bool:
         """Return whether one token can be computed in every layer without asking the controller."""
         can_skip = self.watcher.on_step is None and not self.pending and self._can_skip_planning
         layers = range(self.controller.shape.num_layers)
-        return can_skip and self._whole_output is not None and all(map(self._is_noted, layers))
+        return can_skip and self._computes_layers and all(map(self._is_noted, layers))
 
     def count_settled(self, chosen: Sequence[torch.Tensor]) -> None:
         """Count one token's use of all layers, whose ids [1, K] are on a device."""
@@ -216,37 +208,7 @@ class StepExecutor:
         read = torch.cat(tuple(chosen)).cpu().numpy() if self.controller.counts_chosen else None
         self.controller.count_fixed(first, len(chosen), chosen=read)
 
-    def _begin_output(
-        self,
-        layer: MoeLayer,
-        hidden: torch.Tensor,
-        plan: Plan,
-        step: Step,
-        ids: torch.Tensor,
-        weights: torch.Tensor,
-    ) -> StepOutput:
-        if (
-            self.gpu_output
-            and hidden.shape[0] == 1
-            and plan.weights is None
-            and plan.selected is step.selected
-        ):
-            self.gpu_output.begin_kept(layer.experts, hidden, plan.selected, ids, weights)
-            return self.gpu_output
-        if self._fused_output and hidden.shape[0] == 1:
-            applied = step.weights if plan.weights is None else plan.weights
-            self._fused_output.begin_token(
-                layer.experts, hidden, plan.selected[0].tolist(), applied[0]
-            )
-            return self._fused_output
-        if plan.weights is not None:
-            weights = self._reweighted(plan.weights, weights)
-        self._batch_output.begin(
-            layer.experts, hidden, self._all_rows(plan.selected, len(hidden)), weights
-        )
-        return self._batch_output
-
-    def _compute(self, plan: Plan, num_tokens: int, output: StepOutput) -> None:
+    def _compute(self, plan: Plan, num_tokens: int, backend: Backend) -> None:
         """Compute every used expert: residents first, near ones while loads are under way, arrivals
         last."""
         self.near.begin(plan.near)
@@ -256,7 +218,7 @@ class StepExecutor:
         else:
             self._issue(plan.waves[0].loads, DEMAND)
         if plan.low:
-            output.add(plan.low)
+            backend.add(plan.low)
         pending = self.pending
         for wave, following in plan.in_turn():
             if wave is plan.waves[-1]:
@@ -265,15 +227,15 @@ class StepExecutor:
             ready = [place for place in wave.resident if place.slot not in pending]
             if plan.near and wave is plan.waves[0]:
                 if following:
-                    self._add(ready, output, following)
+                    self._add(ready, backend, following)
                     ready = []
-                output.add_near(plan.near, self.near, ready)
+                backend.add_near(plan.near, self.near, ready)
                 ready = []
-            self._add_arrivals(coming, ready, num_tokens, output, following)
+            self._add_arrivals(coming, ready, num_tokens, backend, following)
             if following:
                 self._issue(tuple(following.values()), DEMAND)
         if plan.near and not plan.waves:
-            output.add_near(plan.near, self.near, [])
+            backend.add_near(plan.near, self.near, [])
         self.near.finish()
 
     def _add_arrivals(
@@ -281,7 +243,7 @@ class StepExecutor:
         coming: list[Place],
         ready: list[Place],
         num_tokens: int,
-        output: StepOutput,
+        backend: Backend,
         following: dict[int, Place],
     ) -> None:
         """Compute the experts that are `ready`, then those `coming` as they land, all that have
@@ -289,9 +251,9 @@ class StepExecutor:
         # two calls: compute runs beside copies, and each is few kernels
         if self.link.is_queued and num_tokens == 1:
             if ready:
-                self._add(ready, output, following)
+                self._add(ready, backend, following)
             if coming:
-                self._add(self._all_arrived(coming), output, following)
+                self._add(self._all_arrived(coming), backend, following)
             return
         # one call for all takes less than one each beside reading threads
         if self._waits_for_all and num_tokens == 1:
@@ -300,22 +262,20 @@ class StepExecutor:
                 self.link.collect(self.pending[place.slot])
         for place in coming:
             if ready and not self.link.has_landed(self.pending[place.slot]):
-                self._add(ready, output, following)
+                self._add(ready, backend, following)
                 ready = []
             ready.append(self._arrived(place))
         if ready:
-            self._add(ready, output, following)
+            self._add(ready, backend, following)
 
-    def _add(
-        self, places: Sequence[Place], output: StepOutput, following: dict[int, Place]
-    ) -> None:
+    def _add(self, places: Sequence[Place], backend: Backend, following: dict[int, Place]) -> None:
         """Compute experts that are there; issue each load that is `following` into a slot as soon
         as that is free."""
         if not following:
-            output.add(places)
+            backend.add(places)
             return
         for place in places:
-            output.add([place])
+            backend.add([place])
             if load := following.pop(place.slot, None):
                 self._issue((load,), DEMAND)
 
@@ -348,19 +308,9 @@ class StepExecutor:
             self.link.cancel(self.pending.pop(place.slot))
         return Wanted(place.key, self.resident.room(place), place.bits)
 
-    def _all_rows(self, selected: np.ndarray, num_rows: int) -> np.ndarray:
-        """Return the plan's experts with rows for padding: [rows, K], -1 there."""
-        if self.watcher.rows is None:
-            return selected
-        full = np.full((num_rows, selected.shape[1]), -1, np.int64)
-        full[self.watcher.rows] = selected
-        return full
 
-    def _reweighted(self, planned: np.ndarray, weights: torch.Tensor) -> torch.Tensor:
-        """Return the plan's weights with rows for padding, on the device and in the type of the
-        router's `weights`."""
-        full = torch.from_numpy(np.ascontiguousarray(planned)).to(weights)
-        if self.watcher.rows is None:
-            return full
-        rows = torch.from_numpy(self.watcher.rows).to(weights.device)
-        return torch.zeros_like(weights).index_copy_(0, rows, full)
+def _padded(selected: np.ndarray, rows: np.ndarray, num_rows: int) -> np.ndarray:
+    """Return the plan's experts with rows for padding: [num_rows, K], -1 there."""
+    full = np.full((num_rows, selected.shape[1]), -1, np.int64)
+    full[rows] = selected
+    return full

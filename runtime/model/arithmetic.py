@@ -4,7 +4,7 @@ tokens, and the sum over experts.
 In this order and in these dtypes the result is bit-identical to the model's own eager code.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -59,9 +59,13 @@ def assign(selected: np.ndarray, device: torch.device) -> dict[int, Assigned]:
     """Group a step's [T, K] expert ids by expert, without -1, in one copy to the device."""
     num_tokens, top_k = selected.shape
     if num_tokens == 1:
-        ranks = [(expert, rank) for rank, expert in enumerate(selected[0].tolist()) if expert >= 0]
-        assigned = {expert: Assigned(None, rank) for expert, rank in ranks}
-        if len(assigned) == len(ranks):  # a router by hashes may give a token one expert twice
+        assigned = {}
+        is_once = True
+        for rank, expert in enumerate(selected[0].tolist()):
+            if expert >= 0:
+                is_once &= expert not in assigned
+                assigned[expert] = Assigned(None, rank)
+        if is_once:  # a router by hashes may give a token one expert twice
             return assigned
     by_rank = selected.T.ravel()
     order = np.argsort(by_rank, kind="stable")
@@ -85,6 +89,23 @@ def weigh(y: torch.Tensor, weights: torch.Tensor, assigned: Assigned) -> torch.T
     if assigned.tokens is None:
         return y * weights[:, assigned.ranks : assigned.ranks + 1]
     return y * weights[assigned.tokens, assigned.ranks, None]
+
+
+def add_up(
+    out: torch.Tensor,
+    outputs: Mapping[int, torch.Tensor],
+    weights: torch.Tensor,
+    assigned: Mapping[int, Assigned],
+) -> None:
+    """Add each expert's output [t, H], times its routing weights, to `out` [T, H], in ascending
+    order of the experts."""
+    for expert in sorted(outputs):
+        own = assigned[expert]
+        if own.tokens is None:  # as `weigh` and `accumulate`, with fewer calls
+            share = outputs[expert] * weights[:, own.ranks : own.ranks + 1]
+            out.add_(share.to(out.dtype))
+        else:
+            accumulate(out, weigh(outputs[expert], weights, own), own)
 
 
 def accumulate(out: torch.Tensor, y: torch.Tensor, assigned: Assigned) -> None:

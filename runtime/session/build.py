@@ -11,8 +11,7 @@ from artifacts.hardware.machines import HERE, machine
 from artifacts.quantisation.widths import NOTHING
 from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.shape import FULL_BITS
-from runtime.backends.backend import choose_output
-from runtime.backends.cpu.cpu_backend import CpuOutput
+from runtime.backends.choose import choose_backend
 from runtime.control import sizes
 from runtime.control.build import build_controller, fast_tier, lay_out, pools
 from runtime.control.controller import Controller
@@ -126,7 +125,7 @@ def _choose(
             "--residency"
         )
     has_replicas = fast.shadows is not None or any(bits != FULL_BITS for bits in policies.widths)
-    fused = choose_output(opened, num_devices=settings.devices, has_replicas=has_replicas)
+    fused = choose_backend(opened, num_devices=settings.devices, has_replicas=has_replicas)
     is_asked = settings.experts == FUSED and fused is not None
     link = resolve_link(
         opened,
@@ -148,7 +147,7 @@ def _choose(
         # A split expert is the sum over its two halves, which differs from the module's bits in
         # torch too, and by more: compiled code computes it unasked on a CPU. The GPU's kernels are
         # used only when the user asks for them.
-        is_fused=is_asked or fast.split is not None and fused is CpuOutput,
+        is_fused=is_asked or fast.split is not None and fused is not None and fused.takes_splits,
         dense=CompiledDecoder(opened, threads) if is_asked else None,
         threads=threads,
         link=link,

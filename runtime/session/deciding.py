@@ -2,7 +2,6 @@
 that computes the token's experts."""
 
 from artifacts.errors import BadUsage
-from runtime.backends.triton.triton_backend import GpuOutput
 from runtime.control.controller import Controller
 from runtime.control.on_device import CacheOnDevice
 from runtime.session.parts import Choices
@@ -17,7 +16,7 @@ def cache_on_device(choices: Choices, controller: Controller) -> CacheOnDevice |
     device = choices.opened.model.device.type
     shape = choices.opened.shape
     kind = choices.link.kind
-    if choices.fused is not GpuOutput:
+    if choices.fused is None or not choices.fused.needs_no_host:
         raise BadUsage(
             "--decide device needs a GPU with Triton and kernels for the experts, and there are "
             f"none for {choices.opened.family} on {device} (docs/gpu.md): leave it out"

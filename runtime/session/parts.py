@@ -7,8 +7,7 @@ import torch
 
 from artifacts.quantisation.widths import Width
 from artifacts.shape import FULL_BITS
-from runtime.backends.cpu.cpu_backend import CpuOutput
-from runtime.backends.triton.triton_backend import GpuOutput
+from runtime.backends.backend import Backend
 from runtime.control.controller import Controller
 from runtime.control.pools import Partitions
 from runtime.engine.engine import Engine
@@ -42,7 +41,7 @@ class Choices:
     devices: tuple[torch.device, ...]
     fast: FastTier
     # the compiled code for experts of this family, if there is any
-    fused: type[CpuOutput] | type[GpuOutput] | None
+    fused: type[Backend] | None
     is_fused: bool  # whether that code computes them
     dense: CompiledDecoder | None  # the compiled modules beside the experts, if they were asked for
     threads: KernelThreads  # of compiled code

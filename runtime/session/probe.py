@@ -16,7 +16,7 @@ from artifacts.hardware.costs import rounded_window
 from artifacts.hardware.machines import Machine
 from artifacts.shape import Shape
 from runtime.backends.across_devices import made_current
-from runtime.backends.backend import choose_output
+from runtime.backends.choose import choose_backend
 from runtime.engine.engine import NAME as ENGINE
 from runtime.kernels.cpu.decoder import CompiledDecoder
 from runtime.links.link import DEMAND, Link
@@ -138,7 +138,7 @@ def expert_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:
     contents = _some_contents(opened)
     if is_fused:
         return _median_seconds(
-            choose_output(opened).timed_expert(opened, contents), device, turns=200
+            choose_backend(opened).timed_expert(opened, contents), device, turns=200
         )
     views = [opened.store.layout.views(content) for content in contents]
     project = opened.store.layout.project

@@ -63,7 +63,7 @@ class ResidentExperts:
         weights = self.shadows.views(place.key) if place.slot == NO_SLOT else self.weights(place)
         project = (
             project_in_tiles
-            if self._in_tiles and is_full(place)
+            if self._in_tiles and place.bits == FULL_BITS
             else self.slow.projection(place.bits)
         )
         return expert_forward(module, weights, x, project=project)
@@ -77,7 +77,7 @@ class ResidentExperts:
             return self._segments[at]
         return (
             self._views[place.slot]
-            if is_full(place)
+            if place.bits == FULL_BITS
             else self.slow.weights(place, self.slots[place.slot])
         )
 
@@ -85,18 +85,21 @@ class ResidentExperts:
         """Return views of an expert at full precision that is not cut."""
         return self._views[slot]
 
-    def beside(self, places: Sequence[Place]) -> dict[str, torch.Tensor] | None:
-        """Return each part of n whole experts together, [n, *shape] by name; None where they do not
-        lie in this order."""
+    def together(
+        self, places: Sequence[Place]
+    ) -> tuple[list[Views], dict[str, torch.Tensor] | None]:
+        """Return views of n whole experts, of ascending slots, and each part of all of them, [n,
+        *shape] by name, or None where they do not lie side by side."""
+        views = [self._views[place.slot] for place in places]
         first = places[0].slot
         count = len(places)
-        if not self._by_part or any(place.slot != first + row for row, place in enumerate(places)):
-            return None
+        if not self._by_part or places[-1].slot - first != count - 1:
+            return views, None
         if (first, count) not in self._rows:
             self._rows[first, count] = {
                 name: part[first : first + count] for name, part in self._by_part.items()
             }
-        return self._rows[first, count]
+        return views, self._rows[first, count]
 
     def room(self, place: Place) -> torch.Tensor:
         """Return the part of its slot that the expert, replica or segment takes."""
@@ -105,7 +108,3 @@ class ResidentExperts:
         slot = self.slots[place.slot]
         nbytes = self.slow.num_bytes(place)
         return slot if slot.nbytes == nbytes else slot[:nbytes]
-
-
-def is_full(place: Place) -> bool:
-    return place.bits == FULL_BITS

@@ -10,7 +10,7 @@ import torch
 from triton.runtime.interpreter import GridExecutor
 
 from runtime.backends import host_copy
-from runtime.backends.cpu.cpu_backend import CpuOutput
+from runtime.backends.cpu.cpu_backend import CpuBackend
 from runtime.backends.triton import triton_backend
 from runtime.links.cuda import CudaLink
 from runtime.session.session import Session
@@ -72,7 +72,7 @@ def install() -> None:
     torch.cuda.Event = Event
     torch.cuda.stream = _entered
     torch.cuda.current_stream = lambda device=None: _STREAM
-    CpuOutput.suits = staticmethod(lambda opened, **_: False)
+    CpuBackend.suits = staticmethod(lambda opened, **_: False)
     triton_backend._runs_on = lambda device: True
     host_copy.has_streams = lambda device: True
     tiers._open_link = lambda opened, choice, slow, device: CudaLink(
@@ -80,7 +80,7 @@ def install() -> None:
     )
     _count(GridExecutor, "__call__", "launches")
     _count(host_copy, "wait_for", "host waits")
-    _count(triton_backend.GpuOutput, "_to_device", "small copies")
+    _count(triton_backend.TritonBackend, "_to_device", "small copies")
     _count(CudaLink, "_hand_over", "copies of experts")
 
 

@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from runtime.backends.backend import Backend, StepTokens
 from runtime.backends.cpu.form import TokenOperands
 from runtime.backends.cpu.forms_cpu import TokenKernels, form_of, has_form
+from runtime.backends.torch_backend import TorchBackend
 from runtime.control.plan import Place
 from runtime.kernels.clamped_gate import clamped_gate
 from runtime.kernels.cpu.compiled_layers import WholeExperts
@@ -26,19 +28,21 @@ from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.near import NearTier
 
 
-class CpuOutput:
-    """Output of a layer for one token, in compiled code on `threads`. It computes near experts as
-    well.
+class CpuBackend(Backend):
+    """Computes one token's experts in compiled code on `threads`, near ones as well. Several tokens
+    are computed by torch, and by compiled code where few of them have the same expert.
 
-    `whole` has, by layer, the kernels of layers whose experts, or the replicas in their place,
-    never leave.
+    `whole` has the kernel of each layer that is noted.
     """
 
     name: ClassVar[str] = "fused"
-    needs_all: ClassVar[bool] = False  # to note a layer
+    takes_splits: ClassVar[bool] = True
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
         self._kernels = TokenKernels(opened, resident, threads)
+        self._of_several = TorchBackend(
+            resident, None, self._kernels, sum_dtype=opened.sum_dtype, is_fused=True
+        )
         self._num_experts = opened.shape.num_experts
         self._shape = opened.shape
         self._as_numpy = AS_NUMPY[opened.dtype]
@@ -57,8 +61,6 @@ class CpuOutput:
 
     @staticmethod
     def timed_expert(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
-        """Return a function to be timed: it computes expert number i of `contents`, uint8 on the
-        CPU, on one token."""
         first = opened.layers[0]
         form = form_of(opened.store.layout, opened.dtype, clamped_gate(first.experts))
         hidden = first.hidden_size
@@ -69,26 +71,22 @@ class CpuOutput:
         starts = [content.data_ptr() for content in contents]
         return lambda turn: form.multiply((), [starts[turn % len(starts)]], operands)
 
-    def begin_token(
-        self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray
-    ) -> None:
-        """Begin a token [1, H] that goes to `experts` [K], -1 for none, with `weights` [K]
-        float32."""
+    def begin(self, tokens: StepTokens) -> Backend:
+        if len(tokens.hidden) > 1:
+            return self._of_several.begin(tokens)
         applied: dict[int, float] = {}
-        for expert, weight in zip(experts, weights, strict=True):
+        for expert, weight in zip(tokens.experts[0].tolist(), tokens.host_weights[0], strict=True):
             applied[expert] = applied.get(expert, 0) + weight  # a router may select an expert twice
-        used = sorted(expert for expert in applied if expert >= 0)
-        self._rows = {expert: row for row, expert in enumerate(used)}
-        self._start(hidden, np.array([applied[expert] for expert in used], np.float32))
+        applied.pop(-1, None)
+        used = sorted(applied)
+        self._rows = dict(zip(used, range(len(used)), strict=True))
+        self._start(tokens.hidden, np.array([applied[expert] for expert in used], np.float32))
+        return self
 
     def add(self, places: Sequence[Place]) -> None:
-        """Compute the experts in these slots, or on the replicas that stay beside them; all must be
-        there."""
         self._add(places, self._kernels.starts(places))
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
-        """Compute the `ready` experts as by `add`, and `places` where they lie in the near tier;
-        from RAM all in one call."""
         if contents := near.contents_in_ram(places):
             starts = [content.data_ptr() for content in contents]
             self._add([*ready, *places], self._kernels.starts(ready) + starts)
@@ -98,7 +96,6 @@ class CpuOutput:
             self._add([place], [near.content(place).data_ptr()])
 
     def finish(self) -> torch.Tensor:
-        """Return the layer's output [1, H]."""
         out = torch.empty_like(self._hidden)
         kernels("cpu.gated").combine(
             self._y, self._weights, len(self._weights), out.view(self._as_numpy).numpy()[0]
@@ -113,8 +110,6 @@ class CpuOutput:
         places: Sequence[Place],
         weights: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute a whole step of one token [1, H] whose `experts` are all there, with `weights`
-        [1, K]: [1, H]."""
         order = sorted(range(len(experts)), key=experts.__getitem__)
         self._start(hidden, weights.float().numpy()[0, order])
         ordered = [places[rank] for rank in order]
@@ -127,8 +122,6 @@ class CpuOutput:
         return self._kernels.computes_layers(self._top_k)
 
     def note_layer(self, layer: int, slots: Sequence[int]) -> None:
-        """Note that the experts of a layer lie, whole, in `slots` [E], `NO_SLOT` for one that is
-        absent."""
         starts = self.all_whole.starts[layer]
         starts[:] = self._kernels.starts_of(slots)
         self.whole[layer] = self._kernels.whole_layer(
@@ -150,8 +143,6 @@ class CpuOutput:
     def forward_whole(
         self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor | None:
-        """Compute a whole step of one token [1, H] in a layer that is noted, ids and weights [1, K]
-        as the router left them; None if an expert is absent."""
         hidden = hidden.contiguous()
         ids = ids.contiguous()
         weights = weights.contiguous()
@@ -166,8 +157,8 @@ class CpuOutput:
         )
 
     def clear(self) -> None:
-        """Forget where the experts of whole layers begin."""
         self.whole.clear()
+        self._of_several.clear()
 
     def _start(self, hidden: torch.Tensor, weights: np.ndarray) -> None:
         """Take a token; `weights` are by ascending expert, the order in which the module adds

@@ -37,6 +37,7 @@ class CpuForm:
     """Backend that multiplies tokens by experts of one form. It takes less time than torch for up
     to `most_tokens` tokens of an expert."""
 
+    is_replica: bool = False
     most_tokens: int = 1
     rows: RowShares | None = None  # these experts matrix by matrix; others `multiply` otherwise
 

@@ -54,10 +54,10 @@ class TokenKernels:
         self._token = torch.empty(opened.layers[0].hidden_size)
         self._x = self._token.numpy()
 
-    def is_packed(self, bits: Width) -> bool:
-        """Return whether experts at this number of bits are replicas, packed or in trellis
-        codes."""
-        return isinstance(self._forms[bits], CpuPacked | CpuTrellis)
+    @cached_property
+    def packed_bits(self) -> frozenset[Width]:
+        """The numbers of bits at which experts are replicas, packed or in trellis codes."""
+        return frozenset(bits for bits, form in self._forms.items() if form.is_replica)
 
     def starts_of(self, slots: Sequence[int]) -> list[int]:
         """Addresses of the experts in these slots, 0 for `NO_SLOT`."""
@@ -360,6 +360,8 @@ class CpuSegments(CpuForm):
 
 class CpuPacked(CpuForm):
     """Backend of packed replicas of one width."""
+
+    is_replica = True
 
     def __init__(self, layout: ReplicaLayout, dtype: torch.dtype) -> None:
         packed = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from runtime.backends.backend import Backend, StepTokens
 from runtime.backends.triton.forms_gpu import (
     GpuForm,
     GpuForms,
@@ -38,8 +39,8 @@ _NONE = -1
 _FEW = 8
 
 
-class GpuOutput:
-    """Output of a layer in Triton kernels.
+class TritonBackend(Backend):
+    """Computes experts in Triton kernels, in one arena of slots.
 
     Many tokens are sorted by expert, and a tile of them reads an expert's weights once. A single
     token reads the weights by itself; for experts as published, so does each of a few tokens. On
@@ -47,13 +48,14 @@ class GpuOutput:
     dequantises. The host computes near experts meanwhile. The last kernel of a token's experts adds
     them up, if all experts that it computes lie as the checkpoint has them.
 
-    `whole` has, by layer, the offset of each expert [E], for layers whose experts are all resident.
+    `whole` has the offset of each expert [E] of a layer that is noted.
     """
 
     name: ClassVar[str] = "fused, triton"
-    computes_layers: ClassVar[bool] = True
-    # to note a layer: the host does not learn which experts a token uses
-    needs_all: ClassVar[bool] = True
+    computes_layers = True
+    needs_all: ClassVar[bool] = True  # the host does not learn which experts a token uses
+    needs_no_host: ClassVar[bool] = True
+    is_for_one_device: ClassVar[bool] = True
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
         self._resident = resident
@@ -82,8 +84,6 @@ class GpuOutput:
 
     @staticmethod
     def timed_expert(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
-        """Return a function to be timed: it computes expert number i of `contents`, uint8 on the
-        GPU, on one token."""
         layout = opened.store.layout
         device = contents[0].device
         first = opened.layers[0]
@@ -98,44 +98,30 @@ class GpuOutput:
         ]
         return lambda turn: forms[turn % len(forms)].multiply(x, zero, y)
 
-    def begin_token(
-        self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray
-    ) -> None:
-        """Begin a token [1, H] that goes to `experts` [K], -1 for none, with `weights` [K]
-        float32."""
-        selected = np.array([experts], np.int32)
-        rows = np.stack((selected, np.ascontiguousarray(weights, np.float32)[None].view(np.int32)))
-        sent = self._to_device(rows)
-        self._start(module, hidden, selected, sent[0], sent[1].view(torch.float32))
+    def begin(self, tokens: StepTokens) -> "TritonBackend":
+        experts = tokens.experts
         self._groups = None
-
-    def begin_kept(
-        self,
-        module: nn.Module,
-        hidden: torch.Tensor,
-        experts: np.ndarray,
-        ids: torch.Tensor,
-        weights: torch.Tensor,
-    ) -> None:
-        """Begin a token [1, H] that goes to `experts` [1, K] as its router chose. `ids` and
-        `weights` [1, K] are on the device, where the router left them, so that nothing is copied
-        there."""
-        self._start(module, hidden, experts, ids.contiguous(), weights)
-        self._groups = None
-
-    def begin(
-        self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, weights: torch.Tensor
-    ) -> None:
-        """Begin tokens [T, H] that go to `experts` [T, K], -1 for none, with `weights` [T, K]."""
-        self._groups = groups = SortedPairs(experts)
-        sent = self._to_device(np.stack((experts.astype(np.int32).ravel(), groups.order)))
-        self._start(module, hidden, experts, sent[0].view(experts.shape), weights)
-        self._order = sent[1]
-        self._block_tokens = kernels("gpu.gated_tiles").tile_tokens(experts.size, self._num_experts)
+        if len(tokens.hidden) > 1:
+            self._groups = groups = SortedPairs(experts)
+            sent = self._to_device(np.stack((experts.astype(np.int32).ravel(), groups.order)))
+            keys = sent[0].view(experts.shape)
+            weights = tokens.weights()
+            self._order = sent[1]
+            self._block_tokens = kernels("gpu.gated_tiles").tile_tokens(
+                experts.size, self._num_experts
+            )
+        elif tokens.are_routed:  # nothing is copied: the device has what the router chose
+            keys = tokens.ids.contiguous()
+            weights = tokens.router_weights
+        else:
+            applied = np.ascontiguousarray(tokens.host_weights, np.float32)
+            sent = self._to_device(np.stack((experts.astype(np.int32), applied.view(np.int32))))
+            keys = sent[0]
+            weights = sent[1].view(torch.float32)
+        self._start(tokens.module, tokens.hidden, experts, keys, weights)
+        return self
 
     def add(self, places: Sequence[Place]) -> None:
-        """Compute the experts in these slots, or on the replicas that stay beside them; all must be
-        there."""
         num_experts = self._num_experts
         for form, alike in self._forms.grouped(places).items():
             numbers = {place.key % num_experts: form.number(place) for place in alike}
@@ -148,7 +134,7 @@ class GpuOutput:
                 self._add_by_torch(form, alike)
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
-        """Compute the `ready` experts as by `add`, and meanwhile `places` on the host."""
+        """Do the same as `Backend.add_near`; `places` on the host while the GPU computes."""
         self._near.begin(self._hidden)
         self.add(ready)
         pairs, outputs = self._near.outputs(self._module, places, near, self._experts)
@@ -168,7 +154,7 @@ class GpuOutput:
         by_token[rows] = by_token[rows] + y if self._forms.are_cut else y
 
     def finish(self) -> torch.Tensor:
-        """Return the layer's output [T, H]. Drops the tensors of the step: those of a prompt would
+        """Return the layer's output [T, H]; keep no tensor of the step: those of a prompt would
         otherwise stay while tokens follow it."""
         output = self._output
         if output is None:
@@ -191,16 +177,14 @@ class GpuOutput:
         places: Sequence[Place],
         weights: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute a whole step of one token [1, H] whose `experts` are all there, with `weights`
-        [1, K]: [1, H]."""
         selected = np.array([experts], np.int32)
-        self._start(module, hidden, selected, self._to_device(selected), weights)
+        ids = self._to_device(selected)
         self._groups = None
+        self._start(module, hidden, selected, ids, weights)
         self.add(places)
         return self.finish()
 
     def note_layer(self, layer: int, slots: Sequence[int]) -> None:
-        """Note that every expert of a layer lies, whole, in one of `slots` [E]."""
         self.whole[layer] = self.starts(slots)
 
     def forward_whole(

@@ -1,22 +1,28 @@
 """Which compiled code suits a model, and how the one for a CPU orders a token's experts and
 weights."""
 
+import sys
 from collections.abc import Sequence
+from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from artifacts.errors import Incompatible
 from artifacts.formats.fp8 import Scaled
-from runtime.backends import backend
-from runtime.backends.backend import choose_output
+from runtime.backends import choose
+from runtime.backends.backend import Backend
+from runtime.backends.choose import choose_backend
 from runtime.backends.cpu import cpu_backend, forms_cpu
-from runtime.backends.cpu.cpu_backend import CpuOutput
-from runtime.backends.triton.triton_backend import GpuOutput
+from runtime.backends.cpu.cpu_backend import CpuBackend
+from runtime.backends.torch_backend import TorchBackend
+from runtime.backends.triton.triton_backend import TritonBackend
 from runtime.control.plan import NO_SLOT, Place
 from runtime.model.layout import ExpertLayout, Layout
 from runtime.model.quantised_layout import Piece, QuantisedLayout
+from tests.runtime.backends.test_torch_backend import tokens
 
 E = 6
 K = 3
@@ -26,24 +32,24 @@ H = 4
 @pytest.mark.parametrize(
     ("suit", "num_devices", "chosen"),
     [
-        ((CpuOutput,), 1, CpuOutput),
-        ((GpuOutput,), 1, GpuOutput),
-        ((CpuOutput,), 2, CpuOutput),
-        ((GpuOutput,), 2, None),
-        ((GpuOutput,), 0, None),
+        ((CpuBackend,), 1, CpuBackend),
+        ((TritonBackend,), 1, TritonBackend),
+        ((CpuBackend,), 2, CpuBackend),
+        ((TritonBackend,), 2, None),
+        ((TritonBackend,), 0, None),
         ((), 1, None),
     ],
 )
 def test_a_gpus_kernels_are_for_one_device(
     monkeypatch: pytest.MonkeyPatch, suit: tuple[type, ...], num_devices: int, chosen: type | None
 ) -> None:
-    for kind in (backend.CpuOutput, backend.GpuOutput):
+    for kind in (choose.CpuBackend, choose.TritonBackend):
         monkeypatch.setattr(
             kind, "suits", staticmethod(lambda opened, kind=kind, **_: kind in suit)
         )
-    assert choose_output(object(), num_devices=num_devices) is chosen
+    assert choose_backend(object(), num_devices=num_devices) is chosen
     if num_devices == 1:
-        assert choose_output(object()) is chosen
+        assert choose_backend(object()) is chosen
 
 
 class Kernels:
@@ -71,14 +77,17 @@ def combine(y: np.ndarray, weights: np.ndarray, count: int, out: np.ndarray) -> 
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> CpuOutput:
+def made(monkeypatch: pytest.MonkeyPatch) -> CpuBackend:
     monkeypatch.setattr(cpu_backend, "TokenKernels", Kernels)
     monkeypatch.setattr(cpu_backend, "kernels", lambda name: SimpleNamespace(combine=combine))
     shape = SimpleNamespace(num_experts=E, top_k=K)
     opened = SimpleNamespace(
-        shape=shape, dtype=torch.float32, layers=[SimpleNamespace(hidden_size=H)]
+        shape=shape,
+        dtype=torch.float32,
+        sum_dtype=torch.float32,
+        layers=[SimpleNamespace(hidden_size=H)],
     )
-    made = CpuOutput(opened, object(), object())
+    made = CpuBackend(opened, SimpleNamespace(num_experts=E), object())
     made._y += 99  # of an earlier token
     return made
 
@@ -86,8 +95,46 @@ def made(monkeypatch: pytest.MonkeyPatch) -> CpuOutput:
 HIDDEN = torch.ones(1, H)
 
 
-def test_rows_are_by_ascending_expert_without_what_is_left_out(made: CpuOutput) -> None:
-    made.begin_token(None, HIDDEN, [5, -1, 0], np.array([0.5, 9.0, 0.25], np.float32))
+class Outside(Backend):
+    """A backend of another package."""
+
+    @staticmethod
+    def suits(opened: object, *, has_replicas: bool = False) -> bool:
+        return opened == "theirs"
+
+
+def test_a_registered_backend_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "_registered", [])
+    for kind in (choose.CpuBackend, choose.TritonBackend):
+        monkeypatch.setattr(kind, "suits", staticmethod(lambda opened, **_: True))
+    assert choose_backend("theirs") is CpuBackend
+    assert choose.register_backend(Outside) is Outside
+    assert choose_backend("theirs", num_devices=2) is Outside
+    assert choose_backend("another") is CpuBackend
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_backend_is_found_by_its_entry_point(
+    monkeypatch: pytest.MonkeyPatch, breaks: bool
+) -> None:
+    module = "nowhere" if breaks else __name__
+    point = EntryPoint("theirs", f"{module}:Outside", choose._GROUP)
+    if not breaks:
+        monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Outside=Outside))
+    monkeypatch.setattr(choose, "entry_points", lambda group: [point][: group == choose._GROUP])
+    choose._installed.cache_clear()
+    try:
+        if breaks:
+            with pytest.raises(Incompatible, match="backend theirs of nowhere:Outside cannot be"):
+                choose_backend("theirs")
+        else:
+            assert choose_backend("theirs") is Outside
+    finally:
+        choose._installed.cache_clear()
+
+
+def test_rows_are_by_ascending_expert_without_what_is_left_out(made: CpuBackend) -> None:
+    made.begin(tokens(HIDDEN, np.array([[5, -1, 0]]), torch.tensor([[0.5, 9.0, 0.25]])))
     made.add([Place(E + 5, 2), Place(E, 1)])
     assert made._kernels.calls == [([20, 10], [1, 0])] and made._kernels.token is HIDDEN
     assert made.finish().tolist() == [[2.5] * H]
@@ -102,9 +149,9 @@ def test_rows_are_by_ascending_expert_without_what_is_left_out(made: CpuOutput) 
     ids=["in RAM: one call", "on disk: one by one, through a buffer"],
 )
 def test_near_experts_come_after_what_is_ready_and_lie_where_the_near_tier_has_them(
-    made: CpuOutput, are_in_ram: bool, calls: list[tuple]
+    made: CpuBackend, are_in_ram: bool, calls: list[tuple]
 ) -> None:
-    made.begin_token(None, HIDDEN, [3, 1, 2], np.array([1.0, 2.0, 4.0], np.float32))
+    made.begin(tokens(HIDDEN, np.array([[3, 1, 2]]), torch.tensor([[1.0, 2.0, 4.0]])))
 
     def content(place: Place) -> SimpleNamespace:
         return SimpleNamespace(data_ptr=lambda: 1000 + place.key)
@@ -118,7 +165,16 @@ def test_near_experts_come_after_what_is_ready_and_lie_where_the_near_tier_has_t
     assert made.finish().tolist() == [[3.0 + 2.0 + 8.0] * H]
 
 
-def test_a_whole_token_is_one_call_in_ascending_order(made: CpuOutput) -> None:
+def test_several_tokens_are_computed_by_torch(made: CpuBackend) -> None:
+    several = tokens(torch.ones(2, H), np.array([[0, 1], [1, 2]]), torch.ones(2, 2))
+    made._of_several._resident.slots = SimpleNamespace(are_apart=False)
+    under_way = made.begin(several)
+    assert isinstance(under_way, TorchBackend) and under_way is not made
+    made.clear()
+    assert under_way._hidden is None, "nothing stays of a step that was broken off"
+
+
+def test_a_whole_token_is_one_call_in_ascending_order(made: CpuBackend) -> None:
     places = [Place(E + 5, 0), Place(E + 1, 1), Place(E + 2, 2)]
     weights = torch.tensor([[1.0, 2.0, 4.0]], dtype=torch.bfloat16)
     out = made.forward(None, HIDDEN, [5, 1, 2], places, weights)
@@ -141,7 +197,7 @@ def suited(
     layers = [SimpleNamespace(experts=each) for each in plain]
     model = SimpleNamespace(device=torch.device(device))
     store = SimpleNamespace(layout=layout)
-    return CpuOutput.suits(SimpleNamespace(layers=layers, dtype=dtype, model=model, store=store))
+    return CpuBackend.suits(SimpleNamespace(layers=layers, dtype=dtype, model=model, store=store))
 
 
 def test_experts_of_a_known_kind_and_type_on_a_cpu_suit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +233,7 @@ def test_a_timed_expert_multiplies_one_token_by_each_in_turn(
         store=SimpleNamespace(layout=None), dtype=torch.float32, layers=[layer]
     )
     contents = [SimpleNamespace(data_ptr=lambda start=start: start) for start in (10, 20)]
-    work = CpuOutput.timed_expert(opened, contents)
+    work = CpuBackend.timed_expert(opened, contents)
     for turn in range(3):
         work(turn)
     assert calls == [((), [start], (H,), [0], (1, H), np.float32) for start in (10, 20, 10)]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from artifacts.quantisation.packing import Packed
 from artifacts.quantisation.widths import SCALAR_WIDTHS
-from runtime.backends.cpu.cpu_backend import CpuOutput
+from runtime.backends.cpu.cpu_backend import CpuBackend
 from runtime.backends.cpu.form import TokenOperands
 from runtime.backends.cpu.forms_cpu import CpuWhole
 from runtime.control.plan import Place
@@ -175,7 +175,7 @@ def test_a_prompt_gives_the_logits_of_torch_whatever_number_of_its_tokens_an_exp
 
 def test_a_family_of_another_kind_is_left_to_torch(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("gpt_oss")))
-    assert not CpuOutput.suits(opened)
+    assert not CpuBackend.suits(opened)
     with Session(opened, Settings(budget="50%", experts=FUSED)) as session:
         assert session.receipt()["experts_of_a_token"] == "torch"
         assert any("fused" in line for line in session.fallbacks)

@@ -20,14 +20,14 @@ SESSIONS = """
 import json, sys
 import torch
 from runtime.backends.triton import triton_backend
-from runtime.backends.cpu.cpu_backend import CpuOutput
+from runtime.backends.cpu.cpu_backend import CpuBackend
 from runtime.backends.triton.forms_published_gpu import GpuPublished
 from runtime.kernels.gpu import published
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 from runtime.session.settings import EXACT, FUSED
 published._BLOCKS = dict.fromkeys(published._BLOCKS, (128, 128))
-CpuOutput.suits = staticmethod(lambda opened, **_: False)
+CpuBackend.suits = staticmethod(lambda opened, **_: False)
 triton_backend._runs_on = lambda device: True  # the interpreter runs the kernels on the CPU
 ids = torch.randint(3, 96, (2, 14), generator=torch.Generator().manual_seed(2))
 calls = []

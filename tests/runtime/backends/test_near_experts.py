@@ -17,7 +17,7 @@ from runtime.backends import host_copy
 from runtime.backends.triton import triton_backend
 from runtime.backends.cpu.forms_cpu import TokenKernels
 from runtime.backends.host_copy import HostTokens
-from runtime.backends.triton.triton_backend import GpuOutput
+from runtime.backends.triton.triton_backend import TritonBackend
 from runtime.kernels.gpu import gated
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
@@ -57,7 +57,7 @@ noted(HostTokens, "bring", "bring")
 noted(NearTier, "forward", "torch")
 noted(TokenKernels, "outputs", "kernels")
 noted(TokenKernels, "forward", "kernels")
-noted(GpuOutput, "finish", "finish")
+noted(TritonBackend, "finish", "finish")
 said.clear()
 with counted_gpu.with_mailbox(Session(opened, Settings(**chosen, link="1GB/s", experts="fused"))) as session:
     ours, own_counts = logits(session)

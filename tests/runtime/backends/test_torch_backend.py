@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.backends.torch_backend import TorchOutput
+from runtime.backends.backend import StepTokens
+from runtime.backends.torch_backend import TorchBackend
 from runtime.control.plan import NO_SLOT, Place
 
 E = 6
@@ -56,8 +57,8 @@ class Experts:
     def whole(self, slot: int) -> Place:
         return self.held[slot]
 
-    def beside(self, places: Sequence[Place]) -> list[int]:
-        return [place.slot for place in places]
+    def together(self, places: Sequence[Place]) -> tuple[list[Place], list[int]]:
+        return list(places), [place.slot for place in places]
 
 
 class Batched:
@@ -84,8 +85,7 @@ class Kernels:
     def __init__(self, experts: Experts) -> None:
         self._calls = experts.calls
 
-    def is_packed(self, bits: int) -> bool:
-        return bits == LOW
+    packed_bits = frozenset({LOW})
 
     def starts(self, places: Sequence[Place]) -> list[int]:
         return [place.slot for place in places]
@@ -131,9 +131,9 @@ def experts() -> Experts:
 
 def output_of(
     experts: Experts, *, batched: bool = True, kernels: bool = True, is_fused: bool = False
-) -> TorchOutput:
+) -> TorchBackend:
     kinds = Batched(experts) if batched else None, Kernels(experts) if kernels else None
-    return TorchOutput(experts, *kinds, sum_dtype=torch.float32, is_fused=is_fused)
+    return TorchBackend(experts, *kinds, sum_dtype=torch.float32, is_fused=is_fused)
 
 
 def step(count: int, top_k: int) -> tuple[torch.Tensor, np.ndarray, torch.Tensor]:
@@ -145,6 +145,23 @@ def step(count: int, top_k: int) -> tuple[torch.Tensor, np.ndarray, torch.Tensor
         torch.randn(count, H, generator=generator),
         selected,
         torch.rand(count, top_k, generator=generator) + 0.1,
+    )
+
+
+def tokens(
+    hidden: torch.Tensor, selected: np.ndarray, weights: torch.Tensor, module: object = None
+) -> StepTokens:
+    """A step whose weights are the router's."""
+    ids = torch.from_numpy(selected)
+    return StepTokens(
+        module,
+        hidden,
+        selected,
+        ids,
+        weights,
+        weights.float().numpy(),
+        are_planned=False,
+        are_routed=False,
     )
 
 
@@ -162,7 +179,7 @@ def expected(
     return out
 
 
-def check(output: TorchOutput, places: list[Place], given: tuple) -> None:
+def check(output: TorchBackend, places: list[Place], given: tuple) -> None:
     assert torch.allclose(output.finish(), expected(*given, places), rtol=1e-6)
     assert output._hidden is output._weights is output._module is None and not output._outputs, (
         "nothing stays"
@@ -172,7 +189,7 @@ def check(output: TorchOutput, places: list[Place], given: tuple) -> None:
 def test_several_tokens_are_computed_an_expert_at_a_time(experts: Experts) -> None:
     given = step(2, 4)
     output = output_of(experts)
-    output.begin(None, *given)
+    output.begin(tokens(*given))
     places = [
         experts.place(E + 2),
         experts.place(E + 3),
@@ -190,7 +207,7 @@ def test_fused_kernels_compute_an_expert_on_few_tokens_wherever_it_lies(experts:
     hidden, _, weights = step(3, 2)
     given = hidden, np.array([[0, 1], [1, 2], [1, 3]]), weights
     output = output_of(experts, batched=False, is_fused=True)
-    output.begin(None, *given)
+    output.begin(tokens(*given))
     there = [experts.place(E + 1), experts.place(E)]
     near = [Place(E + 2, NO_SLOT), Place(E + 3, NO_SLOT, LOW)]
     output.add_near(near, Near(experts, is_in_ram=True), there)
@@ -209,7 +226,7 @@ def test_fused_kernels_take_near_experts_on_as_many_tokens_as_they_compute_soone
 ) -> None:
     given = step(count, 1)
     output = output_of(experts, is_fused=True)
-    output.begin(None, *given)
+    output.begin(tokens(*given))
     output.add_near([Place(0, NO_SLOT)], Near(experts, is_in_ram=True), [])
     assert experts.calls == [("few", -100, 2) if count == 2 else ("near", 0)]
     check(output, [Place(0, NO_SLOT)], given)
@@ -221,7 +238,7 @@ def test_one_tokens_experts_are_one_batch_in_the_order_of_their_slots(
 ) -> None:
     given = step(1, count)
     output = output_of(experts)
-    output.begin(None, *given)
+    output.begin(tokens(*given))
     places = [experts.place(E + expert, slot=9 - expert) for expert in range(count)]
     output.add(places)
     assert experts.calls == [("batch", *(E + expert for expert in reversed(range(count))))]
@@ -231,7 +248,7 @@ def test_one_tokens_experts_are_one_batch_in_the_order_of_their_slots(
 def test_one_expert_alone_is_no_batch(experts: Experts) -> None:
     given = step(1, 1)
     output = output_of(experts)
-    output.begin(None, *given)
+    output.begin(tokens(*given))
     output.add([experts.place(0)])
     assert experts.calls == [("one", 0)]
     check(output, [experts.place(0, slot=0)], given)
@@ -243,7 +260,7 @@ def test_packed_replicas_go_to_their_kernels_and_the_others_to_a_batch(
 ) -> None:
     given = step(1, 4)
     output = output_of(experts, batched=batched)
-    output.begin(None, *given)
+    output.begin(tokens(*given))
     places = [experts.place(E + expert, bits=LOW if expert % 2 else FULL) for expert in range(4)]
     output.add(places)
     others = [("batch", E, E + 2)] if batched else [("one", E), ("one", E + 2)]
@@ -254,7 +271,7 @@ def test_packed_replicas_go_to_their_kernels_and_the_others_to_a_batch(
 def test_replicas_without_kernels_are_computed_one_by_one(experts: Experts) -> None:
     given = step(1, 3)
     output = output_of(experts, kernels=False)
-    output.begin(None, *given)
+    output.begin(tokens(*given))
     places = [experts.place(expert, bits=4 if expert == 1 else FULL) for expert in range(3)]
     output.add(places)
     assert experts.calls == [("one", 0), ("one", 1), ("one", 2)]
@@ -264,7 +281,7 @@ def test_replicas_without_kernels_are_computed_one_by_one(experts: Experts) -> N
 def test_segments_add_up_to_their_expert(experts: Experts) -> None:
     given = step(2, 1)
     output = output_of(experts)
-    output.begin(None, *given)
+    output.begin(tokens(*given))
     places = [experts.place(0, share=0.25), experts.place(0, share=0.75)]
     output.add(places)
     check(output, places, given)
@@ -274,8 +291,8 @@ def test_segments_add_up_to_their_expert(experts: Experts) -> None:
 def test_experts_on_devices_apart_are_computed_where_they_lie(count: int) -> None:
     experts = Experts(are_apart=True)
     given = step(count, 2)
-    output = TorchOutput(experts, None, None, sum_dtype=torch.float32)
-    output.begin(None, *given)
+    output = TorchBackend(experts, None, None, sum_dtype=torch.float32)
+    output.begin(tokens(*given))
     places = [experts.place(E + 1), experts.place(E)]
     output.add(places)
     assert experts.calls == [("one", E + 1), ("one", E)]
@@ -286,7 +303,7 @@ def test_experts_on_devices_apart_are_computed_where_they_lie(count: int) -> Non
 def test_near_experts_in_ram_join_the_batch_of_what_is_ready(experts: Experts, ready: int) -> None:
     given = step(1, 2 + ready)
     output = output_of(experts)
-    output.begin(None, *given)
+    output.begin(tokens(*given))
     there = [experts.place(E + 2 + number) for number in range(ready)]
     near = [Place(E, NO_SLOT), Place(E + 1, NO_SLOT)]
     output.add_near(near, Near(experts, is_in_ram=True), there)
@@ -310,7 +327,7 @@ def test_near_experts_that_cannot_join_a_batch_are_computed_one_by_one(
     """On disk, without batches, for several tokens, or beside what is of fewer bits."""
     given = step(count, 3)
     output = output_of(experts, batched=batched)
-    output.begin(None, *given)
+    output.begin(tokens(*given))
     there = experts.place(E, bits=ready_bits)
     near = [Place(E + 1, NO_SLOT), Place(E + 2, NO_SLOT)]
     output.add_near(near, Near(experts, is_in_ram=in_ram), [there])
@@ -322,7 +339,7 @@ def test_near_experts_that_cannot_join_a_batch_are_computed_one_by_one(
 def test_near_replicas_are_computed_by_kernels_where_they_lie(experts: Experts) -> None:
     given = step(1, 3)
     output = output_of(experts)
-    output.begin(None, *given)
+    output.begin(tokens(*given))
     near = [Place(E, NO_SLOT, LOW), Place(E + 1, NO_SLOT), Place(E + 2, NO_SLOT, LOW)]
     output.add_near(near, Near(experts, is_in_ram=True), [])
     assert experts.calls == [("packed", -100 - E), ("near", E + 1), ("packed", -102 - E)]

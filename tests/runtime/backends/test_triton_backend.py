@@ -94,14 +94,14 @@ from pathlib import Path
 import torch
 from runtime.backends.triton import triton_backend
 from runtime.kernels.gpu import gated
-from runtime.backends.cpu.cpu_backend import CpuOutput
+from runtime.backends.cpu.cpu_backend import CpuBackend
 from runtime.session.settings import EXACT, FUSED
 from runtime.model.open import open_model
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session, Settings
 from tools.gpu.checks.made_replicas import made
 gated._ROWS, gated._COLUMNS = 32, 64
-CpuOutput.suits = staticmethod(lambda opened, **_: False)
+CpuBackend.suits = staticmethod(lambda opened, **_: False)
 triton_backend._runs_on = lambda device: True  # the interpreter runs the kernels on the CPU
 ids = torch.randint(3, 96, (2, 38), generator=torch.Generator().manual_seed(2))
 mask = torch.ones_like(ids)
@@ -125,7 +125,7 @@ for folder, name, chosen, scratch, is_brief in json.loads(sys.argv[1]):
             length = 36 if name == "all resident" else 16  # 36 ask for every expert
             runs[experts] = (logits(session, is_brief, length), session.controller.counters.totals(), session.receipt())
             if experts == FUSED and session.parts.is_fused:
-                on_device = len(session.engine.steps.gpu_output.whole)
+                on_device = len(session.engine.steps.backend.whole)
     (exact, exact_counts, _), (fused, fused_counts, receipt) = runs[EXACT], runs[FUSED]
     error = ((fused - exact).abs().max() / exact.abs().max()).item()
     counts_alike = exact_counts == fused_counts
@@ -138,17 +138,18 @@ import torch
 from runtime.backends.triton import triton_backend
 from runtime.kernels.gpu import gated
 from runtime.model.arithmetic import accumulate, assign, gather, weigh
-from runtime.backends.cpu.cpu_backend import CpuOutput
+from tests.runtime.backends.test_torch_backend import tokens
+from runtime.backends.cpu.cpu_backend import CpuBackend
 from runtime.session.settings import FUSED
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 gated._ROWS, gated._COLUMNS = 32, 64
-CpuOutput.suits = staticmethod(lambda opened, **_: False)
+CpuBackend.suits = staticmethod(lambda opened, **_: False)
 triton_backend._runs_on = lambda device: True
 opened = open_model(sys.argv[1])
 with Session(opened, Settings(preset="full", experts=FUSED)) as session:
     session.forward(torch.arange(3, 27)[None])
-    resident, fused, module = session.engine.steps.resident, session.engine.steps.gpu_output, opened.layers[0].experts
+    resident, fused, module = session.engine.steps.resident, session.engine.steps.backend, opened.layers[0].experts
     random = torch.Generator().manual_seed(0)
     hidden, weights = torch.randn(3, opened.config.hidden_size, generator=random), torch.rand(3, 2, generator=random)
     selected = np.array([[2, 0], [1, -1], [0, 3]])
@@ -157,7 +158,7 @@ with Session(opened, Settings(preset="full", experts=FUSED)) as session:
     outputs = [resident.forward(module, places[expert], gather(hidden, assigned[expert])) for expert in range(4)]
     for expert, y in enumerate(outputs):
         accumulate(expected, weigh(y, weights, assigned[expert]), assigned[expert])
-    fused.begin(module, hidden, selected, weights)
+    fused.begin(tokens(hidden, selected, weights, module))
     fused.add([places[3], places[1]])
     fused.add_output(0, outputs[0])  # as for an expert of the near tier
     fused.add([places[2]])

@@ -24,14 +24,14 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 from runtime.backends.triton import triton_backend
-from runtime.backends.cpu.cpu_backend import CpuOutput
+from runtime.backends.cpu.cpu_backend import CpuBackend
 from runtime.kernels.gpu import gated, published
 from runtime.model.open import open_model
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session, Settings
 gated._ROWS, gated._COLUMNS = 32, 64
 published._BLOCKS = dict.fromkeys(published._BLOCKS, (128, 128))
-CpuOutput.suits = staticmethod(lambda opened, **_: False)
+CpuBackend.suits = staticmethod(lambda opened, **_: False)
 triton_backend._runs_on = lambda device: True  # the interpreter runs the kernels on the CPU
 SETTINGS = Settings(budget="60%", link="1GB/s", experts="fused", decide="device", window="100KB")
 """

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.backends.backend import StepTokens
 from runtime.control.plan import NO_SLOT, Place, Plan, Wave
 from runtime.engine import step as module
 from runtime.engine.step import StepExecutor
@@ -19,25 +20,19 @@ H = 2
 FIXED = "the places of experts that stay"
 
 
-class Output:
-    """An output that writes down what it is asked for."""
+class Experts:
+    """A backend that writes down what it is asked for."""
 
     computes_layers = False
 
-    def __init__(self, events: list, name: str) -> None:
+    def __init__(self, events: list) -> None:
         self.events = events
-        self.name = name
         self.whole: dict[int, list[int]] = {}
 
-    def begin(
-        self, module: object, hidden: object, experts: np.ndarray, weights: torch.Tensor
-    ) -> None:
-        self.events.append((self.name, "begin", experts.tolist(), weights.tolist()))
-
-    def begin_token(
-        self, module: object, hidden: object, experts: list[int], weights: np.ndarray
-    ) -> None:
-        self.events.append((self.name, "begin token", experts, weights.tolist()))
+    def begin(self, tokens: StepTokens) -> "Experts":
+        self.tokens = tokens
+        self.events.append(("begin", tokens.experts.tolist(), tokens.weights().tolist()))
+        return self
 
     def add(self, places: list[Place]) -> None:
         self.events.append(("add", *(place.key for place in places)))
@@ -50,19 +45,19 @@ class Output:
         )
 
     def finish(self) -> str:
-        return f"finished by {self.name}"
+        return "finished"
 
     def forward(
         self, module: object, hidden: object, experts: list[int], places: object, weights: object
     ) -> str:
         assert places == FIXED
-        return f"forward by {self.name} of {experts}"
+        return f"forward of {experts}"
 
     def clear(self) -> None:
-        self.events.append((self.name, "clear"))
+        self.events.append("backend cleared")
 
 
-class OnDevice(Output):
+class OnDevice(Experts):
     """One that also computes a layer whose experts all stay, without the host."""
 
     computes_layers = needs_all = True
@@ -119,38 +114,31 @@ class Bench:
 
     def __init__(self, patch: pytest.MonkeyPatch, **named: object) -> None:
         options = {
-            "fused": None,
+            "backend": Experts,
+            "is_fused": False,
             "holds_all": False,
             "holds_low": False,
             "are_apart": False,
             "is_concurrent": False,
         }
         options |= {"is_queued": False}
-        options |= {"shadows": None, "suits": True, "is_worth": False} | named
+        options |= {"shadows": None, "is_worth": False} | named
         self.events: list = []
         self.made: dict[str, object] = {}
         self.link = Link(self.events)
         self.link.is_concurrent = options["is_concurrent"]
         self.link.is_queued = options["is_queued"]
-        fused: Output | None = options["fused"] and options["fused"](self.events, "fused")
-        patch.setattr(module, "GpuOutput", OnDevice)
-        patch.setattr(
-            module, "choose_output", lambda opened: lambda opened, resident, threads: fused
-        )
-        patch.setattr(
-            module, "CpuOutput", SimpleNamespace(suits=lambda opened, **_: options["suits"])
-        )
+        self._kind: type[Experts] = options["backend"]
+        patch.setattr(module, "open_backend", self._backend)
         patch.setattr(module, "is_worth_batching", lambda opened: options["is_worth"])
-        patch.setattr(module, "TokenKernels", lambda opened, resident, threads: "kernels")
         patch.setattr(module, "ResidentExperts", self._resident)
-        patch.setattr(module, "TorchOutput", self._torch)
         self.plan: Plan = plan()
         self.fixed: object = None
         places = [Place(key, 10 + key) for key in range(2 * E)]
         self.controller = SimpleNamespace(
             holds_all=options["holds_all"],
             holds_low=options["holds_low"],
-            step=lambda step: self.plan,
+            step=self._planned,
             fixed_places=lambda layer, experts: self.fixed,
             counts_chosen=options["holds_low"],
             count_fixed=lambda layer, num_layers, chosen: self.events.append(("fixed", layer)),
@@ -177,7 +165,7 @@ class Bench:
             slots=slots,
             shadows=options["shadows"],
             threads=None,
-            is_fused=fused is not None,
+            is_fused=options["is_fused"],
         )
 
     def run(self, num_tokens: int = 1, layer: int = 0) -> object:
@@ -204,20 +192,17 @@ class Bench:
     ) -> SimpleNamespace:
         return SimpleNamespace(slots=slots, room=lambda place: ("room", place.slot))
 
-    def _torch(
-        self,
-        resident: object,
-        batched: object,
-        kernels: object,
-        *,
-        sum_dtype: torch.dtype,
-        is_fused: bool,
-    ) -> Output:
-        assert sum_dtype is torch.float32 and is_fused == (
-            batched is None and not resident.slots.are_apart
-        )
-        self.made |= {"batched": batched, "kernels": kernels}
-        return Output(self.events, "torch")
+    def _backend(
+        self, opened: object, resident: object, threads: object, *, batched: object, is_fused: bool
+    ) -> Experts:
+        self.made |= {"batched": batched, "is_fused": is_fused}
+        return self._kind(self.events)
+
+    def _planned(self, step: SimpleNamespace) -> Plan:
+        """The plan, which keeps the router's choice where it names no other."""
+        if self.plan.selected is None:
+            self.plan.selected = step.selected
+        return self.plan
 
     def _step(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> SimpleNamespace:
         return SimpleNamespace(layer=layer, selected=ids.numpy(), weights=weights.numpy())
@@ -239,21 +224,15 @@ A, B, C, D, F, G = (Place(key, slot) for key, slot in enumerate((0, 1, 0, 1, 0, 
 
 
 @pytest.mark.parametrize(
-    ("named", "batched", "kernels"),
-    [
-        ({}, "batched", "kernels"),
-        ({"suits": False}, "batched", None),
-        ({"are_apart": True}, None, "kernels"),
-        ({"fused": Output}, None, "kernels"),
-        ({"fused": OnDevice}, None, None),
-    ],
+    ("named", "batched"),
+    [({}, "batched"), ({"are_apart": True}, None), ({"is_fused": True}, None)],
 )
-def test_torch_gets_batches_and_kernels_where_no_gpu_computes(
-    bench: Callable[..., Bench], named: dict, batched: object, kernels: object
+def test_experts_are_batched_where_torch_computes_them_on_one_device(
+    bench: Callable[..., Bench], named: dict, batched: object
 ) -> None:
     made = bench(**named)
-    assert made.made == {"batched": batched, "kernels": kernels} and made.steps.num_not_landed == 0
-    assert (made.steps.gpu_output is not None) == (named.get("fused") is OnDevice)
+    assert made.made == {"batched": batched, "is_fused": "is_fused" in named}
+    assert made.steps.num_not_landed == 0
 
 
 def test_a_step_without_loads_brings_ahead_and_computes_on_replicas_and_near(
@@ -391,7 +370,7 @@ def test_what_has_not_landed_is_computed_on_the_replica_that_stays(
     made.plan = plan(Wave((A, B), ()))
     assert made.work(1) == [("collect", 0), ("add", 0), ("add", 1)]
     assert made.steps.num_not_landed == 1 and list(made.steps.pending) == [1]
-    late = made.steps.torch_output.places[-1]
+    late = made.steps.backend.places[-1]
     assert (late.key, late.slot, late.bits) == (1, NO_SLOT, 2)
 
 
@@ -409,46 +388,47 @@ def test_a_batch_begins_with_the_plans_experts_and_weights_and_rows_of_padding(
 ) -> None:
     made = bench()
     made.run(2)
-    assert made.events[0] == ("torch", "begin", [[1, 0], [2, -1]], [[0.5, 0.5], [0.5, 0.5]])
+    assert made.events[0] == ("begin", [[1, 0], [2, -1]], [[0.5, 0.5], [0.5, 0.5]])
     made.plan = plan(weights=np.array([[0.25, 1.0], [2.0, 0.0]]))
     made.run(2)
-    assert made.events[0] == ("torch", "begin", [[1, 0], [2, -1]], [[0.25, 1.0], [2.0, 0.0]])
+    assert made.events[0] == ("begin", [[1, 0], [2, -1]], [[0.25, 1.0], [2.0, 0.0]])
     made.watcher.rows = np.array([1, 3])
-    assert made.run(4) == "finished by torch"
+    assert made.run(4) == "finished"
     padded = [[0.0, 0.0], [0.25, 1.0], [0.0, 0.0], [2.0, 0.0]]
-    assert made.events[0] == ("torch", "begin", [[-1, -1], [1, 0], [-1, -1], [2, -1]], padded)
+    assert made.events[0] == ("begin", [[-1, -1], [1, 0], [-1, -1], [2, -1]], padded)
 
 
-@pytest.mark.parametrize("kind", [Output, OnDevice])
-def test_a_fused_output_takes_one_token_with_its_weights_on_the_host(
-    bench: Callable[..., Bench], kind: type[Output]
+def test_a_step_tells_whether_experts_and_weights_are_the_routers_own(
+    bench: Callable[..., Bench],
 ) -> None:
-    made = bench(fused=kind)
-    made.plan = plan(selected=np.array([[3, -1]]))
-    assert made.run(1) == "finished by fused"
-    assert made.events[0] == ("fused", "begin token", [3, -1], [0.5, 0.5])
-    made.plan = plan(selected=np.array([[3, -1]]), weights=np.array([[0.25, 0.0]]))
-    made.run(1)
-    assert made.events[0] == ("fused", "begin token", [3, -1], [0.25, 0.0])
-    made.plan = plan()
-    batch = "fused" if kind is OnDevice else "torch"
-    assert made.run(2) == f"finished by {batch}" and made.events[0][:2] == (batch, "begin")
+    """The host then need not send them to the device."""
+    made = bench()
+    for selected, weights in (
+        (None, None),
+        (None, np.array([[0.25, 0.0]])),
+        (np.array([[3, -1]]), None),
+    ):
+        made.plan = plan(selected=selected, weights=weights)
+        made.run(1)
+        tokens = made.steps.backend.tokens
+        assert tokens.are_routed == (selected is None and weights is None)
+        assert tokens.ids.tolist() == [[0, 1]]
+        expected = [[0.5, 0.5]] if weights is None else weights.tolist()
+        assert tokens.host_weights.tolist() == expected
 
 
 @pytest.mark.parametrize("named", [{"holds_all": True}, {"holds_low": True}])
-@pytest.mark.parametrize("name", ["torch", "fused"])
 def test_nothing_is_planned_for_a_token_whose_experts_all_stay(
-    bench: Callable[..., Bench], named: dict, name: str
+    bench: Callable[..., Bench], named: dict
 ) -> None:
-    made = bench(**named, fused=Output if name == "fused" else None)
+    made = bench(**named)
     made.plan = plan(selected=np.array([[0, 1]]))
-    planned = f"finished by {name}"
-    assert made.run() == planned, "these experts are not there yet"
+    assert made.run() == "finished", "these experts are not there yet"
     made.fixed = FIXED
-    assert made.run() == f"forward by {name} of [0, 1]" and made.events == []
-    assert made.run(2) == "finished by torch"
+    assert made.run() == "forward of [0, 1]" and made.events == []
+    assert made.run(2) == "finished"
     made.watcher.on_step = print
-    assert made.run() == planned, "an observer is to see the step"
+    assert made.run() == "finished", "an observer is to see the step"
 
 
 @pytest.mark.parametrize("named", [{}, {"holds_all": True, "are_apart": True}])
@@ -457,16 +437,16 @@ def test_a_step_is_planned_where_experts_come_and_go_or_lie_apart(
 ) -> None:
     made = bench(**named)
     made.fixed = FIXED
-    assert made.run() == "finished by torch"
+    assert made.run() == "finished"
 
 
 def test_a_token_whose_experts_never_leave_is_computed_at_once_as_soon_as_they_are_there(
     bench: Callable[..., Bench],
 ) -> None:
-    made = bench(fused=Partial, holds_all=True)
+    made = bench(backend=Partial, holds_all=True)
     made.plan = plan()
     for _ in range(2):  # noted anew each time, since an expert may have come
-        assert made.run(layer=0) == "finished by fused"
+        assert made.run(layer=0) == "finished"
         assert made.events[0] == ("whole", 0, [10, 11, 12, 13]) and ("fixed", 0) not in made.events
     made.controller.cache.places[5] = None
     assert made.run(layer=1) == "at once, layer 1"
@@ -475,17 +455,17 @@ def test_a_token_whose_experts_never_leave_is_computed_at_once_as_soon_as_they_a
 
 
 def test_a_layer_that_stays_as_a_whole_never_leaves_the_device(bench: Callable[..., Bench]) -> None:
-    made = bench(fused=OnDevice, holds_all=True)
+    made = bench(backend=OnDevice, holds_all=True)
     made.plan = plan(selected=np.array([[0, 1]]))
-    assert made.run(layer=0) == "finished by fused", "this layer is not whole"
+    assert made.run(layer=0) == "finished", "this layer is not whole"
     assert made.run(layer=1) == "on the device, layer 1"
     assert made.events == [("whole", 1, [14, 15, 16, 17]), ("fixed", 1)]
     assert made.run(layer=1) == "on the device, layer 1" and made.events == [("fixed", 1)]
-    assert made.run(2, layer=1) == "finished by fused"
+    assert made.run(2, layer=1) == "finished"
     made.coming(G)
-    assert made.run(layer=1) == "finished by fused", "a transfer is under way"
-    other = bench(fused=OnDevice)
-    assert other.run(layer=1) == "finished by fused", "experts may leave"
+    assert made.run(layer=1) == "finished", "a transfer is under way"
+    other = bench(backend=OnDevice)
+    assert other.run(layer=1) == "finished", "experts may leave"
 
 
 def test_slots_are_released_when_no_copy_is_under_way_and_laid_out_again(
@@ -497,9 +477,9 @@ def test_slots_are_released_when_no_copy_is_under_way_and_laid_out_again(
     made.events.clear()
     made.steps.release_slots()
     assert made.events == ["link cleared", "link waited for"] and not made.steps.pending
-    assert not hasattr(made.steps, "resident") and not hasattr(made.steps, "torch_output")
+    assert not hasattr(made.steps, "resident") and not hasattr(made.steps, "backend")
     made.steps.lay_out(slots)
     made.coming(A)
     made.events.clear()
     made.steps.clear()
-    assert made.events == ["link cleared", ("torch", "clear")] and not made.steps.pending
+    assert made.events == ["link cleared", "backend cleared"] and not made.steps.pending

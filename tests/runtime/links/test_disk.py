@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput, BadUsage
-from runtime.backends.torch_backend import TorchOutput
+from runtime.backends.torch_backend import TorchBackend
 from runtime.links.disk import READS_IN_FLIGHT, READS_PAST_CACHE, DiskLink
 from runtime.links.link import DEMAND, PREFETCH, ThreadTransfer
 from runtime.model import direct_io
@@ -170,10 +170,10 @@ def test_past_the_page_cache_a_tokens_experts_are_computed_in_one_call(
 ) -> None:
     """One call computes all experts of a decoded token, although they land at different times."""
     counts: list[int] = []
-    plain_add = TorchOutput.add
+    plain_add = TorchBackend.add
     plain_read = DiskLink._read
 
-    def add(self: TorchOutput, places: list) -> None:
+    def add(self: TorchBackend, places: list) -> None:
         counts.append(len(places))
         plain_add(self, places)
 
@@ -181,7 +181,7 @@ def test_past_the_page_cache_a_tokens_experts_are_computed_in_one_call(
         time.sleep(5e-3 * (next(begun) % opened.shape.top_k))
         plain_read(self, transfer, out)
 
-    monkeypatch.setattr(TorchOutput, "add", add)
+    monkeypatch.setattr(TorchBackend, "add", add)
     monkeypatch.setattr(DiskLink, "_read", read)
     monkeypatch.setattr(DiskStore, "read_kept", lambda *_: False)
     opened = open_model(str(checkpoint("olmoe")))

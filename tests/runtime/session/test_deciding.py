@@ -9,8 +9,8 @@ import torch
 
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from runtime.backends.cpu.cpu_backend import CpuOutput
-from runtime.backends.triton.triton_backend import GpuOutput
+from runtime.backends.cpu.cpu_backend import CpuBackend
+from runtime.backends.triton.triton_backend import TritonBackend
 from runtime.control.build import build_controller
 from runtime.control.controller import Controller
 from runtime.model.open import open_model
@@ -55,7 +55,7 @@ def test_settings_that_do_not_go_with_it_are_refused(chosen: dict[str, object], 
 def decided(
     decide: str = "device",
     *,
-    fused: type = GpuOutput,
+    fused: type = TritonBackend,
     device: str = "cuda",
     kind: str = "cuda",
     shape: Shape = SHAPE,
@@ -83,7 +83,7 @@ def controller_of(num_slots: int, shape: Shape = SHAPE) -> Controller:
     ("chosen", "num_slots", "told"),
     [
         (
-            decided(fused=CpuOutput, device="cpu", kind="disk"),
+            decided(fused=CpuBackend, device="cpu", kind="disk"),
             8,
             "none for olmoe on cpu.*leave it out",
         ),

@@ -166,7 +166,7 @@ def test_a_fused_expert_is_timed_by_its_own_code(
         return turns.append
 
     monkeypatch.setattr(
-        probe, "choose_output", lambda opened: SimpleNamespace(timed_expert=timed_expert)
+        probe, "choose_backend", lambda opened: SimpleNamespace(timed_expert=timed_expert)
     )
     assert probe.expert_seconds(opened, is_fused=True) >= 0 and turns == list(range(210))
 

@@ -99,7 +99,7 @@ def test_devices_that_share_no_memory_have_links_and_copies_of_their_own(model: 
         other = DiskLink(session.parts.tiers.slow, model.opened.shape)
         session.parts.slots.are_apart = True
         steps = session.engine.steps
-        steps.torch_output._batched = None
+        steps.backend._batched = None
         steps._can_skip_planning = False
         steps.link = both = LinkPerDevice(session.parts.partitions, [first, other])
         is_plain(session, model)

@@ -10,12 +10,12 @@ import sys
 import numpy as np
 from dataclasses import replace
 from runtime.backends.triton import triton_backend
-from runtime.backends.cpu.cpu_backend import CpuOutput
+from runtime.backends.cpu.cpu_backend import CpuBackend
 from runtime.kernels.gpu import gated
 from runtime.model.open import open_model
 from tools.gpu.probes import road
 gated._ROWS, gated._COLUMNS = 32, 64
-CpuOutput.suits = staticmethod(lambda opened, **_: False)
+CpuBackend.suits = staticmethod(lambda opened, **_: False)
 triton_backend._runs_on = lambda device: True
 road.roads, road.PROMPT, road.CALLS = lambda device: ("host", "device"), 4, 1
 for way in road.WAYS:

@@ -73,7 +73,7 @@ def _without_short_cuts(session: Session) -> None:
     """Decide and compute every step without shortcuts."""
     steps = session.engine.steps
     steps._can_skip_planning = False
-    steps.torch_output._batched = None
+    steps.backend._batched = None
 
 
 def _with(

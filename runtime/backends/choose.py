@@ -1,0 +1,82 @@
+"""The choice of the backend that computes a model's experts.
+
+Other packages add a backend by an entry point of the group `moectl.backends`, or by
+`register_backend`; theirs are asked before moectl's own.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import entry_points
+
+from artifacts.errors import Incompatible
+from runtime.backends.backend import Backend
+from runtime.backends.cpu.cpu_backend import CpuBackend
+from runtime.backends.cpu.forms_cpu import TokenKernels
+from runtime.backends.torch_backend import Batched, TorchBackend
+from runtime.backends.triton.triton_backend import TritonBackend
+from runtime.kernels.cpu.threads import KernelThreads
+from runtime.model.open import MoeModel
+from runtime.tiers.fast import ResidentExperts
+
+_GROUP = "moectl.backends"
+_registered: list[type[Backend]] = []
+
+
+def register_backend(kind: type[Backend]) -> type[Backend]:
+    """Let a backend compute the experts that it suits. Use it as a decorator of the class."""
+    _registered.append(kind)
+    return kind
+
+
+def choose_backend(
+    opened: MoeModel, *, num_devices: int = 1, has_replicas: bool = False
+) -> type[Backend] | None:
+    """Return the compiled backend for this model's experts on their device, whole or cut in two;
+    None where only torch computes them."""
+    for kind in _backends():
+        can_spread = num_devices == 1 or not kind.is_for_one_device
+        if can_spread and kind.suits(opened, has_replicas=has_replicas):
+            return kind
+    return None
+
+
+def open_backend(
+    opened: MoeModel,
+    resident: ResidentExperts,
+    threads: KernelThreads,
+    *,
+    batched: Batched | None,
+    is_fused: bool,
+) -> Backend:
+    """Return the backend of a session: compiled code if `is_fused`, else torch with the model's own
+    bits, except for replicas of few bits, and several experts of a token in one call by
+    `batched`."""
+    chosen = choose_backend(opened) if is_fused else None
+    if chosen is not None:
+        return chosen(opened, resident, threads)
+    has_kernels = CpuBackend.suits(opened, has_replicas=True)
+    kernels = TokenKernels(opened, resident, threads) if has_kernels else None
+    return TorchBackend(resident, batched, kernels, sum_dtype=opened.sum_dtype)
+
+
+def _backends() -> Iterator[type[Backend]]:
+    yield from _registered
+    yield from _installed()
+    yield CpuBackend
+    yield TritonBackend
+
+
+@cache
+def _installed() -> tuple[type[Backend], ...]:
+    """Return the backends of installed packages. Raises Incompatible where one cannot be
+    imported."""
+    found = []
+    for point in entry_points(group=_GROUP):
+        try:
+            found.append(point.load())
+        except Exception as error:
+            raise Incompatible(
+                f"the backend {point.name} of {point.value} cannot be imported ({error}): "
+                "repair or uninstall its package"
+            ) from error
+    return tuple(found)
