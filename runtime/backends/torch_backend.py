@@ -21,6 +21,7 @@ from runtime.tiers.near import NearTier
 
 Batched = BatchedExperts | SequentialExperts
 _slot = attrgetter("slot")
+_bits = attrgetter("bits")
 _NO_BITS: frozenset[Width] = frozenset()
 _WHOLE: set[Width] = {FULL_BITS}
 
@@ -175,7 +176,7 @@ class TorchBackend(Backend):
 
     def _can_batch(self, places: Sequence[Place]) -> bool:
         """Return whether these experts of the step can be computed in one call with others."""
-        widths = {place.bits for place in places}
+        widths = set(map(_bits, places))
         are_whole = self._packed_bits.isdisjoint(widths) and widths <= _WHOLE
         return self._batched is not None and self._is_one_row and are_whole
 
@@ -193,8 +194,10 @@ class TorchBackend(Backend):
 
     def _add_outputs(self, places: Sequence[Place], outputs: torch.Tensor) -> None:
         """Take [n, 1, H] of one token."""
+        held = self._outputs
         for place, y in zip(places, outputs.unbind(), strict=True):
-            self.add_output(place.key % self._num_experts, y)
+            expert = place.key % self._num_experts
+            held[expert] = held[expert] + y if expert in held else y
 
 
 def _on_host(assigned: Assigned) -> Assigned:

@@ -19,6 +19,7 @@ class Cache:
     """Every key belongs to one of `pools`, which are ordered by their keys, then by device, and
     cover all keys.
 
+    `first_passing` is the first key of passing pools, which come last.
     `shares` by key: the part of an expert that the key stands for. `shadows` [L * E]: bits of each
     expert's resident replica, if there are such replicas. `near_bits` [L * E]: bits at which an
     expert is computed in the near tier. `state` and `pinned` are numpy views for callers that read
@@ -60,7 +61,7 @@ class Cache:
         self._is_one_pool = self.partitions.count == 1 and self.num_keys == shape.num_keys
         self._free_slots = self._all_slots()
         self.num_slots = int(sum(pool.num_slots for pool in pools))
-        self._first_passing = next((pool.first for pool in pools if pool.is_passing), self.num_keys)
+        self.first_passing = next((pool.first for pool in pools if pool.is_passing), self.num_keys)
         self._passing: dict[int, None] = {}  # keys of passing pools, the least recently used first
 
     def layer_states(self, layer: int) -> np.ndarray:
@@ -126,9 +127,6 @@ class Cache:
         found = ((state == RESIDENT) > pinned).ravel().nonzero()[0]
         return found if len(keys) == self.num_keys else keys[found]
 
-    def is_passing(self, key: int) -> bool:
-        return key >= self._first_passing
-
     def touch(self, keys: Iterable[int]) -> None:
         """Mark keys of passing pools as used: they are evicted last."""
         if self._passing:
@@ -185,7 +183,7 @@ class Cache:
                 key, free.pop(), bits.get(key, FULL_BITS) if bits else FULL_BITS, shares[key]
             )
             admitted.append(place)
-        if keys and keys[0] >= self._first_passing:
+        if keys and keys[0] >= self.first_passing:
             self._passing.update(dict.fromkeys(keys))
         return admitted
 
@@ -215,7 +213,7 @@ class Cache:
             self._free_slots[self.pool_of[key]].append(self.places[key].slot)
             self.states[key] = ABSENT
             self.places[key] = None
-            if key >= self._first_passing:
+            if key >= self.first_passing:
                 del self._passing[key]
 
     def clear(self) -> None:
@@ -258,7 +256,7 @@ class Cache:
         assert not self.pinned.any(), (
             f"{np.flatnonzero(self.pinned).tolist()} are pinned and nobody computes on them"
         )
-        passing = [key for key in held if self.is_passing(key)]
+        passing = [key for key in held if key >= self.first_passing]
         assert sorted(self._passing) == passing, (
             f"{passing} pass, and {list(self._passing)} are known to"
         )

@@ -146,31 +146,36 @@ class Controller:
         if self._routing.reroutes:
             step = self._reroute(step)
             weights = step.weights
-        experts, used, absent = self._wanted(layer, step.selected)
+        experts, used, present, absent = self._wanted(layer, step.selected)
         self._count(layer, used, absent)
         self.mover.arrivals.lent = 0
         if self._miss.every_step or absent and self._miss.chooses:
-            return self._decide(step, experts, used, absent, weights)
+            return self._decide(step, experts, used, present, absent, weights)
         if self._can_settle and not absent and not self.mover.arrivals.queue:
             return self._settle(step, weights, experts, used)
-        states = self.mover.cache.states
-        present = [key for key in used if states[key]] if absent else used
         return self._plan(step, step.selected, weights, experts, used, present, absent)
 
-    def _wanted(self, layer: int, selected: np.ndarray) -> tuple[list[int], list[int], list[int]]:
-        """Return the keys of the experts in `selected` [T, K], of their pieces, and of the absent
-        pieces."""
+    def _wanted(
+        self, layer: int, selected: np.ndarray
+    ) -> tuple[list[int], list[int], list[int], list[int]]:
+        """Return the keys of the experts in `selected` [T, K], of their pieces, of the pieces that
+        are present and of those that are absent."""
         first = layer * self.shape.num_experts
         states = self.mover.cache.states
         experts = [first + expert for expert in distinct(selected)]
-        used = self._pieces.of(experts)
-        return experts, used, [key for key in used if not states[key]]
+        used = self._pieces.of(experts) if self._pieces.is_cut else experts
+        present = []
+        absent = []
+        for key in used:
+            (present if states[key] else absent).append(key)
+        return experts, used, present, absent
 
     def _decide(
         self,
         step: Step,
         experts: list[int],
         used: list[int],
+        present: list[int],
         absent: list[int],
         weights: np.ndarray | None,
     ) -> Plan:
@@ -178,10 +183,8 @@ class Controller:
         demand loads."""
         choice = self._choose(step, absent)
         num_experts = self.shape.num_experts
-        states = self.mover.cache.states
         if choice.selected is not step.selected:
-            experts, used, absent = self._wanted(step.layer, choice.selected)
-        present = used
+            experts, used, present, absent = self._wanted(step.layer, choice.selected)
         missing = absent
         near = ()
         low = ()
@@ -199,8 +202,6 @@ class Controller:
             )
         if choice.low:
             low = tuple([self._low_place(key) for key in used if key % num_experts in choice.low])
-        if absent:
-            present = [key for key in used if states[key]]
         if elsewhere := choice.near | choice.low if choice.low else choice.near:
             missing = [key for key in absent if key % num_experts not in elsewhere]
             present = [key for key in present if key % num_experts not in elsewhere]

@@ -5,27 +5,27 @@ from runtime.control.cache import ABSENT, RESIDENT, Cache
 
 
 class Placements:
-    """The keys wanted in each layer that was placed anew, until all of them are resident or in
+    """The keys `wanted` in each layer that was placed anew, until all of them are resident or in
     flight."""
 
     def __init__(self) -> None:
-        self._wanted: dict[int, list[int]] = {}
+        self.wanted: dict[int, list[int]] = {}
 
     def want(self, layer: int, keys: list[int]) -> None:
         """Set the keys that are to be resident in a layer; all others of the layer are to be
         evicted."""
-        self._wanted[layer] = keys
+        self.wanted[layer] = keys
 
     def clear(self) -> None:
-        self._wanted.clear()
+        self.wanted.clear()
 
     def leaving(self, cache: Cache, layer: int) -> list[int]:
         """Return the residents of a layer that are neither wanted nor pinned, ascending."""
-        if layer not in self._wanted:
+        if layer not in self.wanted:
             return []
         num_experts = cache.shape.num_experts
         others = set(range(layer * num_experts, (layer + 1) * num_experts)).difference(
-            self._wanted[layer]
+            self.wanted[layer]
         )
         return [
             key for key in sorted(others) if cache.states[key] == RESIDENT and not cache.pins[key]
@@ -33,8 +33,8 @@ class Placements:
 
     def coming(self, cache: Cache, layer: int) -> list[int]:
         """Return the wanted keys of a layer that are absent."""
-        return [key for key in self._wanted.get(layer, ()) if cache.states[key] == ABSENT]
+        return [key for key in self.wanted.get(layer, ()) if cache.states[key] == ABSENT]
 
     def end(self, layer: int) -> None:
         """Note that all the wanted keys of a layer are resident or in flight."""
-        self._wanted.pop(layer, None)
+        self.wanted.pop(layer, None)

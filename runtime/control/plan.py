@@ -4,7 +4,6 @@ These objects are never changed after they are made; a frozen dataclass would ta
 long to make, at every step.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,12 +57,10 @@ class Plan:
     is_ahead: bool = False
     placed: tuple[Place, ...] = ()
 
-    def in_turn(self) -> Iterator[tuple[Wave, dict[int, Place]]]:
-        """Yield each wave with the next wave's loads by slot: the experts in these slots are
+    def in_turn(self) -> list[tuple[Wave, dict[int, Place]]]:
+        """Return each wave with the next wave's loads by slot: the experts in these slots are
         computed first."""
-        last = len(self.waves) - 1
-        for number, wave in enumerate(self.waves):
-            yield (
-                wave,
-                {load.slot: load for load in self.waves[number + 1].loads} if number < last else {},
-            )
+        if len(self.waves) == 1:
+            return [(self.waves[0], {})]
+        following = [{load.slot: load for load in wave.loads} for wave in self.waves[1:]]
+        return list(zip(self.waves, [*following, {}], strict=False))

@@ -87,20 +87,18 @@ class Mover:
 
     def num_evicted_in_pass(self, keys: list[int]) -> int:
         """Return how many of these keys were evicted in this very pass."""
-        pass_index = self._now.pass_index
-        evicted = self._evicted_in_pass
-        return sum([evicted[key] == pass_index for key in keys])
+        return list(map(self._evicted_in_pass.__getitem__, keys)).count(self._now.pass_index)
 
     def waves(
         self, present: list[int], missing: list[int], bits: Mapping[int, int]
     ) -> tuple[tuple[Wave, ...], list[int]]:
         """Load the missing keys: in one wave if they fit beside those `present`, else in as many as
         it takes. Returns the waves, and the keys that stay pinned until the end of the step."""
-        self._arrive(present)
+        if self.unused or self.arrivals.queue:
+            self._arrive(present)
         cache = self.cache
         cache.pin(present)
-        places = cache.places
-        resident = tuple([places[key] for key in present])
+        resident = tuple(map(cache.places.__getitem__, present))
         if not missing:
             return ((Wave(resident, ()),) if present else ()), present
         pinned = present
@@ -140,9 +138,9 @@ class Mover:
         self, missing: list[int], bits: Mapping[int, int]
     ) -> tuple[list[Place], list[int]]:
         """Return demand loads for as many keys as fit their pools, and the keys still missing."""
-        loads = [
-            load for keys in self.cache.by_pool(missing) for load in self._load_some(keys, bits)
-        ]
+        loads = []
+        for keys in self.cache.by_pool(missing):
+            loads += self._load_some(keys, bits)
         if len(loads) == len(missing):
             return loads, []
         return loads, [key for key in missing if not self.cache.pins[key]]
@@ -155,8 +153,8 @@ class Mover:
         missing = missing[: pool.num_slots]
         room = cache.room(missing[0])
         if len(missing) > room:
-            self._evict(missing[0], len(missing) - room)
-            missing = missing[: cache.room(missing[0])]
+            room += self._evict(missing[0], len(missing) - room)
+            missing = missing[:room]
         loads = cache.admit(missing, RESIDENT, bits)
         nbytes = (
             sum([self._nbytes[load.bits] for load in loads])
@@ -165,23 +163,25 @@ class Mover:
         )
         cache.pin(missing)
         self._counters.add(_DEMAND_BYTES, self._now.layer, nbytes)
-        self._counters.spread(_DEMAND_BYTES, missing[:1], nbytes)
+        if self._counters.is_spread:
+            self._counters.spread(_DEMAND_BYTES, missing[:1], nbytes)
         return loads
 
     # Eviction
 
-    def _evict(self, pool_key: int, count: int) -> None:
-        """Free `count` slots in a key's pool: evict residents by the policy, then cancel
-        prefetches, the last issued first."""
+    def _evict(self, pool_key: int, count: int) -> int:
+        """Free up to `count` slots in a key's pool: evict residents by the policy, then cancel
+        prefetches, the last issued first. Returns the number of slots."""
         victims = self._victims(pool_key, count)
         if len(victims) < count:
             victims = victims + self._cancel(pool_key, count - len(victims))
         self._leave(victims)
+        return len(victims)
 
     def _victims(self, pool_key: int, count: int) -> list[int]:
         """Return up to `count` evictable residents of a key's pool."""
         cache = self.cache
-        if cache.is_passing(pool_key):
+        if pool_key >= cache.first_passing:
             return cache.oldest(pool_key, count)
         if self._queues:
             return cache.first_in(self._queues[cache.pool_of[pool_key]], count)
@@ -324,7 +324,8 @@ class Mover:
         """Unpin what the step used, evict what is not to stay resident, and move the step's share
         of bytes."""
         self.cache.unpin(pinned)
-        self._leave(self.placements.leaving(self.cache, self._now.layer))
+        if self.placements.wanted:
+            self._leave(self.placements.leaving(self.cache, self._now.layer))
         if self.arrivals.queue:
             for key in self.arrivals.drain():
                 self.cache.states[key] = RESIDENT

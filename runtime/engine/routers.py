@@ -30,18 +30,17 @@ class _Routed:
 
 @dataclass(slots=True)
 class _Pass:
-    """The pass under way. `rows` are the rows that are tokens (None: all), `requests` their
-    requests. `prompts` tells which of them are of prompts, where others are decoded. `ids` are
-    those of all rows, `embedding` is each request's mean, and `carried` is the output of the first
-    routers for the next ones."""
+    """The pass under way."""
 
     phase: int
-    rows: np.ndarray | None
-    requests: np.ndarray
-    prompts: np.ndarray | None = None
-    ids: torch.Tensor | None = None  # [B, S], until the last layer
-    embedding: np.ndarray | None = None  # [R, H]
-    # of as many layers as are predicted ahead
+    rows: np.ndarray | None  # that are tokens; None: all
+    requests: np.ndarray  # of each of these rows
+    last: np.ndarray  # the row of each request's last token
+    prompts: np.ndarray | None = None  # which rows are of prompts, where others are decoded
+    # [B, S] of all rows, until the last layer where routers are hooked
+    ids: torch.Tensor | None = None
+    embedding: np.ndarray | None = None  # [R, H], each request's mean
+    # The output of the first routers for the next ones: of as many layers as are predicted ahead.
     carried: list[torch.Tensor | None] = field(default_factory=list)
 
 
@@ -70,7 +69,7 @@ class Watcher:
         self.predictor: Predictor | None = None
         self._routed = [_Routed() for _ in opened.layers]
         self._ahead: list[RouterAhead] = []  # of all layers, once predictions are seen
-        self._pass = _Pass(PREFILL, None, np.zeros(0, np.int32))
+        self._pass = _Pass(PREFILL, None, np.zeros(0, np.int32), np.zeros(0, np.int64))
         self._letter: Letter | None = None  # from which the next step is made
         self._pass_index = -1
         self._newest = -1  # of the requests that were seen
@@ -122,21 +121,21 @@ class Watcher:
             ).repeat(length)
             rows = real_rows(kwargs.get("attention_mask"), batch, length)
             requests = requests if rows is None else requests[rows]
+        last = last_tokens(requests)
         phase, prompts = (
-            self._phases(requests) if length > 1 and not self.decodes else (DECODE, None)
+            self._phases(requests, last) if length > 1 and not self.decodes else (DECODE, None)
         )
-        self._pass = _Pass(phase, rows, requests, prompts, ids)
+        self._pass = _Pass(phase, rows, requests, last, prompts, ids)
         self._letter = None
         self._pass_index += 1
         if self.on_pass is not None:
             self.on_pass(requests)
         return len(requests)
 
-    def _phases(self, requests: np.ndarray) -> tuple[int, np.ndarray | None]:
+    def _phases(self, requests: np.ndarray, last: np.ndarray) -> tuple[int, np.ndarray | None]:
         """Return the phase of a pass, and which tokens [T] are of prompts if others are decoded.
         Tokens are of prompts if their request has several tokens in this pass, or was not seen
         before."""
-        last = last_tokens(requests)
         counts = np.diff(last, prepend=-1)
         is_prompt = (counts > 1) | (requests[last] > self._newest)
         self._newest = max(self._newest, int(requests.max(initial=-1)))
@@ -155,8 +154,15 @@ class Watcher:
         of a step to the host."""
         letter = self._letter
         self._letter = None
-        arrays = letter.read() if letter else self._to_host(self._to_be_seen(layer, ids, weights))
-        self._forget(layer)
+        if letter:
+            arrays = letter.read()
+        else:
+            is_watching = self.is_watching
+            arrays = self._to_host(
+                self._to_be_seen(layer, ids, weights) if is_watching else [ids, weights]
+            )
+        if self.is_watching:
+            self._forget(layer)
         if self._pass.rows is not None:
             arrays = [array[self._pass.rows] for array in arrays]
         selected, weights_host, *rest = arrays
@@ -174,7 +180,7 @@ class Watcher:
             weights=weights_host,
             probabilities=probabilities,
             predicted=predicted,
-            last=last_tokens(self._pass.requests),
+            last=self._pass.last,
             learned=learned,
             embedding=self._pass.embedding,
             requests=self._pass.requests,
@@ -227,7 +233,8 @@ class Watcher:
         tensors = [ids, weights]
         if self._wants_probabilities:
             tensors.append(self._opened.layers[layer].distribution(routed.logits))
-        tensors += self._predictions(layer, routed)
+        if self._distance:
+            tensors += self._predictions(layer, routed)
         if self.predictor:
             tensors += self.predictor.ahead(layer, routed.x)
         return tensors
@@ -265,7 +272,7 @@ class Watcher:
             return
         tokens = given.detach().flatten(0, -2).float().cpu().numpy()
         tokens = tokens if self._pass.rows is None else tokens[self._pass.rows]
-        self._pass.embedding = np.array(mean_rows(tokens, last_tokens(self._pass.requests)))
+        self._pass.embedding = np.array(mean_rows(tokens, self._pass.last))
         if self.on_opening is not None:
             self.on_opening(Opening(self._pass_index, self._pass.phase, self._pass.embedding))
 

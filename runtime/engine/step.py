@@ -211,8 +211,10 @@ class StepExecutor:
     def _compute(self, plan: Plan, num_tokens: int, backend: Backend) -> None:
         """Compute every used expert: residents first, near ones while loads are under way, arrivals
         last."""
-        self.near.begin(plan.near)
-        self._issue(plan.placed, PREFETCH)
+        if plan.near:
+            self.near.begin(plan.near)
+        if plan.placed:
+            self._issue(plan.placed, PREFETCH)
         if not plan.waves:
             self._issue(plan.prefetches, PREFETCH)
         else:
@@ -221,10 +223,13 @@ class StepExecutor:
             backend.add(plan.low)
         pending = self.pending
         for wave, following in plan.in_turn():
-            if wave is plan.waves[-1]:
+            if plan.prefetches and wave is plan.waves[-1]:
                 self._issue(plan.prefetches, PREFETCH)
-            coming = [place for place in (*wave.resident, *wave.loads) if place.slot in pending]
-            ready = [place for place in wave.resident if place.slot not in pending]
+            coming = []
+            ready = []
+            for place in wave.resident:
+                (coming if place.slot in pending else ready).append(place)
+            coming += wave.loads
             if plan.near and wave is plan.waves[0]:
                 if following:
                     self._add(ready, backend, following)
@@ -236,7 +241,8 @@ class StepExecutor:
                 self._issue(tuple(following.values()), DEMAND)
         if plan.near and not plan.waves:
             backend.add_near(plan.near, self.near, [])
-        self.near.finish()
+        if plan.near:
+            self.near.finish()
 
     def _add_arrivals(
         self,

@@ -8,6 +8,7 @@ by side into a buffer that stays in the processor's cache, and multiplied by one
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -104,7 +105,7 @@ class BatchedExperts:
         """Copy a projection's parts of these experts side by side."""
         into = self._into[len(experts)]
         for part in self._batched[name]:
-            torch.stack([views[part.name] for views in experts], out=into[part.name])
+            torch.stack(tuple(map(itemgetter(part.name), experts)), out=into[part.name])
         return into
 
 

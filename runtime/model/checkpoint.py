@@ -131,9 +131,8 @@ class Shard:
         if _NOWAIT is None:
             return False
         try:
-            return os.preadv(self._descriptor, targets, offset, _NOWAIT) == sum(
-                target.nbytes for target in targets
-            )
+            # each is a view of bytes, whose length is its size
+            return os.preadv(self._descriptor, targets, offset, _NOWAIT) == sum(map(len, targets))
         except (
             OSError
         ):  # not cached, or not supported by this file system; `read_into` reports real errors

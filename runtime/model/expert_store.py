@@ -147,11 +147,11 @@ class DiskStore:
         target = memoryview(out.numpy())
         if self._direct or reads.conversions or (key, ()) not in self._checked:
             return False
-        is_kept = all(
-            run.shard.read_kept(run.offset, [target[start:stop] for start, stop in run.spans])
-            for run in reads.runs
-        )
-        return is_kept and (self.layout.is_plain or self.layout.arrange(out) is None)
+        for run in reads.runs:
+            parts = [target[start:stop] for start, stop in run.spans]
+            if not run.shard.read_kept(run.offset, parts):
+                return False
+        return self.layout.is_plain or self.layout.arrange(out) is None
 
     def places(self, layer: int, expert: int) -> list[tuple[Path, int, int]]:
         """Return the file, offset and bytes of each read that loads an expert."""

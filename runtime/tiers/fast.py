@@ -1,6 +1,7 @@
 """The experts in the fast tier, and how torch computes them."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from runtime.tiers.slow import SlowTier
 from runtime.tiers.slow_split import SegmentTier
 
 Views = dict[str, object]
+_slot = attrgetter("slot")
 
 
 class ResidentExperts:
@@ -90,7 +92,7 @@ class ResidentExperts:
     ) -> tuple[list[Views], dict[str, torch.Tensor] | None]:
         """Return views of n whole experts, of ascending slots, and each part of all of them, [n,
         *shape] by name, or None where they do not lie side by side."""
-        views = [self._views[place.slot] for place in places]
+        views = list(map(self._views.__getitem__, map(_slot, places)))
         first = places[0].slot
         count = len(places)
         if not self._by_part or places[-1].slot - first != count - 1:

@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import GridExecutor
 
-from runtime.engine import captured_tokens, host_copy
+from runtime.backends import host_copy
+from runtime.engine import captured_tokens
 
 counts: Counter[str] = Counter()
 _READ_BY_HOST = {

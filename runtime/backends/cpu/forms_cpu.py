@@ -4,6 +4,7 @@ own."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slow import SlowTier
 from runtime.tiers.slow_split import SegmentTier
 
+_bits = attrgetter("bits")
 _MOST_IN_TILES = {
     torch.bfloat16: 16,
     torch.float16: 64,
@@ -48,7 +50,7 @@ class TokenKernels:
         self._shadows = resident.shadows
         self._forms = forms_of(resident.slow, resident.shadows, opened)
         self._threads = threads
-        self._nbytes = sizes_of(resident.slow, resident.shadows)
+        self._sizes = _sizes_of(resident.slow, resident.shadows)
         self._starts = [slot.data_ptr() for slot in resident.slots]
         self._like = torch.empty(0, dtype=AS_NUMPY[opened.dtype]).numpy()
         self._token = torch.empty(opened.layers[0].hidden_size)
@@ -119,16 +121,13 @@ class TokenKernels:
         self, places: Sequence[Place], starts: Sequence[int], rows: Sequence[int], y: np.ndarray
     ) -> None:
         """Add to y[rows[i]], y [K, H] float32, the output of places[i] at starts[i]."""
-        if (
-            self._threads.count == 1
-            or self._threads.num_row_shares(sum(map(self._nbytes, places))) == 1
-        ):
+        if self._threads.count == 1 or self._threads.num_row_shares(sum(self._sizes(places))) == 1:
             self._add(places, starts, rows, y)
             return
         others = []
         for form in dict.fromkeys(self._forms[place.bits] for place in places):
             own = [i for i, place in enumerate(places) if self._forms[place.bits] is form]
-            num_shares = self._threads.num_row_shares(sum(self._nbytes(places[i]) for i in own))
+            num_shares = self._threads.num_row_shares(sum(self._sizes([places[i] for i in own])))
             if num_shares > 1 and form.rows and form.rows.are_divisible:
                 own_starts = [starts[i] for i in own]
                 own_rows = [rows[i] for i in own]
@@ -162,7 +161,7 @@ class TokenKernels:
         for i, row in enumerate(rows):
             by_row.setdefault(row, []).append(i)
         pieces = list(by_row.values())
-        sizes = [self._nbytes(place) for place in places]
+        sizes = self._sizes(places)
         nbytes = [sum(sizes[i] for i in piece) for piece in pieces]
         shares = divided(nbytes, self._threads.num_shares(sum(nbytes)))
         return [[i for piece in share for i in pieces[piece]] for share in shares]
@@ -171,7 +170,7 @@ class TokenKernels:
         self, places: Sequence[Place], starts: Sequence[int], rows: Sequence[int], y: np.ndarray
     ) -> None:
         """Do the same as `add` on this thread, with one call for all places of one form."""
-        forms = dict.fromkeys(self._forms[place.bits] for place in places)
+        forms = dict.fromkeys(map(self._forms.__getitem__, map(_bits, places)))
         if len(forms) == 1:
             form = next(iter(forms))
             like = self._like
@@ -234,13 +233,15 @@ def forms_of(
     }
 
 
-def sizes_of(slow: SlowTier | SegmentTier, shadows: Shadows | None) -> Callable[[Place], int]:
-    """Return the function that gives the size in bytes of an expert that comes from the slow tier
-    or stays in the fast one."""
+def _sizes_of(
+    slow: SlowTier | SegmentTier, shadows: Shadows | None
+) -> Callable[[Sequence[Place]], list[int]]:
+    """Return the function that gives the size in bytes of each of some experts that come from the
+    slow tier or stay in the fast one."""
     if isinstance(slow, SegmentTier):
-        return slow.num_bytes
+        return lambda places: list(map(slow.num_bytes, places))
     nbytes = {bits: layout.nbytes for bits, layout in _layouts(slow, shadows).items()}
-    return lambda place: nbytes[place.bits]
+    return lambda places: list(map(nbytes.__getitem__, map(_bits, places)))
 
 
 def _layouts(slow: SlowTier, shadows: Shadows | None) -> dict[int, StoredLayout | ReplicaLayout]:

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from artifacts.errors import OutOfResources
+from runtime.backends import host_copy
 from runtime.backends.host_copy import HostCopy, Mailbox, joined, page_locked, separated
-from runtime.engine import host_copy
 from tests.helpers.triton_process import compiled, compiler, interpret, needs_triton
 
 LETTERS = """
 import numpy as np
 import torch
-from runtime.engine import host_copy
+from runtime.backends import host_copy
 mailbox = host_copy.Mailbox(torch.device("cpu"))
 random = torch.Generator().manual_seed(0)
 cases = [((8, 8), torch.float32), ((8, 8), torch.float16), ((3, 60, 60), torch.float32), ((2,), torch.float32)]
@@ -81,7 +81,7 @@ def test_a_letter_has_the_bits_of_the_copy() -> None:
 
 NUMBERED = """
 import torch
-from runtime.engine import host_copy
+from runtime.backends import host_copy
 letters, values = host_copy.NumberedLetters(torch.device("cpu"), 3), torch.tensor([5, 6, 7], dtype=torch.int32)
 for _ in range(letters.COUNT + 2):
     letters.queue(values)

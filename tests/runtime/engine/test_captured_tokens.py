@@ -114,7 +114,7 @@ def test_replayed_tokens_are_the_plain_models(
 
 REPLAYED = """
 from pathlib import Path
-from runtime.engine import host_copy
+from runtime.backends import host_copy
 from runtime.policies.base import Artefacts
 from tests.runtime.replay.test_replay import live_and_replayed
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from artifacts.shape import FULL_BITS, Shape
+from runtime.backends import host_copy
 from runtime.control.on_device import LAST_USE, SlotTables
-from runtime.engine import host_copy
 from runtime.engine.device_road import DeviceRoad
 from tests.conftest import Checkpoint
 from tests.helpers.triton_process import interpret, needs_triton

@@ -13,7 +13,7 @@ pytestmark = needs_triton
 COUNTED = """
 import json, sys
 import pytest, torch
-from runtime.engine import host_copy
+from runtime.backends import host_copy
 from runtime.kernels.gpu import gated, mailbox
 from runtime.model.open import open_model
 from runtime.session import build

@@ -151,7 +151,8 @@ class Bench:
         tiers = SimpleNamespace(
             link=self.link,
             near=SimpleNamespace(
-                begin=lambda near: self.events.append("near begins"), finish=lambda: None
+                begin=lambda near: self.events.append("near begins"),
+                finish=lambda: self.events.append("near ends"),
             ),
             slow=SimpleNamespace(together=lambda opened: "batched"),
         )
@@ -176,10 +177,10 @@ class Bench:
         return self.steps.run(SimpleNamespace(index=layer, experts=None), hidden, ids, weights)
 
     def work(self, num_tokens: int = 2) -> list:
-        """The events of a step without those that begin it."""
+        """The events of a step without the one that begins it."""
         self.run(num_tokens)
-        begun = next(at for at, event in enumerate(self.events) if event == "near begins")
-        return self.events[begun + 1 :]
+        assert self.events[0][0] == "begin"
+        return self.events[1:]
 
     def coming(self, *places: Place, landed: bool = False) -> None:
         """Have prefetches under way."""
@@ -240,7 +241,11 @@ def test_a_step_without_loads_brings_ahead_and_computes_on_replicas_and_near(
 ) -> None:
     made = bench()
     made.plan = plan(low=(A, B), near=(C,), prefetches=(G,))
-    assert made.work() == [("prefetch", 5), ("add", 0, 1), ("near", 2, "with")]
+    assert made.work() == [
+        "near begins",
+        *(("prefetch", 5), ("add", 0, 1), ("near", 2, "with")),
+        "near ends",
+    ]
     made.plan = plan()
     assert made.work() == []
 
@@ -312,7 +317,8 @@ def test_near_experts_are_computed_in_the_first_wave_while_loads_are_under_way(
         [("near", 3, "with", 0)] if not later else [("add", 0), ("issue", 2), ("near", 3, "with")]
     )
     rest = [("collect", 2), ("add", 2)] if later else []
-    assert made.work() == [("issue", 1), *near, ("collect", 1), ("add", 1), *rest]
+    work = ["near begins", ("issue", 1), *near, ("collect", 1), ("add", 1), *rest, "near ends"]
+    assert made.work() == work
 
 
 @pytest.mark.parametrize(
