@@ -28,20 +28,20 @@ class HostCopy:
         self._device = device
         self._buffer = torch.empty(0)
         is_gpu = device.type == "cuda"
-        self._is_host = device.type == "cpu"
         self._done = torch.cuda.Event() if is_gpu else None
         self._mailbox = Mailbox(device) if is_gpu and has_triton() else None
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[np.ndarray]:
         """Return [T, *] tensors as arrays: the first, of ids, as int64 and the others as
         float32."""
-        if self._is_host:
+        if self._mailbox and tensors[0].shape[0] == 1:
+            joint = self._mailbox(tensors)
+        elif self._device.type == "cpu":
             ids, *others = tensors
             return [ids.detach().numpy(), *[tensor.detach().float().numpy() for tensor in others]]
-        widths = [tensor.shape[1] for tensor in tensors]
-        if self._mailbox and tensors[0].shape[0] == 1:
-            return separated(self._mailbox(tensors), widths)
-        return separated(self._fetch(joined(tensors)), widths)
+        else:
+            joint = self._fetch(joined(tensors))
+        return separated(joint, [tensor.shape[1] for tensor in tensors])
 
     def send(self, tensors: list[torch.Tensor]) -> "Letter":
         """Make the CUDA graph that is being captured send these [1, *] tensors each time it is

@@ -151,7 +151,7 @@ def test_a_step_that_fails_empties_the_fast_tier_at_once(
     session.forward(PROMPT)
     with monkeypatch.context() as patched, pytest.raises(MemoryError):
         patched.setattr(
-            session.engine.steps.near, "finish", lambda: (_ for _ in ()).throw(MemoryError())
+            session.engine.steps.backend, "finish", lambda: (_ for _ in ()).throw(MemoryError())
         )
         session.forward(OTHER)
     assert not any(session.controller.cache.places) and session.num_passes == 1
