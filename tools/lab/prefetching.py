@@ -11,7 +11,7 @@ from artifacts.traces.trace import Trace
 from moectl.shared.progress import progress_bar
 from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from moectl.show.render import NumBytes, Sheet, show_json, show_sheet
-from profilers.compare.price_prefetch import PrefetchForesight, PrefetchTier, foresight
+from tools.lab.price_prefetch import PrefetchForesight, PrefetchTier, foresight
 from runtime.control import sizes
 from runtime.policies import parse
 from runtime.policies.base import Artefacts

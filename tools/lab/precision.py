@@ -20,7 +20,7 @@ from moectl.shared.progress import progress_bar
 from moectl.shared.stores import check_store
 from moectl.shared.text import read_data
 from moectl.show.render import NumBytes, Sheet, fewer, show_json, show_sheet
-from profilers.compare.price_precision import (
+from tools.lab.price_precision import (
     PRESET,
     BitAssignment,
     Precision,

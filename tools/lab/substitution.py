@@ -17,7 +17,7 @@ from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_data
 from moectl.show.render import Sheet, fewer, show_json, show_sheet
-from profilers.compare.price_substitution import (
+from tools.lab.price_substitution import (
     Substitution,
     SubstitutionLimits,
     SubstitutionPrice,

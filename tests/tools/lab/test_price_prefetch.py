@@ -8,7 +8,7 @@ from artifacts.shape import Shape
 from artifacts.traces.next_use import NextUse
 from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import Trace
-from profilers.compare.price_prefetch import PrefetchForesight, PrefetchTier, foresight
+from tools.lab.price_prefetch import PrefetchForesight, PrefetchTier, foresight
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Scope
 from tests import TRACE

@@ -9,7 +9,7 @@ from artifacts.modelshapes.known import ModelShape
 from artifacts.shape import Shape
 from artifacts.traces.statistics import measure
 from artifacts.traces.synthetic import Dials, generate
-from runtime.replay.fit_synthetic import (
+from tools.lab.fit_synthetic import (
     HitRates,
     fit_hit_rates,
     fit_statistics,

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from artifacts.errors import BadUsage
-from profilers.compare.price_substitution import (
+from tools.lab.price_substitution import (
     Substitution,
     SubstitutionLimits,
     buddy_policy,

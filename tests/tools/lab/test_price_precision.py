@@ -12,7 +12,7 @@ from artifacts.errors import BadInput, Incompatible
 from artifacts.quantisation.widths import SCALAR_WIDTHS
 from artifacts.shape import FULL_BITS
 from profilers.compare import quality
-from profilers.compare.price_precision import (
+from tools.lab.price_precision import (
     AVERAGES,
     BitAssignment,
     Precision,

@@ -12,7 +12,7 @@ from moectl.shared.progress import progress_bar
 from moectl.shared.resuming import resumable
 from moectl.shared.trace_source import TraceSource, open_source
 from moectl.show.render import Sheet, show_json, show_sheet
-from runtime.replay.fit_synthetic import (
+from tools.lab.fit_synthetic import (
     fit_hit_rates,
     fit_statistics,
     hit_rates,

@@ -7,7 +7,7 @@ import pytest
 
 from artifacts.store.store import Store
 from moectl.cli import main
-from profilers.compare import price_precision
+from tools.lab import price_precision
 from tests.conftest import Checkpoint
 
 QUANTIZE = [
