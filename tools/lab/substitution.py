@@ -17,6 +17,10 @@ from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_data
 from moectl.show.render import Sheet, fewer, show_json, show_sheet
+from profilers.text.batches import Data
+from runtime.model.open import MoeModel
+from runtime.policies import parse
+from runtime.policies.base import Artefacts, Miss
 from tools.lab.price_substitution import (
     Substitution,
     SubstitutionLimits,
@@ -24,10 +28,6 @@ from tools.lab.price_substitution import (
     buddy_policy,
     random_residents,
 )
-from profilers.text.batches import Data
-from runtime.model.open import MoeModel
-from runtime.policies import parse
-from runtime.policies.base import Artefacts, Miss
 
 CONTROLS = ("zero", "random_resident", "best_resident")
 K_MAX = 16
