@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 
 from artifacts.errors import BadUsage
 from artifacts.modelshapes.known import ModelShape, model_shape
-from artifacts.traces.statistics import measure
 from artifacts.traces.synthetic import Dials, generate
 from artifacts.traces.trace import PREFILL, Trace
 from moectl.shared.progress import progress_bar
@@ -19,6 +18,7 @@ from tools.lab.fit_synthetic import (
     misfit,
     parse_hit_rates,
 )
+from tools.lab.trace_statistics import measure
 
 _DIALS = {
     "concentration": "skew",
