@@ -326,7 +326,7 @@ class Controller:
             first = step.layer * self.shape.num_experts
             self.cache.near_bits[first : first + self.shape.num_experts] = placement.near_bits
             self._near_places.clear()
-            self.mover.placements.want(step.layer, (first + placement.resident).tolist())
+            self.mover.want(step.layer, (first + placement.resident).tolist())
         self._placed = (
             self.mover.place(step.layer, at_once=True) if placement and placement.is_awaited else ()
         )
