@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from artifacts.shape import FULL_BITS
-from runtime.control.cache import RESIDENT, Cache
+from runtime.control.cache import RESIDENT, Cache, StepResidents
 from runtime.control.counters import Counter, Counters
 from runtime.control.ordering import distinct
 from runtime.control.plan import NO_SLOT, Place, Plan
 from runtime.control.pools import Pool
-from runtime.control.residents import StepResidents
 from runtime.control.segments import Segments, Whole
 from runtime.control.transfers import Mover
 from runtime.policies.base import (

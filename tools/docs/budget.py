@@ -28,7 +28,7 @@ CROWDED = {
     "moectl/serving": 19,
     "moectl/shared": 20,
     "moectl/show": 17,
-    "runtime/control": 17,
+    "runtime/control": 16,
     "runtime/engine": 25,
     "runtime/kernels/cpu": 46,
     "runtime/kernels/gpu": 20,
