@@ -29,16 +29,11 @@ def select_experts(probabilities: np.ndarray, score: float, k: int) -> list[int]
     """The most probable experts of `probabilities` [E] until their sum reaches delta = clip(1 -
     score, 0, 1), at least k of them, most probable first, equals by the lower id. A worse match
     thus selects more experts."""
-    return selected(probabilities, score, k).tolist()
-
-
-def selected(probabilities: np.ndarray, score: float, k: int) -> np.ndarray:
-    """Return the experts that `select_experts` returns, as an array."""
     probabilities = np.asarray(probabilities, np.float64)
     order = (-probabilities).argsort(kind="stable")
     delta = min(max(1.0 - float(score), 0.0), 1.0)
     reached = int(probabilities[order].cumsum().searchsorted(delta)) + 1
-    return order[: max(reached, k)]
+    return order[: max(reached, k)].tolist()
 
 
 def priorities(probabilities: np.ndarray, num_ahead: int) -> np.ndarray:

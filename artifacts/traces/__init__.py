@@ -1,2 +1,1 @@
-"""Routing traces: recorded, synthetic or read from a file, and the curves and statistics measured
-on them."""
+"""Routing traces: recorded, synthetic or read from a file, and the curves measured on them."""

@@ -7,6 +7,7 @@ import typer
 
 from moectl.cli.options import Json, Seed, StorePath
 from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.importing import of_clone
 
 
 def fit_trace(
@@ -33,8 +34,8 @@ def fit_trace(
 
     It finds the dials that `moectl simulate --synthetic` takes.
     """
-    from moectl.commands import fit_trace as command
     from moectl.shared.trace_source import TraceSource
 
+    command = of_clone("tools.lab.fit_trace", "fit-trace")
     source = TraceSource(like, run, num_experts=num_experts, model=model, store=store)
     command.show(command.fit_trace(source, hits or [], seed=seed), as_json=json)

@@ -19,6 +19,7 @@ from moectl.cli.options import (
     Window,
 )
 from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.importing import of_clone
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,7 @@ def inspect(
 def _price_substitution(
     model: str | None, options: InspectOptions, *, store: Path, as_json: bool
 ) -> None:
-    from moectl.commands.inspect import substitution as command
-
+    command = of_clone("tools.lab.substitution", "inspect substitution")
     command.refuse_views(heatmap=options.heatmap, layer=options.layer)
     request = fill(
         command.SubstitutionRequest, options, shares=command.parse_shares(options.shares)
@@ -124,8 +124,7 @@ def _price_substitution(
 def _price_precision(
     model: str | None, options: InspectOptions, *, store: Path, as_json: bool
 ) -> None:
-    from moectl.commands.inspect import precision as command
-
+    command = of_clone("tools.lab.precision", "inspect precision")
     command.refuse_views(heatmap=options.heatmap, layer=options.layer, run=options.run)
     request = fill(command.PrecisionRequest, options)
     priced = command.precision(
@@ -137,9 +136,9 @@ def _price_precision(
 def _price_prefetching(
     model: str | None, options: InspectOptions, *, store: Path, as_json: bool
 ) -> None:
-    from moectl.commands.inspect import prefetching as command
     from moectl.shared.trace_source import TraceSource
 
+    command = of_clone("tools.lab.prefetching", "inspect prefetch")
     command.refuse_views(heatmap=options.heatmap, layer=options.layer, model=model)
     source = fill(TraceSource, options, store=store)
     command.show(

@@ -1,2 +1,1 @@
-"""Compares runs: presets, other programs, precisions, substitutes, tasks, a prediction with its
-run."""
+"""Compares runs: presets, other programs, tasks, a prediction with its run."""

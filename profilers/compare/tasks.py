@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from artifacts.common.suggestions import unknown
 from artifacts.common.untrusted import existing
 from artifacts.errors import BadInput, BadUsage, first_line
@@ -92,23 +90,14 @@ def evaluate(session: Session, tasks: Tasks, *, batch: int | None = None) -> tup
     """Return every metric of every task, `batch` requests at a time: by default 64, or one where
     policies alter the output, by what is resident. Likelihoods are computed in one pass over
     question and answer; generated answers are decoded token by token."""
-    results = _evaluated(session, tasks, batch, keeps_items=False)["results"]
+    results = evaluated(session, tasks, batch)["results"]
     return tuple(score for task, values in results.items() for score in _scores(task, values))
 
 
-def correct(session: Session, tasks: Tasks, *, batch: int | None = None) -> dict[str, np.ndarray]:
-    """Return, by task, whether each document was answered right, bool [N], for tasks that choose
-    (metric `acc`). `batch` as in `evaluate`."""
-    samples = _evaluated(session, tasks, batch, keeps_items=True)["samples"]
-    return {
-        task: np.array([bool(one["acc"]) for one in sorted(of_task, key=lambda one: one["doc_id"])])
-        for task, of_task in samples.items()
-    }
-
-
-def _evaluated(
-    session: Session, tasks: Tasks, batch: int | None, *, keeps_items: bool
+def evaluated(
+    session: Session, tasks: Tasks, batch: int | None = None, *, keeps_items: bool = False
 ) -> dict[str, Any]:
+    """Return what the harness returns of `evaluate`; its "samples" only if it `keeps_items`."""
     from lm_eval.evaluator import evaluate as harness
 
     from profilers.compare.lm_eval_model import SessionLM

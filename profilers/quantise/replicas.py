@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from artifacts.common.locks import locked
 from artifacts.errors import BadInput, OutOfResources, Partly
 from artifacts.quantisation.replica_file import (
     SOURCE,
@@ -31,7 +32,6 @@ from artifacts.store.runs import ModelInfo
 from artifacts.store.store import add_run
 from profilers.quantise.calibration import LayerInputs, LayerTokens, describing, keep_inputs
 from profilers.quantise.expert_outputs import LayerSum
-from profilers.quantise.folder import owning, scratch_folder
 from profilers.quantise.lockstep import LayerBatch, Lockstep, batches
 from profilers.quantise.method import (
     Method,
@@ -110,7 +110,7 @@ def build_replicas(
     asked = method.bits
     method = smaller(method, opened)
     folder = replica_root(store_path) / f"{model.model_id}-{_identity(method, run.digest)}"
-    with owning(folder):
+    with _owning(folder):
         job = _Job(opened, method, folder, model.fingerprint, progress)
         job.take_up()
         resumed = len(job.records)
@@ -191,7 +191,7 @@ class _Job:
         with (
             _one_thread(),
             torch.inference_mode(),
-            scratch_folder(self._folder.absolute()) as scratch,
+            _scratch_folder(self._folder.absolute()) as scratch,
             Lockstep(
                 self._opened, parts, at_once=min(executor.count, os.cpu_count() or 1)
             ) as lockstep,
@@ -327,3 +327,39 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def _owning(folder: Path) -> Iterator[None]:
+    """Make the folder and lock it against other processes; a folder that is left empty is removed
+    at the end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".lock"
+    with locked(path, busy=f"another moectl quantize is filling {folder}: wait until it ends"):
+        try:
+            yield
+        finally:
+            _leave(folder, path)
+
+
+def _leave(folder: Path, lock: Path) -> None:
+    """Remove the folder if it is empty. Only the holder of the lock may: a folder just begun looks
+    empty to others."""
+    with suppress(OSError):  # another process has moved the folder or begun to fill it
+        if [*folder.iterdir()] == [lock]:
+            lock.unlink()
+            folder.rmdir()
+        if not [*folder.parent.iterdir()]:
+            folder.parent.rmdir()
+
+
+@contextmanager
+def _scratch_folder(replicas: Path) -> Iterator[Path]:
+    """An empty folder beside the replicas, removed at the end."""
+    folder = replicas / ".scratch"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

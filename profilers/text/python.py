@@ -1,9 +1,7 @@
-"""Text that every CPython ships: docstrings and source of its standard library, its language
-reference, its C headers.
+"""Text that every CPython ships: the docstrings of its standard library.
 
 Sources are parsed; nothing is imported or executed. The held-out part is fixed by name
-(`is_held_out`), so it is the same on every machine and in every version that has the document. A
-module's docstrings and code are held out together.
+(`is_held_out`), so it is the same on every machine and in every version that has the document.
 """
 
 import ast
@@ -49,29 +47,6 @@ def docstrings(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
     for name, tree in modules(held_out=held_out, seed=seed):
         texts = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, SCOPES))
         yield from document(name, "\n\n".join(text for text in texts if text))
-
-
-def source_code(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
-    """Yield one document per module: its source without docstrings and comments."""
-    for name, tree in modules(held_out=held_out, seed=seed):
-        yield from document(name, ast.unparse(without_docstrings(tree)))
-
-
-def reference(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
-    """Yield one document per topic of `help()`: chapters of the language reference, in English."""
-    path = stdlib() / "pydoc_data" / "topics.py"
-    topics = literal_dict(parse(path)) if path.is_file() else {}
-    for name in chosen(topics, held_out=held_out, seed=seed):
-        yield from document(name, topics[name])
-
-
-def headers(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
-    """Yield one document per C header of the interpreter; none where its development files are not
-    installed."""
-    root = Path(sysconfig.get_paths()["include"])
-    paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*.h")}
-    for name in chosen(paths, held_out=held_out, seed=seed):
-        yield from document(name, paths[name].read_text(encoding="utf-8", errors="replace"))
 
 
 def document(name: str, text: str) -> Iterator[Document]:
@@ -127,15 +102,3 @@ def parse(path: Path) -> ast.Module:
         return ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
         return ast.Module(body=[], type_ignores=[])
-
-
-def without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
-        if isinstance(node, SCOPES) and ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-    return tree
-
-
-def literal_dict(tree: ast.Module) -> dict[str, str]:
-    values = (node.value for node in tree.body if isinstance(node, ast.Assign))
-    return next((ast.literal_eval(value) for value in values if isinstance(value, ast.Dict)), {})

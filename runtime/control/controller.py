@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from artifacts.shape import FULL_BITS
-from runtime.control.cache import RESIDENT, Cache
+from runtime.control.cache import RESIDENT, Cache, StepResidents
 from runtime.control.counters import Counter, Counters
 from runtime.control.ordering import distinct
 from runtime.control.plan import NO_SLOT, Place, Plan
 from runtime.control.pools import Pool
-from runtime.control.residents import StepResidents
 from runtime.control.segments import Segments, Whole
 from runtime.control.transfers import Mover
 from runtime.policies.base import (
@@ -327,7 +326,7 @@ class Controller:
             first = step.layer * self.shape.num_experts
             self.cache.near_bits[first : first + self.shape.num_experts] = placement.near_bits
             self._near_places.clear()
-            self.mover.placements.want(step.layer, (first + placement.resident).tolist())
+            self.mover.want(step.layer, (first + placement.resident).tolist())
         self._placed = (
             self.mover.place(step.layer, at_once=True) if placement and placement.is_awaited else ()
         )

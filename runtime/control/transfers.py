@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from runtime.control.cache import LOADING, RESIDENT, Cache
+from runtime.control.cache import ABSENT, LOADING, RESIDENT, Cache
 from runtime.control.counters import Counter, Counters
 from runtime.control.in_flight import Arrivals
 from runtime.control.ordering import first_leaving, first_of, queues
-from runtime.control.placement import Placements
 from runtime.control.plan import Place, Wave
 from runtime.control.pools import Pool
 from runtime.control.segments import Segments, Whole
@@ -53,14 +52,15 @@ class Mover:
         self._queues = queues(eviction, cache)
         self._evicted_in_pass = [-1] * cache.num_keys
         self.unused: set[int] = set()
-        self.placements = Placements()
+        # by layer placed anew: the keys wanted resident, until all are or are in flight
+        self._wanted: dict[int, list[int]] = {}
 
     def clear(self) -> None:
         """Empty the tier and cancel everything in flight; which keys were evicted in which pass
         stays known."""
         self.arrivals.clear()
         self.unused.clear()
-        self.placements.clear()
+        self._wanted.clear()
         self.cache.clear()
 
     def lay_out(self, split: Split, pools: Sequence[Pool]) -> None:
@@ -324,28 +324,46 @@ class Mover:
         """Unpin what the step used, evict what is not to stay resident, and move the step's share
         of bytes."""
         self.cache.unpin(pinned)
-        if self.placements.wanted:
-            self._leave(self.placements.leaving(self.cache, self._now.layer))
+        if self._wanted:
+            self._leave_unwanted(self._now.layer)
         if self.arrivals.queue:
             for key in self.arrivals.drain():
                 self.cache.states[key] = RESIDENT
 
     # Placement
 
+    def want(self, layer: int, keys: list[int]) -> None:
+        """Set the keys that are to be resident in a layer; all others of the layer are to be
+        evicted."""
+        self._wanted[layer] = keys
+
     def place(self, layer: int, *, at_once: bool = False) -> tuple[Place, ...]:
         """Make room for the keys that are wanted in this layer and send for them, step by step
         until all are resident or in flight. What the step has pinned leaves at its end, and its
         slot is filled at the layer's next step. With `at_once`, before anything is pinned, what is
         sent for counts as resident from now on."""
-        self._leave(self.placements.leaving(self.cache, layer))
-        coming = self.placements.coming(self.cache, layer)
+        self._leave_unwanted(layer)
+        coming = [key for key in self._wanted.get(layer, ()) if self.cache.states[key] == ABSENT]
         placed = [
             self._send(key, self._pieces.num_bytes([key])) for key in coming if self.cache.room(key)
         ]
         if len(placed) == len(coming):
-            self.placements.end(layer)
+            self._wanted.pop(layer, None)
         if placed:
             self._note_prefetched(placed)
         if placed and at_once:
             self._land([place.key for place in placed])
         return tuple(placed)
+
+    def _leave_unwanted(self, layer: int) -> None:
+        """Evict the residents of a layer placed anew that are neither wanted nor pinned."""
+        if layer not in self._wanted:
+            return
+        cache = self.cache
+        num_experts = cache.shape.num_experts
+        others = set(range(layer * num_experts, (layer + 1) * num_experts)).difference(
+            self._wanted[layer]
+        )
+        self._leave(
+            [key for key in sorted(others) if cache.states[key] == RESIDENT and not cache.pins[key]]
+        )

@@ -1,4 +1,4 @@
-"""Clocks, and the timeline of an emulated link: on wall time or on virtual time."""
+"""The clock and the timeline of an emulated link."""
 
 import time
 from dataclasses import dataclass
@@ -29,19 +29,6 @@ class WallClock:
     def wait_until(self, deadline_s: float) -> None:
         while (remaining_s := deadline_s - time.perf_counter()) > 0:
             time.sleep(max(0.0, remaining_s - _LATE_S))
-
-
-@dataclass(slots=True)
-class VirtualClock:
-    """Time that passes only when a caller waits, or sets it."""
-
-    time_s: float = 0.0
-
-    def now_s(self) -> float:
-        return self.time_s
-
-    def wait_until(self, deadline_s: float) -> None:
-        self.time_s = max(self.time_s, deadline_s)
 
 
 @dataclass(slots=True)

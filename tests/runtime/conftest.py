@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from runtime.links import emulated
-from runtime.links.clock import VirtualClock
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
+from tests.helpers.clock import VirtualClock
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from moectl.bundled import demo_model
 from moectl.shared.opening import open_quietly
 from moectl.shared.stores import stored_artefacts
 from profilers.compare import continuations
-from profilers.compare.tasks import Tasks, correct, load_tasks
+from profilers.compare.tasks import Tasks, evaluated, load_tasks
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session
@@ -92,7 +92,8 @@ def _answers(one: Preset, opened: MoeModel, artefacts: Artefacts, tasks: Tasks) 
     """Return whether each item was answered right, bool [N]."""
     settings = Settings(one.preset, budget=one.budget, policies=one.policies, experts=FUSED)
     with Session(opened, settings, artefacts=artefacts) as session:
-        return correct(session, tasks)[continuations.NAME]
+        samples = evaluated(session, tasks, keeps_items=True)["samples"][continuations.NAME]
+    return np.array([bool(one["acc"]) for one in sorted(samples, key=lambda one: one["doc_id"])])
 
 
 def _table(answers: dict[tuple[str, str], np.ndarray], model: str | None) -> Table:

@@ -128,4 +128,4 @@ _MEASURED = (
     "substitution",
     "precision",
     "prefetch",
-)  # each has a module of its own beside this one
+)  # each by a study in tools/lab

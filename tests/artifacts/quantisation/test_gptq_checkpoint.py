@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 from artifacts.errors import BadInput
 from artifacts.quantisation.gptq_checkpoint import (
     WIDTHS,
-    GptqCheckpoint,
     gptq_tensors,
     quantize_config,
 )
 from artifacts.quantisation.packing import Packed, pack
+from tools.lab.gptq_reader import GptqCheckpoint
 
 NAME = "model.layers.0.mlp.experts.0.up_proj"
 

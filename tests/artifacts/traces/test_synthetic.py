@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from artifacts.traces.statistics import measure, recall
 from artifacts.traces.synthetic import Dials, generate, parse_dials
 from artifacts.traces.trace import DECODE, PREFILL, Trace
+from tools.lab.trace_statistics import measure, recall
 
 SHAPE = Shape(num_layers=3, num_experts=12, top_k=3, expert_nbytes=1)
 SMALL = Dials(tokens=240, requests=4, prompt=20)

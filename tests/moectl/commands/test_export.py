@@ -9,7 +9,7 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from artifacts.quantisation.gptq import Quantized
-from artifacts.quantisation.gptq_checkpoint import WIDTHS, GptqCheckpoint
+from artifacts.quantisation.gptq_checkpoint import WIDTHS
 from artifacts.quantisation.replica_file import read_replica
 from moectl.bundled import demo_model
 from moectl.cli import main
@@ -17,6 +17,7 @@ from runtime.model.source import source_of
 from tests.conftest import Checkpoint
 from tests.helpers import families
 from tests.moectl.commands.test_quantize import said_by
+from tools.lab.gptq_reader import GptqCheckpoint
 
 WIDE = {
     "mixtral": families._family("Mixtral", num_local_experts=4, intermediate_size=64),

@@ -435,38 +435,6 @@ def test_the_future_is_not_for_live_runs(
     assert "it runs in the simulator only" in capfd.readouterr().err
 
 
-def test_fitting_to_a_trace_and_simulating_it(
-    simulated: Simulated, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["fit-trace", "--like", str(TRACE), "--json"]) == 0
-    said = json.loads(capfd.readouterr().out)
-    found = {row["statistic"]: row for row in said["rows"]}
-    assert found["concentration"]["reached"] == pytest.approx(
-        found["concentration"]["wanted"], abs=0.01
-    )
-    assert said["dials"]["tokens"] == 504 and said["dials"]["prompt"] == 24
-    assert (
-        simulated("--synthetic", said["synthetic"], "--model", "bundled")["counters"]["requests"]
-        > 10_000
-    )
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "says"),
-    [
-        (("--hits", "lru"), 2, "write POLICY:HELD=RATE"),
-        (("--hits", "mru:10=.5"), 2, "unknown eviction policy 'mru'"),
-        (("--hits", "lru:10=.5", "--like", str(TRACE)), 2, "not both"),
-        (("--like", "none.parquet"), 3, "there is no trace file"),
-    ],
-)
-def test_what_cannot_be_fitted(
-    options: tuple[str, ...], code: int, says: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["fit-trace", *options]) == code
-    assert says in capfd.readouterr().err
-
-
 def test_fmoe_takes_the_maps_of_the_store_or_begins_with_none(
     simulated: Simulated, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,9 +5,10 @@ import time
 
 import pytest
 
-from runtime.links.clock import Timeline, VirtualClock
+from runtime.links.clock import Timeline
 from runtime.links.emulated import EmulatedLink
 from runtime.links.link import DEMAND, PREFETCH
+from tests.helpers.clock import VirtualClock
 from tests.runtime.links.test_link import SHAPE, Numbered, slots
 
 

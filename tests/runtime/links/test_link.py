@@ -10,11 +10,11 @@ import torch
 
 from artifacts.shape import Shape
 from runtime.control.pools import Partitions
-from runtime.links.clock import VirtualClock
 from runtime.links.disk import DiskLink
 from runtime.links.emulated import EmulatedLink
 from runtime.links.link import DEMAND, PREFETCH, Link
 from runtime.links.per_device import LinkPerDevice
+from tests.helpers.clock import VirtualClock
 
 SHAPE = Shape(num_layers=2, num_experts=4, top_k=1, expert_nbytes=64)
 

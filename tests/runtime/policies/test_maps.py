@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.routing.expert_maps import ExpertMaps, select_experts, selected
+from artifacts.routing.expert_maps import ExpertMaps, select_experts
 from artifacts.shape import Shape
 from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import DECODE, PREFILL
@@ -133,7 +133,7 @@ def test_before_the_first_layer_the_embedding_brings_the_first_layers(
         (-best[:, layer].sum(axis=0)[expert] / (layer + 1), layer * 6 + expert)
         for layer in range(distance)
         for expert in sorted(
-            {expert for p in best[:, layer] for expert in selected(p, 1.0, 2).tolist()}
+            {expert for p in best[:, layer] for expert in select_experts(p, 1.0, 2)}
         )
     ]
     first = policy.propose_first(Opening(0, DECODE, given), Now()).tolist()
@@ -297,7 +297,7 @@ def test_what_cannot_be_is_refused() -> None:
 def test_compiled_choice_is_the_plain_one(seed: int, score: float, top_k: int) -> None:
     probabilities = distributions(seed, 1)[0, 0].round(1)  # some are equal
     chosen = map_kernels.likeliest(probabilities, score, top_k)
-    assert chosen.tolist() == selected(probabilities, score, top_k).tolist()
+    assert chosen.tolist() == select_experts(probabilities, score, top_k)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))

@@ -12,13 +12,13 @@ import pytest
 
 from artifacts.hardware.machines import machine
 from artifacts.traces.parquet import read_parquet, write_parquet
-from artifacts.traces.statistics import measure
 from artifacts.traces.synthetic import generate
 from moectl.cli import main
 from moectl.shared import importing
 from moectl.show.render import Sheet, cell_text
 from tests import TRACE
 from tools.docs.reproduction import PAGE, written
+from tools.lab.trace_statistics import measure
 from tools.reproductions import command, fmoe, moepic, moepicbounds, moepicpaper, moepicsystem
 from tools.reproductions.buddymoefigures import ROWS, SHARES, original_ms
 from tools.reproductions.contextaware_claims import tokens_for

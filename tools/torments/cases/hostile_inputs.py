@@ -23,7 +23,6 @@ from artifacts.traces.synthetic import parse_dials
 from moectl.bench.other_tools import read_results
 from moectl.bench.request import BenchRequest
 from moectl.commands.build_buddies import parse_alphas
-from moectl.commands.inspect.substitution import parse_shares
 from moectl.commands.profile import parse_shard
 from moectl.commands.quantize import parse_bits
 from moectl.shared.trace_source import TraceSource, open_source
@@ -32,12 +31,13 @@ from profilers.text.corpus import documents, token_sequences
 from runtime.control import sizes
 from runtime.policies import POLICIES
 from runtime.policies.presets import presets
-from runtime.replay.fit_synthetic import parse_hit_rates
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
 from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
 from tests.helpers import artefacts, families
+from tools.lab.fit_synthetic import parse_hit_rates
+from tools.lab.substitution import parse_shares
 from tools.torments.cases import Lost
 from tools.torments.hostile import (
     FRACTIONS,

@@ -15,7 +15,6 @@ from transformers.utils import logging as their_logging
 
 from artifacts.errors import BadInput
 from artifacts.modelshapes.known import model_shape
-from artifacts.quantisation.gptq_checkpoint import GptqCheckpoint
 from runtime.model.checkpoint import open_checkpoint
 from runtime.model.layout import aligned
 from runtime.model.locate import INDEX, SINGLE
@@ -23,6 +22,7 @@ from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 from tests.helpers import families
 from tests.helpers.safetensors import Tensors, joined, parsed
+from tools.lab.gptq_reader import GptqCheckpoint
 from tools.torments.cases import Lost
 from tools.torments.hostile import (
     FRACTIONS,

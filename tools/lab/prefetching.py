@@ -11,11 +11,11 @@ from artifacts.traces.trace import Trace
 from moectl.shared.progress import progress_bar
 from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from moectl.show.render import NumBytes, Sheet, show_json, show_sheet
-from profilers.compare.price_prefetch import PrefetchForesight, PrefetchTier, foresight
 from runtime.control import sizes
 from runtime.policies import parse
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Scope
+from tools.lab.price_prefetch import PrefetchForesight, PrefetchTier, foresight
 
 CONTROLS = ("random", "popular", "oracle")
 _COLUMNS = (

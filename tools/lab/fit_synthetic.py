@@ -11,12 +11,12 @@ from artifacts.errors import BadUsage
 from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import ModelShape
 from artifacts.shape import Shape
-from artifacts.traces.statistics import Statistics, measure, recall
 from artifacts.traces.synthetic import MOST_SKEW, Dials, generate
 from runtime.control.counters import hit_rate
 from runtime.policies.presets import Scope
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
+from tools.lab.trace_statistics import Statistics, measure, recall
 
 # By dial: the statistic that it moves, and its largest value.
 _MOVES: Mapping[str, tuple[str, float]] = {

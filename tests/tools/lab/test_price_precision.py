@@ -12,13 +12,6 @@ from artifacts.errors import BadInput, Incompatible
 from artifacts.quantisation.widths import SCALAR_WIDTHS
 from artifacts.shape import FULL_BITS
 from profilers.compare import quality
-from profilers.compare.price_precision import (
-    AVERAGES,
-    BitAssignment,
-    Precision,
-    assignments,
-    check_widths,
-)
 from profilers.compare.quality import read
 from runtime.control.counters import altered, is_exact
 from runtime.model.open import MoeModel
@@ -29,6 +22,13 @@ from runtime.session.session import Session, Settings
 from tests.helpers.families import VOCABULARY
 from tests.runtime.session.test_session import plain_model
 from tools.gpu.checks.made_replicas import made, put
+from tools.lab.price_precision import (
+    AVERAGES,
+    BitAssignment,
+    Precision,
+    assignments,
+    check_widths,
+)
 
 SEQUENCES = [
     np.random.default_rng(at).integers(3, VOCABULARY, length)

@@ -8,10 +8,10 @@ from artifacts.shape import Shape
 from artifacts.traces.next_use import NextUse
 from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import Trace
-from profilers.compare.price_prefetch import PrefetchForesight, PrefetchTier, foresight
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Scope
 from tests import TRACE
+from tools.lab.price_prefetch import PrefetchForesight, PrefetchTier, foresight
 
 SHAPE = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=160)
 TIER = PrefetchTier(num_slots=64, scope=Scope.GLOBAL, eviction="least_stale", window=320)

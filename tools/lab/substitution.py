@@ -17,17 +17,17 @@ from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_data
 from moectl.show.render import Sheet, fewer, show_json, show_sheet
-from profilers.compare.price_substitution import (
+from profilers.text.batches import Data
+from runtime.model.open import MoeModel
+from runtime.policies import parse
+from runtime.policies.base import Artefacts, Miss
+from tools.lab.price_substitution import (
     Substitution,
     SubstitutionLimits,
     SubstitutionPrice,
     buddy_policy,
     random_residents,
 )
-from profilers.text.batches import Data
-from runtime.model.open import MoeModel
-from runtime.policies import parse
-from runtime.policies.base import Artefacts, Miss
 
 CONTROLS = ("zero", "random_resident", "best_resident")
 K_MAX = 16

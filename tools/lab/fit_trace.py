@@ -5,20 +5,20 @@ from dataclasses import asdict, dataclass, replace
 
 from artifacts.errors import BadUsage
 from artifacts.modelshapes.known import ModelShape, model_shape
-from artifacts.traces.statistics import measure
 from artifacts.traces.synthetic import Dials, generate
 from artifacts.traces.trace import PREFILL, Trace
 from moectl.shared.progress import progress_bar
 from moectl.shared.resuming import resumable
 from moectl.shared.trace_source import TraceSource, open_source
 from moectl.show.render import Sheet, show_json, show_sheet
-from runtime.replay.fit_synthetic import (
+from tools.lab.fit_synthetic import (
     fit_hit_rates,
     fit_statistics,
     hit_rates,
     misfit,
     parse_hit_rates,
 )
+from tools.lab.trace_statistics import measure
 
 _DIALS = {
     "concentration": "skew",

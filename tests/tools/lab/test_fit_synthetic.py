@@ -7,9 +7,8 @@ import pytest
 from artifacts.errors import BadUsage
 from artifacts.modelshapes.known import ModelShape
 from artifacts.shape import Shape
-from artifacts.traces.statistics import measure
 from artifacts.traces.synthetic import Dials, generate
-from runtime.replay.fit_synthetic import (
+from tools.lab.fit_synthetic import (
     HitRates,
     fit_hit_rates,
     fit_statistics,
@@ -17,6 +16,7 @@ from runtime.replay.fit_synthetic import (
     misfit,
     parse_hit_rates,
 )
+from tools.lab.trace_statistics import measure
 
 SHAPE = Shape(num_layers=3, num_experts=12, top_k=3, expert_nbytes=1)
 MODEL = ModelShape("small", SHAPE, hidden=16)

@@ -10,18 +10,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from artifacts.errors import BadUsage
-from profilers.compare.price_substitution import (
-    Substitution,
-    SubstitutionLimits,
-    buddy_policy,
-    random_residents,
-)
 from runtime.model.open import MoeModel, open_model
 from runtime.policies import parse
 from runtime.policies.base import Artefacts, Miss
 from runtime.policies.miss.buddy import substitute
 from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
+from tools.lab.price_substitution import (
+    Substitution,
+    SubstitutionLimits,
+    buddy_policy,
+    random_residents,
+)
 
 SEQUENCES = [
     np.random.default_rng(at).integers(3, VOCABULARY, length)

@@ -7,8 +7,8 @@ import pytest
 
 from artifacts.store.store import Store
 from moectl.cli import main
-from profilers.compare import price_precision
 from tests.conftest import Checkpoint
+from tools.lab import price_precision
 
 QUANTIZE = [
     "--data",

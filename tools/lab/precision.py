@@ -20,7 +20,11 @@ from moectl.shared.progress import progress_bar
 from moectl.shared.stores import check_store
 from moectl.shared.text import read_data
 from moectl.show.render import NumBytes, Sheet, fewer, show_json, show_sheet
-from profilers.compare.price_precision import (
+from profilers.text.corpus import data_digest
+from runtime.model.open import MoeModel
+from runtime.policies.base import Artefacts
+from runtime.session.artefacts import load_artefacts
+from tools.lab.price_precision import (
     PRESET,
     BitAssignment,
     Precision,
@@ -28,10 +32,6 @@ from profilers.compare.price_precision import (
     assignments,
     check_widths,
 )
-from profilers.text.corpus import data_digest
-from runtime.model.open import MoeModel
-from runtime.policies.base import Artefacts
-from runtime.session.artefacts import load_artefacts
 
 COMMAND = "precision"
 LENGTH = 256
