@@ -31,7 +31,7 @@ CROWDED = {
     "profilers/compare": 16,
     "runtime/control": 18,
     "runtime/engine": 25,
-    "runtime/kernels/cpu": 46,
+    "runtime/kernels/cpu": 44,
     "runtime/kernels/gpu": 20,
     "runtime/model": 38,
     "runtime/session": 29,
