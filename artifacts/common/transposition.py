@@ -1,7 +1,7 @@
 """Transposition of matrices, in vectors for numbers of 16 and 32 bits. Importing this module
 imports numba."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 from numba import types
@@ -12,16 +12,25 @@ from artifacts.common.llvm_vectors import I16, I32, I64, advanced, load, store, 
 from artifacts.common.numba_loops import exact_part
 
 _SIDE = 8  # rows and columns of a block
-_LANES = vector(I32, _SIDE)
 
 
 def _halves(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> list[ir.Value]:
     """Two vectors in turns, as two vectors."""
-    lanes = [lane // 2 + _SIDE * (lane % 2) for lane in range(2 * _SIDE)]
+    count = one.type.count
+    lanes = [lane // 2 + count * (lane % 2) for lane in range(2 * count)]
+    kind = vector(I32, count)
     return [
-        builder.shuffle_vector(one, other, ir.Constant(_LANES, lanes[i : i + _SIDE]))
-        for i in (0, _SIDE)
+        builder.shuffle_vector(one, other, ir.Constant(kind, lanes[i : i + count]))
+        for i in (0, count)
     ]
+
+
+def in_turns(builder: ir.IRBuilder, rows: Sequence[ir.Value]) -> Sequence[ir.Value]:
+    """Return eight vectors as the rows of a matrix, read column by column."""
+    for _ in range(3):  # each moves one bit of the row's number into the column's
+        pairs = [_halves(builder, *pair) for pair in zip(rows[:4], rows[4:], strict=True)]
+        rows = [half for pair in pairs for half in pair]
+    return rows
 
 
 def _of_rows(element: ir.Type) -> Callable[..., None]:
@@ -40,12 +49,7 @@ def _of_rows(element: ir.Type) -> Callable[..., None]:
                 )
                 beside = advanced(builder, out, loop.index, _SIDE * element.width // 8)
                 places = [advanced(builder, below, I64(row), source_stride) for row in range(_SIDE)]
-                rows = [load(builder, place, numbers) for place in places]
-                for _ in range(3):  # each moves one bit of the row's number into the column's
-                    pairs = [
-                        _halves(builder, rows[i], rows[i + _SIDE // 2]) for i in range(_SIDE // 2)
-                    ]
-                    rows = [half for pair in pairs for half in pair]
+                rows = in_turns(builder, [load(builder, place, numbers) for place in places])
                 for row, own in enumerate(rows):
                     store(builder, own, advanced(builder, beside, I64(row), out_stride))
             return target.get_dummy_value()

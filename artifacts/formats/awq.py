@@ -2,31 +2,24 @@
 take them.
 
 `w[o, k] = scales[k // g, o] * (q[k, o] - z[k // g, o])`; output 8 n + ORDER[i] has bits 4 i to 4 i
-+ 3 of word n.
++ 3 of word n. In a slot the codes lie in GPTQ's order, in the same bytes: whatever computes with
+them is GPTQ's.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
-import numpy as np
 import torch
 
-from artifacts.formats.base import (
-    CONTRADICTED,
-    Loop,
-    Stored,
-    fault_of_scales,
-    is_number,
-    loops,
-    require,
-    require_groups,
-)
+from artifacts.formats.base import Format, Loop, Stored, loops, require
 from artifacts.formats.codes import unpack
+from artifacts.formats.gptq import Gptq
+from artifacts.formats.order import INDEX
+from artifacts.formats.order import ORDER as GROUPED
 
+_NAME = "awq"
 _BITS = 4
-_MIDDLE = 1 << _BITS - 1
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _PER_WORD = len(ORDER)
 
@@ -37,75 +30,85 @@ class Awq:
 
     fills_bfloat16: ClassVar[bool] = True
 
-    name: str = "awq"
+    name: str = _NAME
     group_size: int | None = None  # as the config says, 0 for one group
     # `zero_point` is false: every zero-point is in the middle of the codes
     is_symmetric: bool = False
 
+    @property
+    def in_slot(self) -> Gptq:
+        """The format that the same bytes have in GPTQ's order."""
+        return Gptq(
+            name=_NAME,
+            zero_offset=0,
+            is_symmetric=self.is_symmetric,
+            symmetry="zero_point false",
+            group_size=self.group_size,
+        )
+
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
-        words, zeros, scales = (stored[role] for role in ("qweight", "qzeros", "scales"))
-        require(
-            words.dtype is zeros.dtype is torch.int32, f"codes of {words.dtype} and {zeros.dtype}"
-        )
-        require(is_number(scales.dtype), f"scales of {scales.dtype}")
-        require(
-            len(words.shape) == len(scales.shape) == 2 and 0 not in words.shape,
-            "tensors that are no matrices",
-        )
-        num_inputs, num_words = words.shape
-        num_groups, num_outputs = scales.shape
-        require(
-            num_outputs == num_words * _PER_WORD,
-            f"{num_outputs} scales of {num_words * _PER_WORD} outputs",
-        )
-        require(
-            zeros.shape == (num_groups, num_words),
-            f"zero-points {list(zeros.shape)} are of no such groups",
-        )
-        require(
-            num_groups and num_inputs % num_groups == 0,
-            f"{num_groups} groups of {num_inputs} inputs",
-        )
-        require_groups(num_groups, num_inputs, self.group_size, is_indexed=False)
-        return num_outputs, num_inputs
+        words = stored["qweight"]
+        require(len(words.shape) == 2, "tensors that are no matrices")
+        num_inputs = words.shape[0]
+        require(num_inputs % _PER_WORD == 0, f"{num_inputs} inputs, no multiple of {_PER_WORD}")
+        turned = Stored(words.dtype, _turned_shape(words.shape))
+        return self.in_slot.shape({**stored, "qweight": turned})
 
     def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        codes = _codes(tensors["qweight"])
-        points = _codes(tensors["qzeros"])
-        group_size = len(codes) // len(points)
-        scales = tensors["scales"].float()
-        spread = (tensor.repeat_interleave(group_size, 0) for tensor in (points, scales))
-        return ((codes - next(spread)).float() * next(spread)).T.contiguous()
+        return self.in_slot.dequantise(_turned(tensors))
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
-        by_place = (_codes(tensors["qzeros"]), tensors["scales"].float())
-        arrays = (
-            each.unflatten(1, (-1, _PER_WORD)).transpose(1, 2).contiguous().numpy()
-            for each in by_place
-        )
-        places = np.argsort(ORDER).astype(np.int64)
-        return partial(
-            loops("column_loops").from_words_of_outputs, tensors["qweight"].numpy(), places, *arrays
-        )
+        return self.in_slot.loop(_turned(tensors))
 
     def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        fault = fault_of_scales(tensors["scales"], 2**_BITS - 1)
-        if (
-            fault is None
-            and self.is_symmetric
-            and bool((_codes(tensors["qzeros"]) != _MIDDLE).any())
-        ):
-            return (
-                f"zero-points other than {_MIDDLE}, and config.json says zero_point false: "
-                f"{CONTRADICTED}"
-            )
-        return fault
+        return self.in_slot.fault(_turned(tensors))
 
 
-def _codes(words: torch.Tensor) -> torch.Tensor:
-    """int32 [n, 8 w] of words [n, w], in the order of the outputs."""
-    num_outputs = words.shape[1] * _PER_WORD
-    stored = unpack(words, _BITS, num_outputs).unflatten(1, (-1, _PER_WORD))
-    codes = torch.empty_like(stored)
-    codes[..., ORDER] = stored
-    return codes.flatten(1)
+def in_slot(role: str, form: Format, shape: tuple[int, ...]) -> tuple[str, Format, tuple[int, ...]]:
+    """Return role, format and shape that a stored tensor has in a slot. The shape may have a
+    dimension of experts in front."""
+    if not isinstance(form, Awq):
+        return GROUPED if role == INDEX else role, form, shape
+    return role, form.in_slot, _turned_shape(shape) if role == "qweight" else shape
+
+
+def is_turned(form: Format) -> bool:
+    """Return whether a format in a slot is of AWQ's matrices, which `turn` puts into its order."""
+    return form.name == _NAME
+
+
+def turn(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Put the codes and zero-points of a matrix on a CPU into GPTQ's order, in place. They lie as
+    they are stored, in tensors of GPTQ's shapes."""
+    own = loops("order_loops")
+    own.turn_words(tensors["qweight"].numpy())
+    own.turn_zeros(tensors["qzeros"].numpy())
+
+
+def as_stored(role: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the words in a slot as they were stored."""
+    if role == "scales":
+        return tensor
+    if role == "qweight":
+        codes = unpack(tensor.T, _BITS, len(tensor) * _PER_WORD).T
+    else:
+        codes = unpack(tensor, _BITS, tensor.shape[1] * _PER_WORD)
+    by_place = codes.unflatten(1, (-1, _PER_WORD))[..., ORDER]
+    places = torch.arange(0, 32, _BITS, dtype=torch.int32)
+    return (by_place << places).sum(-1, dtype=torch.int32)
+
+
+def _turned(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a stored matrix in GPTQ's order; a copy."""
+    words = tensors["qweight"]
+    copies = {
+        "qweight": words.clone().view(_turned_shape(words.shape)),
+        "qzeros": tensors["qzeros"].clone(),
+    }
+    turn(copies)
+    return {**tensors, **copies}
+
+
+def _turned_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    *experts, num_inputs, num_words = shape
+    return (*experts, num_inputs // _PER_WORD, num_words * _PER_WORD)

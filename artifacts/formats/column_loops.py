@@ -72,44 +72,6 @@ def from_stream(words, bits, zeros, scales, groups, places, first, panel):
             transpose(block[: last - c, :count], panel[r : r + count, c:last])
 
 
-@exact_part
-def _nibbles(words, place, codes):
-    """Write the codes [n] at bit 4 `place` of words [n]."""
-    shift = np.int32(4 * place)
-    for i in range(len(words)):
-        codes[i] = np.int32(words[i] >> shift) & np.int32(15)
-
-
-@kernel(
-    [
-        f"void({_I32}, int64[::1], int32[:, :, ::1], float32[:, :, ::1], int64, {panel})"
-        for panel in _PANELS
-    ],
-    nogil=True,
-    exact=True,
-)
-def from_words_of_outputs(words, places, zeros, scales, first, panel):
-    """Integers of 4 bits, eight outputs in a word [in, out / 8], output i of them at bit 4
-    places[i]: (code - zero) times the scale of their group, both [groups, 8, out / 8]. The panel
-    begins with the first output of a word."""
-    num_rows, num_columns = panel.shape
-    width = num_columns // len(scales)
-    codes = np.empty(_OUTPUTS, np.int32)
-    block = np.empty((_INPUTS, _OUTPUTS + _APART), panel.dtype)
-    for w in range(first // 8, (first + num_rows) // 8, _OUTPUTS):
-        own = slice(w, min(w + _OUTPUTS, (first + num_rows) // 8))
-        rows = panel[8 * w - first : 8 * own.stop - first]
-        for i in range(8):
-            for c in range(0, num_columns, _INPUTS):
-                last = min(c + _INPUTS, num_columns)
-                for k in range(c, last):
-                    _nibbles(words[k, own], places[i], codes)
-                    zero = zeros[k // width, i, own]
-                    scale = scales[k // width, i, own]
-                    _scaled(codes[: len(zero)], zero, scale, block[k - c])
-                transpose(block[: last - c, : own.stop - w], rows[i::8, c:last])
-
-
 @kernel(
     [f"void({kind}[:, ::1], {kind}[:, :])" for kind in ("float32", "uint16")],
     nogil=True,

@@ -39,6 +39,7 @@ class Gptq:
     zero_offset: int = 1  # what the first version of the layout subtracted from a zero-point
     is_permuted: bool = False  # `desc_act`: the groups do not follow each other
     is_symmetric: bool = False  # `sym`: every zero-point is in the middle of the codes
+    symmetry: str = "that it is symmetric"  # how the config says that
     group_size: int | None = None  # as the config says, 0 for one group
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
@@ -116,7 +117,7 @@ class Gptq:
         fault = fault or fault_of_scales(scales, 2**self.bits - 1)
         if fault is None and self.is_symmetric and bool((self._points(tensors) != middle).any()):
             return (
-                f"zero-points other than {middle}, and config.json says that it is symmetric: "
+                f"zero-points other than {middle}, and config.json says {self.symmetry}: "
                 f"{CONTRADICTED}"
             )
         return fault

@@ -15,7 +15,7 @@ from artifacts.formats.base import BEYOND, DAMAGED, Stored, loops, require
 
 INDEX = "g_idx"
 ORDER = "order"
-ARRANGED = (ORDER, "qweight", "scales", "packed", "scale")
+ARRANGED = (ORDER, "qweight", "qzeros", "scales", "packed", "scale")
 """The roles of the tensors that `arrange` takes."""
 NO_NUMBER = -(1 << 40)
 """A number that no index holds."""
@@ -33,11 +33,6 @@ class Placed(NamedTuple):
     places: torch.Tensor
     are_even: bool
     are_moved: bool
-
-
-def role_in_slot(role: str) -> str:
-    """The role that a stored tensor has in a slot."""
-    return ORDER if role == INDEX else role
 
 
 def require_index(stored: Mapping[str, Stored], num_inputs: int, num_groups: int) -> bool:

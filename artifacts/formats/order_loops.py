@@ -1,5 +1,5 @@
-"""Compiled loops that put codes into the order of their groups, where they lie. Importing this
-module imports numba.
+"""Compiled loops that put codes into the order of their groups, and AWQ's into GPTQ's, where they
+lie. Importing this module imports numba.
 
 Codes are moved in words of adjacent outputs, one panel of outputs at a time, which stays in a
 core's cache. A word is made from as many words as it has codes, each rotated so that its code comes
@@ -7,6 +7,7 @@ to its place.
 """
 
 import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -23,7 +24,8 @@ from artifacts.common.llvm_vectors import (
     vector,
 )
 from artifacts.common.numba_loops import exact_part, kernel
-from artifacts.common.transposition import transpose
+from artifacts.common.transposition import in_turns, transpose
+from artifacts.formats.awq import ORDER as PLACES
 from artifacts.formats.column_loops import read_codes
 from artifacts.formats.order import INPUT_BITS
 
@@ -35,6 +37,7 @@ _INPUT = np.int32((1 << INPUT_BITS) - 1)
 _PANEL = 64  # outputs
 _LANES = 16
 _WORDS = vector(I32, _LANES)
+_SIDE = len(PLACES)  # codes of 4 bits in a word
 
 
 @kernel("int64(int32[::1], int64, int64)", nogil=True, exact=True)
@@ -188,3 +191,76 @@ def move_rows(words, order):
         own = after[:, : len(panel)]
         _gather(before, bits, order, rows, turns, own)
         transpose(own, panel)
+
+
+@intrinsic
+def _turn(context, rows, stride, count, out):
+    """Write eight rows of AWQ's words, `stride` bytes apart, to `out` as words of eight inputs of
+    one output, for `count` times 16 words of each row."""
+
+    def generate(target, builder, signature, arguments):
+        rows, stride, count, out = arguments
+        with cgutils.for_range(builder, count, intp=I64) as loop:
+            first = advanced(builder, rows, loop.index, 4 * _LANES)
+            words = [
+                load(builder, advanced(builder, first, I64(row), stride), _WORDS)
+                for row in range(_SIDE)
+            ]
+            for step in (4, 2, 1):  # each moves one bit of the row's number into the place's
+                for row in range(_SIDE):
+                    if not row & step:
+                        words[row], words[row + step] = _codes_swapped(
+                            builder, words[row], words[row + step], 4 * step
+                        )
+            by_output = [words[place] for place in np.argsort(PLACES)]
+            own = advanced(builder, out, loop.index, 4 * _LANES * _SIDE)
+            for i, turned in enumerate(in_turns(builder, by_output)):
+                store(builder, turned, builder.add(own, I64(4 * _LANES * i)))
+        return target.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), generate
+
+
+def _codes_swapped(
+    builder: ir.IRBuilder, one: ir.Value, other: ir.Value, bits: int
+) -> tuple[ir.Value, ir.Value]:
+    """Return two vectors of words, of whose runs of `bits` bits every second of the first has
+    changed places with the one before it of the other."""
+    low = filled(_WORDS, sum((1 << bits) - 1 << place for place in range(0, 32, 2 * bits)))
+    apart = filled(_WORDS, bits)
+    high = builder.not_(low)
+    return (
+        builder.or_(builder.and_(one, low), builder.shl(builder.and_(other, low), apart)),
+        builder.or_(builder.lshr(builder.and_(one, high), apart), builder.and_(other, high)),
+    )
+
+
+@kernel("void(int32[:, ::1])", nogil=True, exact=True)
+def turn_words(words):
+    """Put 4-bit codes whose words have eight outputs of one input, in AWQ's order, into words [in /
+    8, out] of eight inputs of one output."""
+    num_words = words.shape[1] // _SIDE
+    count = (num_words + _LANES - 1) // _LANES
+    stored = np.zeros((_SIDE, count * _LANES), np.int32)
+    turned = np.empty(stored.size, np.int32)
+    for block in range(len(words)):
+        own = words[block]
+        for row in range(_SIDE):
+            for i in range(num_words):
+                stored[row, i] = own[row * num_words + i]
+        _turn(stored.ctypes.data, stored.strides[0], count, turned.ctypes.data)
+        for i in range(len(own)):
+            own[i] = turned[i]
+
+
+@kernel("void(int32[:, ::1])", nogil=True, exact=True)
+def turn_zeros(words):
+    """Put eight codes of 4 bits in each word from AWQ's order into the order of their outputs."""
+    flat = words.reshape(words.size)
+    for i in range(len(flat)):
+        word = np.uint32(flat[i])
+        turned = np.uint32(0)
+        for place in range(_SIDE):
+            code = np.uint32(word >> np.uint32(4 * place)) & np.uint32(15)
+            turned |= np.uint32(code << np.uint32(4 * PLACES[place]))
+        flat[i] = np.int32(turned)

@@ -18,8 +18,9 @@ from transformers.core_model_loading import (
 )
 
 from artifacts.errors import BadInput
+from artifacts.formats.awq import in_slot
 from artifacts.formats.base import Format
-from artifacts.formats.order import ORDER, role_in_slot
+from artifacts.formats.order import ORDER
 from artifacts.formats.turned import Turned
 from artifacts.shape import Shape
 from runtime.model.checkpoint import RepeatedBytes, StoredTensor
@@ -349,11 +350,11 @@ class _Search:
 def _whole(tensor: StoredTensor | QuantisedTensor) -> list[_Slice]:
     """Return the whole of a tensor as slices, one for each of its components."""
     if isinstance(tensor, QuantisedTensor):
-        components = ((role_in_slot(role), each) for role, each in tensor.components.items())
-        return [
-            _Slice(role, tensor.format, each, each.offset, each.nbytes, each.shape)
-            for role, each in components
-        ]
+        slices = []
+        for stored_role, each in tensor.components.items():
+            role, form, shape = in_slot(stored_role, tensor.format, each.shape)
+            slices.append(_Slice(role, form, each, each.offset, each.nbytes, shape))
+        return slices
     return [_Slice(PLAIN, None, tensor, tensor.offset, tensor.nbytes, tensor.shape)]
 
 

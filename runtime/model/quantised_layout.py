@@ -9,7 +9,8 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from artifacts.formats.base import BEYOND, Format
+from artifacts.formats.awq import as_stored, in_slot, is_turned, turn
+from artifacts.formats.base import BEYOND, Format, Stored
 from artifacts.formats.order import ARRANGED, ORDER, arrange, index_of
 from runtime.model.layout import Spans, round_up
 from runtime.model.quantised_matrix import PLAIN, Parts, QuantisedMatrix, joined, project_quantised
@@ -26,6 +27,12 @@ class Piece(NamedTuple):
     format: Format | None
     dtype: torch.dtype
     shape: tuple[int, ...]
+
+    @classmethod
+    def of_stored(cls, part: str, source: int, role: str, form: Format, stored: Stored) -> "Piece":
+        """Return the piece of a slot that a tensor of a checkpoint becomes."""
+        role, form, shape = in_slot(role, form, stored.shape)
+        return cls(part, source, role, form, stored.dtype, shape)
 
     @property
     def nbytes(self) -> int:
@@ -48,7 +55,8 @@ class QuantisedLayout:
     dtype: torch.dtype
     is_transposed: bool
     ordered: tuple[tuple[str, PlacedPieces], ...] = field(default=(), compare=False)
-    """Of the matrices with an order of groups the parts, and the pieces that `arrange` takes."""
+    """Of the matrices whose codes are put into another order the parts, and the pieces that
+    `arrange` takes."""
 
     @classmethod
     def of(
@@ -117,16 +125,21 @@ class QuantisedLayout:
             # so that where groups follow each other it is of the bytes of the checkpoint
             if piece.role == ORDER:
                 content = index_of(content.view(piece.dtype)).view(torch.uint8)
+            elif piece.format and is_turned(piece.format):
+                words = as_stored(piece.role, content.view(piece.dtype).view(piece.shape))
+                content = words.flatten().view(torch.uint8)
             digest.update(memoryview(content.numpy()))
         return digest.hexdigest()
 
     def arrange(self, buffer: torch.Tensor) -> str | None:
-        """Put the codes of an expert into the order of their groups; its stored bytes lie in
-        `buffer`, uint8 [nbytes] or longer on the CPU. Return the fault of a part whose index leads
-        beyond its groups; None if none does."""
+        """Put the codes of an expert into the order of their groups, and AWQ's into GPTQ's; its
+        stored bytes lie in `buffer`, uint8 [nbytes] or longer on the CPU. Return the fault of a
+        part whose index leads beyond its groups; None if none does."""
         for name, placed in self.ordered:
             matrix = _views(buffer, placed)
-            if not arrange(matrix.tensors, matrix.format.lacking):
+            if is_turned(matrix.format):
+                turn(matrix.tensors)
+            elif not arrange(matrix.tensors, matrix.format.lacking):
                 return f"{name} holds {BEYOND}"
         return None
 
@@ -142,7 +155,8 @@ class QuantisedLayout:
 def _ordered(matrices: dict[str, list[PlacedPieces]]) -> Iterator[tuple[str, PlacedPieces]]:
     for part, stored in matrices.items():
         for placed in stored:
-            if ORDER in placed:
+            form = next(piece.format for piece, _ in placed.values())
+            if ORDER in placed or (form and is_turned(form)):
                 yield part, {role: each for role, each in placed.items() if role in ARRANGED}
 
 

@@ -1,5 +1,5 @@
-"""Extra cost of a load where activations order the inputs: codes are put into the order of their
-groups.
+"""Extra cost of a load where codes are put into another order: that of their groups where
+activations order the inputs, and GPTQ's for AWQ's.
 
     OMP_NUM_THREADS=1 python -m tools.bench.arranged
 
@@ -41,7 +41,7 @@ def main() -> None:
     chosen = {
         name: stored
         for name, stored in variants(GROUP).items()
-        if name.endswith(("activations", "desc_act"))
+        if name.endswith(("activations", "desc_act", "AWQ"))
     }
     results = [
         measure(name, stored, hidden, neurons, rounds=options.rounds)
@@ -86,7 +86,7 @@ def sheet(results: Sequence[Result], hidden: int, neurons: int, *, rounds: int) 
     ]
     expert = f"one expert of {neurons} x {hidden} x 3 out of the page cache"
     note = f"{expert}, medians of {rounds} rounds, of the processor; one thread"
-    return Sheet("Loads in the order of activations", columns, rows, note)
+    return Sheet("Loads of codes that are put into order", columns, rows, note)
 
 
 def _options() -> argparse.Namespace:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from artifacts.formats import base
 from artifacts.formats.awq import Awq
 from artifacts.formats.base import Format
 from artifacts.formats.fp8 import Scaled
@@ -14,7 +15,6 @@ from artifacts.formats.ggml import GGML, GgmlBlocks
 from artifacts.formats.gptq import Gptq
 from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import NvFp4
-from artifacts.formats.order import role_in_slot
 from artifacts.formats.packed_integers import PackedIntegers
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import aligned
@@ -49,8 +49,8 @@ def stored_expert(
         (DOWN, 0, hidden, neurons),
     )
     tensors = {
-        Piece(
-            part, source, role_in_slot(role), stored.format, tensor.dtype, tuple(tensor.shape)
+        Piece.of_stored(
+            part, source, role, stored.format, base.Stored(tensor.dtype, tuple(tensor.shape))
         ): tensor
         for part, source, rows, columns in shapes
         for role, tensor in stored.make(rows, columns).items()

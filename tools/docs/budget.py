@@ -29,7 +29,7 @@ CROWDED = {
     "moectl/shared": 20,
     "moectl/show": 17,
     "runtime/control": 16,
-    "runtime/kernels/cpu": 46,
+    "runtime/kernels/cpu": 44,
     "runtime/kernels/gpu": 20,
     "runtime/model": 38,
     "runtime/session": 29,

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from artifacts.formats.awq import Awq
 from artifacts.formats.base import Format
 from artifacts.formats.fp8 import Scaled
 from artifacts.formats.ggml import GGML, GgmlBlocks
@@ -237,14 +236,6 @@ def _gptq(matrix: PublishedMatrix) -> Described:
     }
 
 
-def _awq(matrix: PublishedMatrix) -> Described:
-    return _scales(matrix, "scales", matrix.tensors["scales"].shape[0]) | {
-        "KIND": "OUTPUT_WORDS",
-        "CODES": matrix.offsets["qweight"],
-        "ZEROS": matrix.offsets["qzeros"],
-    }
-
-
 def _ggml_blocks(matrix: PublishedMatrix) -> Described:
     form = matrix.format
     return {"KIND": form.name, "CODES": matrix.offsets["blocks"], "BLOCK_NBYTES": form.nbytes}
@@ -256,7 +247,6 @@ _DESCRIBED = {
     NvFp4: _nvfp4,
     PackedIntegers: _packed_integers,
     Gptq: _gptq,
-    Awq: _awq,
     GgmlBlocks: _ggml_blocks,
 }
 _CODES = {
@@ -265,7 +255,6 @@ _CODES = {
     NvFp4: "packed",
     PackedIntegers: "packed",
     Gptq: "qweight",
-    Awq: "qweight",
     GgmlBlocks: "blocks",
 }  # the role of the tensor that holds a matrix's codes
 _SCALE_TYPES = {
@@ -286,7 +275,6 @@ _NARROW_ROWS = {
 # of formats that are not row by row, with the dtypes of x that they may take for less than float32
 _KERNELS = {
     "STREAM": ("cpu.columns", "multiply_stream", _HALVES),
-    "OUTPUT_WORDS": ("cpu.output_words", "multiply_output_words", _HALVES),
     **{
         name: ("cpu.blocks", f"multiply_blocks_of_{form.num_weights}", _BFLOAT16)
         for name, form in GGML.items()

@@ -218,7 +218,7 @@ def _unit(matrix: Rows) -> int:
     each as it does in the whole; 0 if it cannot be divided."""
     names = kernels("cpu.published")
     fields = matrix.fields
-    if fields[names.KIND] in (names.STREAM, names.OUTPUT_WORDS):
+    if fields[names.KIND] == names.STREAM:
         return 0
     if fields[names.BLOCK_NBYTES] > 0:
         return 1

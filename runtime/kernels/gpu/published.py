@@ -20,7 +20,6 @@ _INPUT = tl.constexpr((1 << INPUT_BITS) - 1)
 _BLOCKS = {
     "rows": (8, 256),
     "columns": (64, 32),
-    "awq": (256, 16),
 }  # the long side runs along what is adjacent
 
 
@@ -85,9 +84,7 @@ def numbers(
         places = rows[:, None] * matrix.num_inputs + columns[None, :]
         weights = load_block(start + places, is_row, is_column).to(tl.float32)
     else:
-        if matrix.codes.order == "awq":
-            codes = _codes_of_eight(expert_ptr, first_row, columns, is_column, matrix, block_rows)
-        elif matrix.codes.order == "rows":
+        if matrix.codes.order == "rows":
             codes = _codes_in_bytes(expert_ptr, rows, first, is_row, matrix, block_columns)
         else:
             codes = _codes_down(expert_ptr, rows, columns, is_row, is_column, matrix)
@@ -124,22 +121,6 @@ def _codes_in_bytes(
 
 
 @triton.jit
-def _codes_of_eight(
-    expert_ptr, first_row, columns, is_column, matrix: tl.constexpr, block_rows: tl.constexpr
-):
-    """Return codes in words of eight outputs, int32 [block_rows, columns]; each word is loaded
-    once. `first_row` is the first of a word."""
-    num_words: tl.constexpr = matrix.num_outputs // 8
-    places = first_row // 8 + tl.arange(0, block_rows // 8)
-    words = (expert_ptr + matrix.codes.start).to(tl.pointer_type(tl.int32))
-    stored = load_block(
-        words + places[:, None] + columns[None, :] * num_words, places < num_words, is_column
-    )
-    codes = (stored[:, None, :] >> _awq_shift(tl.arange(0, 8))[None, :, None]) & 15
-    return tl.reshape(codes, (block_rows, columns.shape[0]))
-
-
-@triton.jit
 def _codes_down(expert_ptr, rows, columns, is_row, is_column, matrix: tl.constexpr):
     """Return codes in a stream of words down the inputs, int32 [rows, columns]."""
     bits: tl.constexpr = matrix.codes.bits
@@ -151,12 +132,6 @@ def _codes_down(expert_ptr, rows, columns, is_row, is_column, matrix: tl.constex
     return read_codes(
         words, places >> 5, last, num_outputs, rows[:, None], places & 31, in_range, bits
     )
-
-
-@triton.jit
-def _awq_shift(outputs):
-    """Return the first bit of an output's code in its word of eight."""
-    return 4 * ((outputs & 7) // 2 + 4 * (outputs & 1))
 
 
 @triton.jit
@@ -232,10 +207,9 @@ def _zeros(expert_ptr, rows, groups, in_range, matrix: tl.constexpr):
         words = (expert_ptr + matrix.zeros.start).to(tl.pointer_type(tl.int32))
         places = (rows * bits)[:, None]
         group = groups[None, :] * matrix.zeros.group
-        shift = _awq_shift(rows)[:, None] if matrix.codes.order == "awq" else places & 31
         last: tl.constexpr = matrix.zeros.num_words - 1
         word: tl.constexpr = matrix.zeros.word
-        stored = read_codes(words, places >> 5, last, word, group, shift, in_range, bits)
+        stored = read_codes(words, places >> 5, last, word, group, places & 31, in_range, bits)
         zeros = (stored + matrix.zeros.offset) & ((1 << bits) - 1)
     return zeros
 

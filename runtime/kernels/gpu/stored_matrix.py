@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from artifacts.formats.awq import Awq
 from artifacts.formats.base import Format, Stored
 from artifacts.formats.fp8 import Scaled
 from artifacts.formats.gptq import Gptq
@@ -39,8 +38,7 @@ class StoredCodes:
     module's dtype.
 
     `order` is the order in which codes follow each other. `rows`: bytes along the inputs, the first
-    of two codes in the low half. `columns`: a stream of words down the inputs. `awq`: words of
-    eight outputs, the even ones first.
+    of two codes in the low half. `columns`: a stream of words down the inputs.
     """
 
     start: int
@@ -128,13 +126,12 @@ class _Pieces:
 
 
 def is_readable(layout: QuantisedLayout) -> bool:
-    """Return whether the kernels read all matrices of experts with this layout: down is one, gate
-    and up are one or two, and no word has codes of gate and of up."""
+    """Return whether the kernels read all matrices of experts with this layout, where down is
+    one."""
+    known = {type(piece.format) for piece in layout.pieces if piece.format} <= _DESCRIBE.keys()
     words = all(piece.dtype is torch.int32 for piece in layout.pieces if piece.role == _ZEROS)
-    if not words or {piece.source for piece in layout.pieces if piece.part == DOWN} != {0}:
-        return False
-    gate = stored_matrix(layout.matrices[GATE_UP][0])
-    return gate.codes.order != "awq" or gate.num_outputs // 2 % 8 == 0
+    down = {piece.source for piece in layout.pieces if piece.part == DOWN}
+    return known and words and down == {0}
 
 
 def gated_matrices(layout: QuantisedLayout, activation: Gate = SILU) -> GatedMatrices:
@@ -215,20 +212,10 @@ def _gptq(form: Gptq, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:
     return StoredMatrix(rows, columns, codes, scales, zeros, order=order)
 
 
-def _awq(form: Awq, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:
-    codes = StoredCodes(pieces.starts["qweight"], "integer", 4, "awq")
-    count, num_words = pieces.shape("qzeros")
-    scales = pieces.scales("scales", 1, columns // count, 1, rows)
-    return StoredMatrix(
-        rows, columns, codes, scales, StoredZeros(pieces.starts["qzeros"], num_words, 1, num_words)
-    )
-
-
 _DESCRIBE: dict[type[Format], Callable[..., StoredMatrix]] = {
     Scaled: _scaled,
     MxFp4: _mxfp4,
     NvFp4: _nvfp4,
     PackedIntegers: _packed_integers,
     Gptq: _gptq,
-    Awq: _awq,
 }

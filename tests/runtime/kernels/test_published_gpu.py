@@ -6,7 +6,6 @@ import json
 import torch
 
 from artifacts.formats.base import Stored
-from artifacts.formats.order import role_in_slot
 from runtime.kernels.gpu.stored_matrix import gated_matrices, is_readable
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised_layout import PLAIN, Piece, QuantisedLayout
@@ -78,7 +77,7 @@ def layout_of(name: str, hidden: int = 256, neurons: int = 128) -> QuantisedLayo
     ]
     case = CASES[name]
     pieces = [
-        Piece(part, source, role_in_slot(role), case.format, *stored)
+        Piece.of_stored(part, source, role, case.format, stored)
         for part, source, rows, columns in matrices
         for role, stored in case.roles(rows, columns).items()
     ]

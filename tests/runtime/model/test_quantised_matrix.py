@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from runtime.model.arithmetic import GATE_UP
+from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised_layout import QuantisedLayout
 from runtime.model.quantised_matrix import Parts, joined, project_in_tiles, project_quantised
 from tools.bench.stored_matrices import Stored, random_expert, stored_expert, variants
@@ -64,11 +64,34 @@ def test_float16_that_is_not_quantised_is_multiplied_to_the_last_bit_but_one(
     assert (y.float() - exact).abs().max() <= torch.finfo(torch.float16).eps * exact.abs().max()
 
 
-def test_a_digest_is_of_the_bytes_of_the_checkpoint_where_groups_follow_each_other() -> None:
-    format, make = variants(32)["GPTQ, 4 bits"]
-    indexed = Stored(format, lambda r, c: make(r, c) | {"g_idx": (torch.arange(c) // 32).int()})
-    layout, content = stored_expert(indexed, 64, 96, torch.bfloat16)
+@pytest.mark.parametrize("name", ["GPTQ, 4 bits", "AWQ"])
+def test_a_digest_is_of_the_bytes_of_the_checkpoint_where_groups_follow_each_other(
+    name: str,
+) -> None:
+    stored = variants(32)[name]
+    if name != "AWQ":
+        format, make = stored
+        stored = Stored(format, lambda r, c: make(r, c) | {"g_idx": (torch.arange(c) // 32).int()})
+    layout, content = stored_expert(stored, 64, 96, torch.bfloat16)
     digest = sha256()
     for piece, offset in zip(layout.pieces, layout.offsets, strict=True):
         digest.update(content[offset : offset + piece.nbytes].numpy())
     assert layout.arrange(content) is None and layout.digest(content) == digest.hexdigest()
+
+
+@pytest.mark.parametrize("size", [(64, 96), (136, 1160)])
+def test_awq_has_the_numbers_of_its_stored_matrix_in_a_slot(size: tuple[int, int]) -> None:
+    """Also where a row of words is no whole number of vectors."""
+    stored = variants(8)["AWQ"]
+    made = []
+
+    def make(rows: int, columns: int) -> dict[str, torch.Tensor]:
+        made.append(stored.make(rows, columns))
+        return made[-1]
+
+    layout, content = random_expert(Stored(stored.format, make), *size, torch.float32)
+    views = layout.views(content)
+    for matrix, tensors in zip((*views[GATE_UP], *views[DOWN]), made, strict=True):
+        assert torch.equal(
+            matrix.format.dequantise(matrix.tensors), stored.format.dequantise(tensors)
+        )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from artifacts.formats.order import role_in_slot
 from runtime.backends.triton.forms_gpu import full_form
 from runtime.control.plan import Place
 from runtime.kernels.gpu.gates import SILU
@@ -44,7 +43,7 @@ class PublishedExperts:
         apart = [(GATE_UP, source, self.neurons, self.hidden) for source in range(2)]
         matrices = [*(joined if is_joined else apart), (DOWN, 0, self.hidden, self.neurons)]
         pieces = [
-            Piece(part, source, role_in_slot(role), case.format, *stored)
+            Piece.of_stored(part, source, role, case.format, stored)
             for part, source, rows, columns in matrices
             for role, stored in case.roles(rows, columns).items()
         ]
