@@ -11,7 +11,7 @@ from runtime.session.batch import RequestBatch, RowResult
 from runtime.session.finite import NotFinite
 from runtime.session.generate import Sampling, TooLong
 from runtime.session.session import Session
-from runtime.session.turns import Turns
+from runtime.session.turns import RoundRobin
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Answering:
     def __init__(
         self,
         session: Session,
-        batch: RequestBatch | Turns,
+        batch: RequestBatch | RoundRobin,
         sampling: Sampling,
         put: Callable[[int, Mapping[str, object]], None],
     ) -> None:

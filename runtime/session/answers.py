@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
-from runtime.control.counters import hit_rate
+from runtime.control.counters import by_layer, hit_rate, totals
+from runtime.session.charges import Charge
 from runtime.session.detokenise import Detokeniser
 from runtime.session.generate import Token, TokenTiming
 
@@ -17,6 +18,12 @@ class Effort:
     counters: dict[str, int]
     by_layer: list[dict[str, int]]
     exposed_ms: float
+
+    @classmethod
+    def of(cls, charge: Charge) -> "Effort":
+        """Return the effort of whole passes."""
+        layers = by_layer(charge.counters)
+        return cls(totals(layers), layers, charge.exposed_s * 1e3)
 
     @property
     def hit_rate(self) -> float:
@@ -82,8 +89,8 @@ class Stream:
 @dataclass(slots=True)
 class _SoFar:
     """State of a stream so far: its effort, tokens and timing. The generator refers to this object
-    and not to the stream. A stream that is dropped half-way is therefore freed, and its generation
-    stopped, at once."""
+    and not to the stream. A stream that is dropped half-way is therefore freed at once, with the
+    keys and values of its generation."""
 
     effort: Effort
     token_ids: list[int] = field(default_factory=list)

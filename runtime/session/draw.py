@@ -7,16 +7,20 @@ import torch
 from transformers import (
     EosTokenCriteria,
     GenerationConfig,
+    InfNanRemoveLogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
+    StopStringCriteria,
 )
 
 from artifacts.errors import BadInput
-from runtime.session.finite import check_highest
-from runtime.session.generate import NOTHING_TO_DRAW, Sampling, check_prompt, says_nothing_to_draw
+from runtime.session.finite import NotFinite
+from runtime.session.generate import Sampling, check_prompt
+
+_NO_PROBABILITY = "probability tensor contains either"  # as torch.multinomial begins
 
 
 class NextToken:
@@ -33,7 +37,9 @@ class NextToken:
         """`prompt` [1, S] int64. Raises BadInput for one that the model cannot take."""
         check_prompt(model, prompt, sampling.max_new_tokens)
         self.is_over = False
-        self._processors, criteria = _rules(model, prompt, sampling, tokenizer)
+        self._processors, criteria, self.inputs = _rules(model, prompt, sampling, tokenizer)
+        # which the checkpoint asks to be replaced by finite numbers
+        self.takes_any = any(isinstance(p, InfNanRemoveLogitsProcessor) for p in self._processors)
         self._others = StoppingCriteriaList(one for one in criteria if type(one) not in _COUNTED)
         self._ends = {
             int(end)
@@ -68,9 +74,8 @@ class NextToken:
         """Return the next token by logits [1, V] float32. Raises BadInput where the options leave
         none."""
         scores = logits
-        for (
-            processor
-        ) in self._processors:  # one by one: the list as a whole inspects the signature of each
+        # one by one: the list as a whole inspects the signature of each
+        for processor in self._processors:
             scores = processor(self.tokens, scores)
         if self._generator is None:
             return int(scores.argmax(dim=-1))
@@ -79,9 +84,12 @@ class NextToken:
                 torch.multinomial(scores.softmax(dim=-1), num_samples=1, generator=self._generator)
             )
         except RuntimeError as error:
-            if says_nothing_to_draw(error):
-                raise BadInput(NOTHING_TO_DRAW) from None
-            raise
+            if _NO_PROBABILITY not in str(error):
+                raise
+            raise BadInput(
+                "the options of the request and of the model's generation_config.json leave no "
+                "token to draw"
+            ) from None
 
     def append(self, token: int, logits: torch.Tensor) -> None:
         """Note the token that was chosen by logits [1, V]."""
@@ -113,7 +121,8 @@ def _next(
     next_token: NextToken, logits: torch.Tensor, *, highest: int, value: float, dtype: torch.dtype
 ) -> int | Exception:
     try:
-        check_highest(value, next_token.tokens, dtype)
+        if not (value < float("inf") or next_token.takes_any):
+            raise NotFinite(next_token.tokens, dtype)
         token = highest if next_token.takes_highest else next_token.choose(logits)
         next_token.append(token, logits)
     except Exception as error:  # which ends this request alone
@@ -127,9 +136,10 @@ def _rules(
     prompt: torch.Tensor,
     sampling: Sampling,
     tokenizer: PreTrainedTokenizerBase | None,
-) -> tuple[LogitsProcessorList, StoppingCriteriaList]:
-    """Return the logits processors and stopping criteria that generate() would apply to this
-    prompt, by options and by the model's generation settings."""
+) -> tuple[LogitsProcessorList, StoppingCriteriaList, dict[str, object]]:
+    """Return the logits processors, the stopping criteria and the inputs of the first pass, empty
+    keys and values among them, as generate() prepares them for this prompt by options and by the
+    model's generation settings."""
     prepared = []
 
     def take(
@@ -138,17 +148,21 @@ def _rules(
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
-        **others: object,
+        **inputs: object,
     ) -> torch.Tensor:
-        prepared.append((logits_processor, stopping_criteria))
+        prepared.append((logits_processor, stopping_criteria, inputs))
         return input_ids
 
-    options = sampling.options() | {"use_cache": False}  # preparing rules takes no keys and values
+    # generate() takes no tokenizer, which these need, beside a `custom_generate`
+    options = {"stop_strings": model.generation_config.stop_strings} | sampling.options()
+    stops = options.pop("stop_strings")
+    criteria = [StopStringCriteria(tokenizer, stops)] if stops else []
     model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
         custom_generate=take,
-        tokenizer=tokenizer,
+        stopping_criteria=StoppingCriteriaList(criteria),
+        stop_strings=None,
         **options,
     )
     return prepared[0]

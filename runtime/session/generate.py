@@ -1,39 +1,15 @@
-"""A stream of tokens: runs transformers' own generate() on a thread, and yields each token as it is
-made, with its time."""
+"""Options for drawing tokens, their times, and the prompts that a model can take."""
 
-import queue
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
-from transformers import (
-    LogitsProcessorList,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
-from transformers.generation.streamers import BaseStreamer
+from transformers import PreTrainedModel
 
 from artifacts.errors import BadInput, BadUsage
-from artifacts.routing.coactivation import NotFiniteWeights
-from runtime.session.finite import FiniteLogits, NotFinite
 
-TakeTurn = Callable[[threading.Event], AbstractContextManager[bool]]
-"""Waits for the turn of a generation, or until the event is set; yields whether the generation may
-begin."""
-
-_END = object()
 # bounds of divisors of logits: with larger or smaller ones logits are no longer finite
 _LEAST = 1e-4
 _MOST = 1e4
-_NO_PROBABILITY = "probability tensor contains either"  # as torch.multinomial begins
-NOTHING_TO_DRAW = (
-    "the options of the request and of the model's generation_config.json leave no token to draw"
-)
 _NO_END = {"stop_strings": None, "exponential_decay_length_penalty": None}  # other ends of a text
 
 
@@ -89,7 +65,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One generated token; `index` counts from 0, `seconds` from the call of `stream`."""
+    """One generated token; `index` counts from 0, `seconds` from the call that gave the prompt,
+    without the time that the reader of the tokens took."""
 
     token_id: int
     index: int
@@ -110,54 +87,6 @@ class TokenTiming:
     def tpot_ms(self) -> float:
         later = len(self.seconds) - 1
         return (self.seconds[-1] - self.seconds[0]) * 1e3 / later if later > 0 else 0.0
-
-
-def stream(
-    model: PreTrainedModel,
-    prompt: torch.Tensor,
-    sampling: Sampling,
-    *,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    turn: TakeTurn = lambda stop: nullcontext(True),
-) -> Iterator[Token]:
-    """Generate from `prompt` [1, S] int64 once `turn` is there; `tokenizer` finds texts that end
-    the generation. Closing the iterator stops it; an error in it is raised here. Raises BadInput
-    for a prompt that the model cannot take, NotFinite for logits that are no numbers."""
-    check_prompt(model, prompt, sampling.max_new_tokens)
-    tokens: queue.SimpleQueue = queue.SimpleQueue()
-    stop = threading.Event()
-    start_s = time.perf_counter()
-    arguments = (
-        model,
-        prompt,
-        sampling,
-        tokenizer,
-        tokens,
-        stop,
-        turn,
-        start_s,
-        torch.get_num_threads(),
-    )
-    worker = threading.Thread(target=_generate, args=arguments, name="moectl-generate", daemon=True)
-    try:
-        worker.start()
-        while (item := tokens.get()) is not _END:
-            if isinstance(item, NotFiniteWeights):
-                item = NotFinite(prompt, model.dtype)
-            if isinstance(item, BaseException):
-                try:
-                    raise item
-                finally:
-                    # its traceback refers to this frame, and to those that hold keys and values
-                    del item
-            yield item
-    finally:
-        stop.set()
-        if worker.ident is not None:
-            worker.join()
-        # an unread error would refer to its frames, and these to the queue
-        while not tokens.empty():
-            tokens.get()
 
 
 def check_prompt(model: PreTrainedModel, prompt: torch.Tensor, num_new: int) -> None:
@@ -187,75 +116,3 @@ def num_positions(model: PreTrainedModel) -> int | None:
     """Return the largest number of tokens that a prompt and its answer may have together, None
     where the model's configuration names no limit."""
     return getattr(model.config, "max_position_embeddings", None)
-
-
-def says_nothing_to_draw(error: RuntimeError) -> bool:
-    """Return whether this is torch's error for finding no token with a probability."""
-    return _NO_PROBABILITY in str(error)
-
-
-def _generate(
-    model: PreTrainedModel,
-    prompt: torch.Tensor,
-    sampling: Sampling,
-    tokenizer: PreTrainedTokenizerBase | None,
-    tokens: queue.SimpleQueue,
-    stop: threading.Event,
-    turn: TakeTurn,
-    start_s: float,
-    num_threads: int,
-) -> None:
-    # a new thread has torch's default number, with which products round differently
-    torch.set_num_threads(num_threads)
-    try:
-        with turn(stop) as may_begin, torch.random.fork_rng(devices=_cuda_devices(prompt)):
-            if not may_begin:
-                return
-            torch.manual_seed(sampling.seed)
-            model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                streamer=_Streamer(tokens, start_s),
-                logits_processor=LogitsProcessorList([FiniteLogits(model.dtype)]),
-                stopping_criteria=StoppingCriteriaList([_Stopped(stop)]),
-                tokenizer=tokenizer,
-                **sampling.options(),
-            )
-    except RuntimeError as error:  # `stream` raises errors from the queue
-        tokens.put(BadInput(NOTHING_TO_DRAW) if says_nothing_to_draw(error) else error)
-    except BaseException as error:
-        tokens.put(error)
-    finally:
-        tokens.put(_END)
-
-
-def _cuda_devices(tensor: torch.Tensor) -> list[torch.device]:
-    return [tensor.device] if tensor.device.type == "cuda" else []
-
-
-class _Streamer(BaseStreamer):
-    def __init__(self, tokens: queue.SimpleQueue, start_s: float) -> None:
-        self._tokens = tokens
-        self._start_s = start_s
-        self._index = -1
-
-    def put(self, value: torch.Tensor) -> None:
-        if self._index < 0:  # the prompt comes first
-            self._index = 0
-            return
-        for token_id in value.reshape(-1).tolist():
-            self._tokens.put(Token(token_id, self._index, time.perf_counter() - self._start_s))
-            self._index += 1
-
-    def end(self) -> None:
-        """Do nothing: `_generate` marks the end of the queue, after an error too."""
-
-
-class _Stopped(StoppingCriteria):
-    def __init__(self, stop: threading.Event) -> None:
-        self._stop = stop
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
-        return torch.full(
-            (input_ids.shape[0],), self._stop.is_set(), dtype=torch.bool, device=input_ids.device
-        )

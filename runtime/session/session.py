@@ -2,8 +2,9 @@
 answer."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
-from artifacts.errors import BadInput
+from artifacts.errors import BadInput, BadUsage
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS
 from runtime.control import sizes
-from runtime.control.counters import totals
+from runtime.control.counters import Counter
 from runtime.control.recorder import Recorder
 from runtime.model.layout import ALIGNMENT
 from runtime.model.open import MoeModel, open_model
@@ -26,16 +27,19 @@ from runtime.model.row_attention import RowPass
 from runtime.policies.base import Artefacts, FastTier
 from runtime.session.answers import Effort, Stream
 from runtime.session.build import build_parts, lay_out_slots
+from runtime.session.charges import Charge
 from runtime.session.devices import resolve_device
 from runtime.session.equip import equip
 from runtime.session.finite import NotFinite, first_place
-from runtime.session.generate import Sampling, Token, check_tokens, stream
-from runtime.session.lock import SessionLock
+from runtime.session.generate import Sampling, Token, check_tokens
+from runtime.session.generation import Generation
 from runtime.session.observers import observe, reconfiguration
 from runtime.session.prompts import Prompt, PromptEncoder
 from runtime.session.receipt import fallbacks_of, receipt
 from runtime.session.settings import Settings
 from runtime.tiers.slots import Slots
+
+_CLOSING_S = 10.0  # for which closing waits for the pass of another thread
 
 
 class Output(Protocol):
@@ -50,15 +54,16 @@ class Session:
     """A model that runs at a budget. A context manager; once it is closed, the opened model can be
     used again.
 
-    Any thread may call it: requests take turns. A request that fails empties the fast tier and
-    changes nothing else. `parts` has everything that the session runs with; `opened`, `controller`,
-    `watcher` and `engine` are among them.
+    Any thread may call it: a pass waits for the pass of another thread, which holds `lock`. A
+    request that fails empties the fast tier and changes nothing else. `parts` has everything that
+    the session runs with; `opened`, `controller`, `watcher` and `engine` are among them.
     """
 
     def __init__(
         self, opened: MoeModel, settings: Settings, *, artefacts: Artefacts | None = None
     ) -> None:
-        self._lock = SessionLock()
+        self.lock = threading.RLock()
+        self._is_closed = False
         self._next_request = 0
         with ExitStack() as undo:
             self.parts = build_parts(opened, settings, artefacts or Artefacts(), undo)
@@ -118,9 +123,11 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Stop the generation under way, free the fast tier and give the model back. Further calls
-        do nothing."""
-        self._lock.close()
+        """Refuse further passes, free the fast tier and give the model back. Further calls do
+        nothing."""
+        self._is_closed = True
+        if self.lock.acquire(timeout=_CLOSING_S):
+            self.lock.release()
         self._undo.close()
 
     def validate(self) -> None:
@@ -143,8 +150,8 @@ class Session:
         Raises BadInput for tokens outside the vocabulary, for more tokens than the model has
         positions, and for a mask where the family's code reads a setting that the config lacks.
         """
-        with self._lock.raw, torch.inference_mode():
-            self._lock.check()
+        with self.lock, torch.inference_mode():
+            self._begin_pass()
             self._check(ids, past)
             try:
                 return self.opened.model(
@@ -173,21 +180,30 @@ class Session:
         """Run one pass over tokens of several requests: ids, positions and `requests` [T], as the
         pieces of `rows` lie. Returns the logits [N, V] of the tokens `keep` [N]. Raises as
         `forward`, for ids that were checked."""
-        model = self.opened.model
-        watcher = self.watcher
-        with self._lock.raw, torch.inference_mode():
-            self._lock.check()
-            watcher.token_requests = requests
+        given = {"input_ids": ids[None], "position_ids": positions[None], "logits_to_keep": keep}
+        given = {name: tensor.to(self.opened.model.device) for name, tensor in given.items()}
+        return self.run_pass(requests, **given, use_cache=False, moectl_rows=rows).logits[0]
+
+    def run_pass(self, requests: np.ndarray, **given: object) -> Output:
+        """Run one pass of the model over tokens of the requests [T], with inputs that were
+        checked. Returns the model's output. Raises BadUsage once the session is closed."""
+        with self.lock, torch.inference_mode():
+            self._begin_pass()
+            self.watcher.token_requests = requests
             try:
-                given = {
-                    "input_ids": ids[None],
-                    "position_ids": positions[None],
-                    "logits_to_keep": keep,
-                }
-                given = {name: tensor.to(model.device) for name, tensor in given.items()}
-                return model(**given, use_cache=False, moectl_rows=rows).logits[0]
+                return self.opened.model(**given)
             finally:
-                watcher.token_requests = None
+                self.watcher.token_requests = None
+
+    def _begin_pass(self) -> None:
+        self._check_open()
+        # A new thread has torch's default number of threads until it asks for the right one, and
+        # products round differently with another.
+        torch.get_num_threads()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise BadUsage("the session is closed: open another one")
 
     def reread(self, ids: torch.Tensor) -> Output:
         """Run the tokens [B, S] of a prompt again, in one pass that policies take for decoding. Its
@@ -228,18 +244,24 @@ class Session:
         *,
         told: Callable[[Effort], None] | None = None,
     ) -> Iterator[Token]:
-        """Stream tokens after `prompt` [1, S] int64; other requests wait until the last one. `told`
-        is then called with the effort of this generation. Raises BadInput for a prompt that the
-        model cannot take."""
-        model = self.opened.model
-        tokenizer = self.opened.tokenizer
-        turn = partial(self._turn, told=told)
+        """Stream tokens after `prompt` [1, S] int64; passes of other requests may run in between.
+        `told` is called with the effort of this generation once it ends. Raises BadInput for a
+        prompt that the model cannot take."""
+        charge = Charge(np.zeros((len(Counter), self.opened.shape.num_layers), np.int64))
+        seconds = -time.perf_counter()
+        generation = Generation(self, prompt, sampling)
+        index = 0
         try:
-            yield from stream(
-                model, prompt.to(model.device), sampling, tokenizer=tokenizer, turn=turn
-            )
-        except NotFinite as error:
-            raise self.traced(error) from None
+            while not generation.is_over:
+                token_id, took = generation.step()
+                charge += took
+                seconds += time.perf_counter()
+                yield Token(token_id, index, seconds)
+                seconds -= time.perf_counter()
+                index += 1
+        finally:
+            if told:
+                told(Effort.of(charge))
 
     def check_logits(self, ids: torch.Tensor, logits: torch.Tensor) -> None:
         """Raise NotFinite, traced, where logits [..., V] that a pass over ids [1, S] gave are NaN
@@ -261,30 +283,17 @@ class Session:
         finally:
             steps.on_plan = charged
 
-    def new_requests(self, count: int) -> None:
-        """Number the rows of coming passes as `count` new requests; no earlier request goes on."""
-        if self.reconfiguration:
-            self.reconfiguration.between_requests()
-        self.watcher.first_request = self._next_request
-        self._next_request += count
-
-    @contextmanager
-    def _turn(
-        self, stop: threading.Event, *, told: Callable[[Effort], None] | None
-    ) -> Iterator[bool]:
-        """Hold the lock for one generation, and call `told` with its effort. Yields False if `stop`
-        is set before."""
-        if not self._lock.begin(stop):
-            yield False
-            return
-        try:
-            self.new_requests(1)
-            first_pass = self.num_passes
-            yield True
-            if told:
-                told(self.effort(first_pass=first_pass))
-        finally:
-            self._lock.end()
+    def new_requests(self, count: int) -> int:
+        """Number the rows of coming passes as `count` new requests, and return the number of the
+        first. Raises BadUsage once the session is closed."""
+        with self.lock:
+            self._check_open()
+            if self.reconfiguration:
+                self.reconfiguration.between_requests()
+            first = self._next_request
+            self.watcher.first_request = first
+            self._next_request += count
+            return first
 
     def _lay_out(self, fast: FastTier) -> None:
         """Go on with an empty fast tier that is split differently, within the same budget."""
@@ -294,7 +303,7 @@ class Session:
             self.parts = replace(self.parts, fast=fast, slots=Slots((), self.parts.devices))
             self.parts = replace(self.parts, slots=lay_out_slots(self.parts))
         except BaseException:
-            self._lock.is_closed = True  # without slots nothing can run
+            self._is_closed = True  # without slots nothing can run
             raise
 
     # Counters and conditions
@@ -307,14 +316,12 @@ class Session:
     def effort(self, *, first_pass: int = 0) -> Effort:
         """Return the counters and the exposed stall of the passes from `first_pass` on, by default
         of all."""
-        counters = self.controller.counters
-        stall_s = sum(self.engine.stall_s[first_pass:])
-        by_layer = counters.by_layer(first_pass=first_pass)
-        return Effort(totals(by_layer), by_layer, stall_s * 1e3)
+        counters = self.controller.counters.sum(first_pass=first_pass)
+        return Effort.of(Charge(counters, exposed_s=sum(self.engine.stall_s[first_pass:])))
 
     def fold(self) -> None:
         """Count all passes so far as one, which keeps the counters of an endless run small."""
-        with self._lock.raw:
+        with self.lock:
             self.engine.fold()
 
     def record(self) -> Recorder:

@@ -181,7 +181,7 @@ TESTS = {
             for family in ("qwen3_vl_moe", "inkling_text")
         ),
     ),
-    "runtime/session/interleave.py": ("tests/runtime/session/test_interleave.py",),
+    "runtime/session/generation.py": ("tests/runtime/session/test_generation.py",),
     "moectl/serving/bodies.py": ("tests/moectl/serving/test_bodies.py",),
     "moectl/serving/guard.py": ("tests/moectl/serving/test_guard.py",),
 }

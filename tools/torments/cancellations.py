@@ -8,7 +8,7 @@ import torch
 
 from artifacts.errors import Problem
 from runtime.session.generate import Sampling, num_positions
-from runtime.session.interleave import Generation, Interleave
+from runtime.session.generation import Generation
 from runtime.session.session import Session
 from tools.torments import lossless
 from tools.torments.cases import Lost
@@ -106,10 +106,9 @@ def in_turns(case: EngineCase, session: Session) -> None:
     case.faults.mend()
     if case.rng.random() < 0.5:
         case.faults.moving = failing(case.rng.randint(0, 40), MemoryError)
-    rows = Interleave(session)
     left = case.rng.randrange(3)
     failed = set()
-    generations = [rows.begin(prompt, _SHORT) for prompt in prompts]
+    generations = [Generation(session, prompt, _SHORT) for prompt in prompts]
     found: list[list[int]] = [[] for _ in prompts]
     try:
         while not all(one.is_over for one in generations):
@@ -121,7 +120,6 @@ def in_turns(case: EngineCase, session: Session) -> None:
     finally:
         for one in generations:
             one.close()
-        rows.close()
     if len(failed) > 1 or any(
         found[n] != alone[n] for n in range(3) if n != left and n not in failed
     ):
@@ -131,10 +129,9 @@ def in_turns(case: EngineCase, session: Session) -> None:
 def _step(generation: Generation, ids: list[int]) -> bool:
     """Run one pass of a generation; False if it failed."""
     try:
-        turn = generation.step()
+        ids.append(generation.step()[0])
     except MemoryError:
         return False
-    ids += [turn.token.token_id] if turn.token else []
     return True
 
 

@@ -395,7 +395,7 @@ def test_a_switch_waits_for_the_prompt_that_is_encoded(
     def encode(prompt: str) -> None:
         begun.set()
         time.sleep(0.3)
-        are_closed.append(before._lock.is_closed)
+        are_closed.append(before._is_closed)
 
     monkeypatch.setattr(before, "encode", encode)
     with held(scheduler, Asked(1, torch.tensor([[7]]))):
