@@ -9,9 +9,9 @@ from moectl.serving.guard import ServerLimits
 from moectl.serving.jobs import Failed, GenerationJob
 from moectl.serving.tally import Tally
 from moectl.shared.batch_size import batch_size
-from runtime.session.batch import KeptPrompts, RowResult
+from runtime.session.generation.batch import KeptPrompts, RowResult
+from runtime.session.generation.round_robin import RoundRobin, open_batch
 from runtime.session.session import Session
-from runtime.session.turns import RoundRobin, open_batch
 
 TILE = 512  # tokens of prompts in a pass, for which the other requests wait
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from runtime.session.generate import Sampling
+from runtime.session.generation.round_robin import open_batch
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session
-from runtime.session.turns import open_batch
 
 
 @dataclass(slots=True)

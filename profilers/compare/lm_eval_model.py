@@ -24,8 +24,8 @@ from lm_eval.models.utils import (
 from artifacts.errors import BadInput, BadUsage
 from profilers.compare.continued_texts import Continued, continued
 from profilers.compare.likelihoods import Likelihood, likelihoods
+from runtime.session.generation.round_robin import why_one_by_one
 from runtime.session.session import Session, Settings
-from runtime.session.turns import why_one_by_one
 
 BATCH = 64
 _GREEDY = {"do_sample": False, "temperature": 0.0}

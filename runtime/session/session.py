@@ -25,16 +25,16 @@ from runtime.model.layout import ALIGNMENT
 from runtime.model.open import MoeModel, open_model
 from runtime.model.row_attention import RowPass
 from runtime.policies.base import Artefacts, FastTier
-from runtime.session.answers import Effort, Stream
 from runtime.session.build import build_parts, lay_out_slots
-from runtime.session.charges import Charge
 from runtime.session.devices import resolve_device
 from runtime.session.equip import equip
-from runtime.session.finite import NotFinite, first_place
-from runtime.session.generate import Sampling, Token, check_tokens
-from runtime.session.generation import Generation
+from runtime.session.generation.charges import Charge
+from runtime.session.generation.finite import NotFinite, first_place
+from runtime.session.generation.sampling import Sampling, Token, check_tokens
+from runtime.session.generation.single import Generation
+from runtime.session.generation.stream import Effort, Stream
 from runtime.session.observers import observe, reconfiguration
-from runtime.session.prompts import Prompt, PromptEncoder
+from runtime.session.prompts.encoder import Prompt, PromptEncoder
 from runtime.session.receipt import fallbacks_of, receipt
 from runtime.session.settings import Settings
 from runtime.tiers.slots import Slots

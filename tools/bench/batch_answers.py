@@ -22,10 +22,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from moectl.bundled import demo_model
 from moectl.shared.opening import quieten
-from runtime.session import batch as batch_module
-from runtime.session.batch import RequestBatch
-from runtime.session.draw import NextToken, draw
-from runtime.session.generate import Sampling
+from runtime.session.generation import batch as batch_module
+from runtime.session.generation.batch import RequestBatch
+from runtime.session.generation.sampler import NextToken, draw
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from tools.bench import performance
 from tools.bench.batches import prompts

@@ -66,7 +66,7 @@ def measure(name: str, folder: Path, *, tokens: int) -> Row:
     """Load and generate; return the peak resident memory of this process."""
     import torch
 
-    from runtime.session.generate import Sampling
+    from runtime.session.generation.sampling import Sampling
     from runtime.session.session import Session, Settings
 
     sampling = Sampling(tokens, ignore_eos=True)

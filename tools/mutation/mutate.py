@@ -121,7 +121,7 @@ TESTS = {
     ),
     "runtime/links/emulated.py": ("tests/runtime/links/test_emulated.py",),
     "runtime/links/disk.py": ("tests/runtime/links/test_disk_link.py",),
-    "runtime/session/generate.py": ("tests/runtime/session/test_generate.py",),
+    "runtime/session/generation/sampling.py": ("tests/runtime/session/test_sampling.py",),
     "moectl/serving/scheduler.py": ("tests/moectl/serving/test_scheduler.py",),
     "artifacts/quantisation/bit_allocation.py": (
         "tests/artifacts/quantisation/test_bit_allocation.py",
@@ -181,7 +181,7 @@ TESTS = {
             for family in ("qwen3_vl_moe", "inkling_text")
         ),
     ),
-    "runtime/session/generation.py": ("tests/runtime/session/test_generation.py",),
+    "runtime/session/generation/single.py": ("tests/runtime/session/test_generation.py",),
     "moectl/serving/bodies.py": ("tests/moectl/serving/test_bodies.py",),
     "moectl/serving/guard.py": ("tests/moectl/serving/test_guard.py",),
 }

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 
 from artifacts.errors import Problem
-from runtime.session.generate import Sampling, num_positions
-from runtime.session.generation import Generation
+from runtime.session.generation.sampling import Sampling, num_positions
+from runtime.session.generation.single import Generation
 from runtime.session.session import Session
 from tools.torments import lossless
 from tools.torments.cases import Lost

@@ -7,9 +7,9 @@ from moectl.serving.active_request import ActiveRequest
 from moectl.serving.jobs import Done, Encoded, Event, GenerationJob, TextPiece
 from moectl.serving.tally import Tally
 from runtime.model.open import MoeModel
-from runtime.session.generate import Sampling
+from runtime.session.generation.round_robin import RoundRobin
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session
-from runtime.session.turns import RoundRobin
 from tests.helpers.serving import SETTINGS
 
 

@@ -13,7 +13,7 @@ from openai import OpenAI
 from moectl.serving.answers import AnswerFormat
 from moectl.serving.jobs import Done
 from runtime.model.open import MoeModel
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from tests.helpers.serving import EXACT, SETTINGS, Running, idle, rest
 

@@ -16,7 +16,7 @@ from moectl.serving.guard import ServerLimits
 from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob, TextPiece
 from moectl.serving.scheduler import Closing, Full, Scheduler
 from runtime.model.open import MoeModel
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 
 WAIT_S = 10

@@ -17,14 +17,14 @@ from runtime.policies import build
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Scope
 from runtime.replay.replay import replay
-from runtime.session import batch as batch_module
-from runtime.session.batch import RequestBatch, RowResult
-from runtime.session.charges import Charge
-from runtime.session.draw import NextToken, draw
-from runtime.session.generate import Sampling
+from runtime.session.generation import batch as batch_module
+from runtime.session.generation.batch import RequestBatch, RowResult
+from runtime.session.generation.charges import Charge
+from runtime.session.generation.round_robin import RoundRobin, open_batch
+from runtime.session.generation.sampler import NextToken, draw
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session
 from runtime.session.settings import Settings
-from runtime.session.turns import RoundRobin, open_batch
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, save
 from tests.helpers.uncollected import live_nbytes, uncollected

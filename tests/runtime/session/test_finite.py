@@ -12,11 +12,11 @@ from profilers.compare import quality
 from profilers.compare.likelihoods import likelihoods
 from profilers.routing.observe import RoutingProfile, observe
 from profilers.text.batches import Batch
-from runtime.session.batch import RequestBatch
-from runtime.session.finite import NotFinite
-from runtime.session.generate import Sampling
+from runtime.session.generation.batch import RequestBatch
+from runtime.session.generation.finite import NotFinite
+from runtime.session.generation.round_robin import RoundRobin
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
-from runtime.session.turns import RoundRobin
 from tests.conftest import Checkpoint
 from tests.helpers.overflowing import overflowing
 

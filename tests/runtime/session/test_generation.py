@@ -11,11 +11,11 @@ import torch
 from artifacts.errors import BadInput
 from runtime.control.counters import by_layer, totals
 from runtime.model.open import MoeModel, open_model
-from runtime.session.generate import Sampling
-from runtime.session.generation import Generation
+from runtime.session.generation.round_robin import RoundRobin
+from runtime.session.generation.sampling import Sampling
+from runtime.session.generation.single import Generation
 from runtime.session.session import Session
 from runtime.session.settings import Settings
-from runtime.session.turns import RoundRobin
 from tests.conftest import Checkpoint
 
 SETTINGS = Settings(budget="25%", threads=1, preset="specmd")
@@ -147,7 +147,7 @@ def test_keys_and_values_are_freed_at_the_end(session: Session) -> None:
 def test_the_counters_of_an_endless_run_stay_small(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.session.batch._MANY_PASSES", 3)
+    monkeypatch.setattr("runtime.session.generation.batch._MANY_PASSES", 3)
     counters = []
     kept = []
     with RoundRobin(session) as requests:

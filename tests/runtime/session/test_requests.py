@@ -12,8 +12,8 @@ import torch
 from artifacts.errors import BadInput, BadUsage
 from runtime.model.layout import ALIGNMENT
 from runtime.session import session as module
-from runtime.session.answers import Effort
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
+from runtime.session.generation.stream import Effort
 from runtime.session.session import Session
 from runtime.session.settings import Settings
 from tests.conftest import Checkpoint

@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from artifacts.errors import BadInput
 from runtime.model.generation_config import load_generation_config
-from runtime.session.generation import Generation
+from runtime.session.generation.single import Generation
 from runtime.session.session import Session
 from runtime.session.settings import FUSED, Settings
 from tools.torments import lossless

@@ -35,7 +35,7 @@ from runtime.policies.presets import presets
 from runtime.replay.fit_synthetic import parse_hit_rates
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from tests.helpers import artefacts, families
 from tools.torments.cases import Lost

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runtime.model.row_memory import RowMemory, room_for
-from runtime.session.reading import LEAST_SHARED, Prompt, Reading, shared_beginning
+from runtime.session.generation.prefill import LEAST_SHARED, Prompt, Reading, shared_beginning
 
 TOKEN_NBYTES = 8  # keys and values of one head of one float32
 ROOM = 1 << 20

@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from artifacts.errors import BadInput
-from runtime.session.finite import NotFinite
-from runtime.session.generate import Sampling, check_prompt
+from runtime.session.generation.finite import NotFinite
+from runtime.session.generation.sampling import Sampling, check_prompt
 
 _NO_PROBABILITY = "probability tensor contains either"  # as torch.multinomial begins
 

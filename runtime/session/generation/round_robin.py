@@ -8,9 +8,9 @@ import torch
 from artifacts.errors import detached
 from runtime.model.row_attention import reason_not_joined
 from runtime.policies import describe
-from runtime.session.batch import ROOM, TILE, Batch, KeptPrompts, RequestBatch, RowResult
-from runtime.session.generate import Sampling, check_prompt
-from runtime.session.generation import Generation
+from runtime.session.generation.batch import ROOM, TILE, Batch, KeptPrompts, RequestBatch, RowResult
+from runtime.session.generation.sampling import Sampling, check_prompt
+from runtime.session.generation.single import Generation
 from runtime.session.session import Session
 
 # Passes of a request before the next one's turn: more delay the others, fewer lower the hit rate,

@@ -17,13 +17,13 @@ import torch
 from artifacts.errors import detached
 from runtime.model.row_attention import RowPass, RowPiece, attended
 from runtime.model.row_memory import RowLine, RowMemory, room_for
-from runtime.session.charges import Charge, Charges
-from runtime.session.draw import NextToken, draw
-from runtime.session.finite import NotFinite
-from runtime.session.generate import Sampling
-from runtime.session.generation import PassMeter
+from runtime.session.generation.charges import Charge, Charges
+from runtime.session.generation.finite import NotFinite
+from runtime.session.generation.prefill import Prompt, Reading
+from runtime.session.generation.sampler import NextToken, draw
+from runtime.session.generation.sampling import Sampling
+from runtime.session.generation.single import PassMeter
 from runtime.session.probe import widened_window
-from runtime.session.reading import Prompt, Reading
 from runtime.session.session import Session
 
 # requests, tokens, bytes

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedTokenizerBase
 
 from runtime.control.counters import by_layer, hit_rate, totals
-from runtime.session.charges import Charge
-from runtime.session.detokenise import Detokeniser
-from runtime.session.generate import Token, TokenTiming
+from runtime.session.generation.charges import Charge
+from runtime.session.generation.detokenise import Detokeniser
+from runtime.session.generation.sampling import Token, TokenTiming
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ import torch
 
 from artifacts.errors import BadInput
 from runtime.model.open import MoeModel
-from runtime.session.chat_template import ChatTemplates
-from runtime.session.generate import TooLong, num_positions
-from runtime.session.text_bound import TextBound, text_bound
+from runtime.session.generation.sampling import TooLong, num_positions
+from runtime.session.prompts.chat_template import ChatTemplates
+from runtime.session.prompts.text_bound import TextBound, text_bound
 
 # a text, or the messages of a chat, each with `role` and `content`
 Prompt = str | Sequence[Mapping[str, str]]

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from artifacts.routing.coactivation import NotFiniteWeights
-from runtime.session.charges import Charge
-from runtime.session.draw import NextToken, draw
-from runtime.session.finite import NotFinite
-from runtime.session.generate import Sampling
+from runtime.session.generation.charges import Charge
+from runtime.session.generation.finite import NotFinite
+from runtime.session.generation.sampler import NextToken, draw
+from runtime.session.generation.sampling import Sampling
 
 if TYPE_CHECKING:
     from runtime.session.session import Session
