@@ -8,8 +8,7 @@ from runtime.control.counters import by_layer, totals
 from runtime.model.open import MoeModel
 from runtime.session.generation.batch import RowResult
 from runtime.session.generation.charges import Charge
-from runtime.session.generation.detokenise import Detokeniser, Stops
-from runtime.session.generation.sampling import TokenTiming
+from runtime.session.generation.stream import Detokeniser, Stops, TokenTiming
 
 
 class ActiveRequest:

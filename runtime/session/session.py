@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig
 
 from artifacts.errors import BadInput, BadUsage
 from artifacts.quantisation.replicas import check_base
+from artifacts.routing.coactivation import NotFiniteWeights
 from artifacts.shape import FULL_BITS
 from runtime.control import sizes
 from runtime.control.counters import Counter
@@ -30,10 +31,10 @@ from runtime.session.devices import resolve_device
 from runtime.session.equip import equip
 from runtime.session.generation.charges import Charge
 from runtime.session.generation.finite import NotFinite, first_place
-from runtime.session.generation.sampling import Sampling, Token, check_tokens
+from runtime.session.generation.sampling import Sampler, Sampling, check_tokens, draw
 from runtime.session.generation.single import Generation
-from runtime.session.generation.stream import Effort, Stream
-from runtime.session.observers import observe, reconfiguration
+from runtime.session.generation.stream import Effort, Stream, Token
+from runtime.session.parts import observe, reconfiguration
 from runtime.session.prompts.encoder import Prompt, PromptEncoder
 from runtime.session.receipt import fallbacks_of, receipt
 from runtime.session.settings import Settings
@@ -249,11 +250,11 @@ class Session:
         prompt that the model cannot take."""
         charge = Charge(np.zeros((len(Counter), self.opened.shape.num_layers), np.int64))
         seconds = -time.perf_counter()
-        generation = Generation(self, prompt, sampling)
+        generation = self.begin(prompt, sampling)
         index = 0
         try:
             while not generation.is_over:
-                token_id, took = generation.step()
+                token_id, took = self.step(generation)
                 charge += took
                 seconds += time.perf_counter()
                 yield Token(token_id, index, seconds)
@@ -262,6 +263,47 @@ class Session:
         finally:
             if told:
                 told(Effort.of(charge))
+
+    def begin(self, prompt: torch.Tensor, sampling: Sampling) -> Generation:
+        """Begin a request with a prompt [1, S] int64: call `step` until it is over. Raises BadInput
+        for a prompt that the model cannot take."""
+        opened = self.opened
+        prompt = prompt.to(opened.model.device)
+        sampler = Sampler(opened.model, prompt, sampling, tokenizer=opened.tokenizer)
+        return Generation(self.new_requests(1), sampler)
+
+    def step(self, generation: Generation) -> tuple[int, Charge]:
+        """Run one pass of a request alone. Returns its token, and what it took. An error ends the
+        request; numbers that are not finite raise NotFinite. Passes of other requests may run in
+        between, which change no bit where the policies lose nothing."""
+        begin_s = time.perf_counter()
+        try:
+            with self.lock, torch.inference_mode():
+                first_pass = self.num_passes
+                [token] = draw([generation.sampler], self._logits(generation))
+                charge = self.took(first_pass, begin_s=begin_s)
+            if isinstance(token, Exception):
+                raise token
+        except BaseException as error:
+            generation.close()
+            if isinstance(error, NotFinite):
+                raise self.traced(error) from None
+            raise
+        if generation.is_over:
+            generation.close()
+        return token, charge
+
+    def _logits(self, generation: Generation) -> torch.Tensor:
+        """Return the logits [1, V] after the last token of a request."""
+        model = self.opened.model
+        ids = generation.sampler.tokens
+        requests = np.full(ids.shape[1] - generation.num_read, generation.request, np.int32)
+        try:
+            output = self.run_pass(requests, **generation.next_inputs(model), return_dict=True)
+        except NotFiniteWeights:  # of a router
+            raise NotFinite(ids, self.opened.dtype) from None
+        generation.move_on(model, output)
+        return output.logits[:, -1]
 
     def check_logits(self, ids: torch.Tensor, logits: torch.Tensor) -> None:
         """Raise NotFinite, traced, where logits [..., V] that a pass over ids [1, S] gave are NaN
@@ -316,8 +358,15 @@ class Session:
     def effort(self, *, first_pass: int = 0) -> Effort:
         """Return the counters and the exposed stall of the passes from `first_pass` on, by default
         of all."""
-        counters = self.controller.counters.sum(first_pass=first_pass)
-        return Effort.of(Charge(counters, exposed_s=sum(self.engine.stall_s[first_pass:])))
+        return Effort.of(self.took(first_pass))
+
+    def took(self, first_pass: int, *, begin_s: float = 0.0) -> Charge:
+        """Return what the passes from `first_pass` on took, and the seconds since `begin_s`."""
+        return Charge(
+            self.controller.counters.sum(first_pass=first_pass),
+            exposed_s=sum(self.engine.stall_s[first_pass:]),
+            seconds=time.perf_counter() - begin_s,
+        )
 
     def fold(self) -> None:
         """Count all passes so far as one, which keeps the counters of an endless run small."""

@@ -34,7 +34,6 @@ CROWDED = {
     "runtime/kernels/cpu": 46,
     "runtime/kernels/gpu": 20,
     "runtime/model": 38,
-    "runtime/session": 29,
 }
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -98,6 +98,7 @@ TESTS = {
     },
     "runtime/policies/miss/shared.py": (_MISSES,),
     "runtime/session/session.py": ("tests/runtime/session/test_requests.py",),
+    "runtime/session/parts.py": ("tests/runtime/session/test_observers.py",),
     **{
         f"runtime/engine/{name}.py": (f"tests/runtime/engine/test_{name}.py",)
         for name in ("engine", "step", "output", "output_torch", "one_expert", "routers")
@@ -105,7 +106,7 @@ TESTS = {
     "runtime/engine/output_cpu.py": ("tests/runtime/engine/test_output.py",),
     **{
         f"runtime/session/{name}.py": (f"tests/runtime/session/test_{name}.py",)
-        for name in ("observers", "probe", "receipt")
+        for name in ("probe", "receipt")
     },
     "runtime/session/learn_maps.py": tuple(
         f"tests/runtime/session/test_learn_maps.py::test_{name}"

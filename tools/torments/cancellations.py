@@ -108,14 +108,14 @@ def in_turns(case: EngineCase, session: Session) -> None:
         case.faults.moving = failing(case.rng.randint(0, 40), MemoryError)
     left = case.rng.randrange(3)
     failed = set()
-    generations = [Generation(session, prompt, _SHORT) for prompt in prompts]
+    generations = [session.begin(prompt, _SHORT) for prompt in prompts]
     found: list[list[int]] = [[] for _ in prompts]
     try:
         while not all(one.is_over for one in generations):
             for number, one in enumerate(generations):
                 if number == left and len(found[number]) == 2:
                     one.close()
-                elif not one.is_over and not _step(one, found[number]):
+                elif not one.is_over and not _step(session, one, found[number]):
                     failed.add(number)
     finally:
         for one in generations:
@@ -126,10 +126,10 @@ def in_turns(case: EngineCase, session: Session) -> None:
         raise Lost(f"18: {found} in turns, {failed} failed, alone {alone}")
 
 
-def _step(generation: Generation, ids: list[int]) -> bool:
+def _step(session: Session, generation: Generation, ids: list[int]) -> bool:
     """Run one pass of a generation; False if it failed."""
     try:
-        ids.append(generation.step()[0])
+        ids.append(session.step(generation)[0])
     except MemoryError:
         return False
     return True

@@ -9,6 +9,7 @@ next one at once.
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Self
 
 import numpy as np
@@ -20,9 +21,7 @@ from runtime.model.row_memory import RowLine, RowMemory, room_for
 from runtime.session.generation.charges import Charge, Charges
 from runtime.session.generation.finite import NotFinite
 from runtime.session.generation.prefill import Prompt, Reading
-from runtime.session.generation.sampler import NextToken, draw
-from runtime.session.generation.sampling import Sampling
-from runtime.session.generation.single import PassMeter
+from runtime.session.generation.sampling import Sampler, Sampling, draw
 from runtime.session.probe import widened_window
 from runtime.session.session import Session
 
@@ -69,7 +68,7 @@ class _Row:
 
     owner: Hashable
     prompt: Prompt
-    next_token: NextToken
+    sampler: Sampler
     line: RowLine | None = None
 
 
@@ -96,7 +95,7 @@ class _Plan:
             self.last.append((row, len(self.ids) - 1))
 
 
-class Batch:
+class RequestQueue:
     """The requests of a session, by number: those that wait, and those that run."""
 
     def __init__(self, session: Session, *, rows: int) -> None:
@@ -149,7 +148,7 @@ class Batch:
             self.session.engine.fold()
 
 
-class RequestBatch(Batch):
+class RequestBatch(RequestQueue):
     """Answers many requests together. Owns the session until `close`: no other pass may run. One
     thread calls it.
 
@@ -211,14 +210,14 @@ class RequestBatch(Batch):
         """Add a request with a prompt [1, S] int64, and return its number. Raises BadInput for a
         prompt that the model cannot take."""
         opened = self.session.opened
-        next_token = NextToken(
+        sampler = Sampler(
             opened.model, prompt.to(opened.model.device), sampling, tokenizer=opened.tokenizer
         )
-        next_token.inputs.clear()  # keys and values lie in blocks
+        sampler.inputs.clear()  # keys and values lie in blocks
         request = self.session.new_requests(1)
         ids = prompt[0].numpy()
         read = Prompt(request, ids, len(ids) + sampling.max_new_tokens)
-        self._waiting[request] = _Row(owner, read, next_token)
+        self._waiting[request] = _Row(owner, read, sampler)
         return request
 
     def _free(self, row: _Row) -> None:
@@ -246,11 +245,12 @@ class RequestBatch(Batch):
 
     def _pass(self, plan: _Plan) -> list[RowResult]:
         self._fold()
-        meter = PassMeter(self.session)
+        begin_s = perf_counter()
+        first_pass = self.session.num_passes
         self._charges.begin(np.array(plan.row_of), len(plan.rows))
         logits = self._forward(plan)
-        drawn = draw([row.next_token for row, _ in plan.last], logits) if plan.last else []
-        took = meter.charge()
+        drawn = draw([row.sampler for row, _ in plan.last], logits) if plan.last else []
+        took = self.session.took(first_pass, begin_s=begin_s)
         charges = self._charges.divide(
             took.counters, exposed_s=took.exposed_s, seconds=took.seconds
         )
@@ -289,7 +289,7 @@ class RequestBatch(Batch):
         for block, lines in self.memory.blocks.items():
             for line in lines:
                 row = self._by_line[line]
-                plan.add(row, line, [row.next_token.last_token], gets_token=True)
+                plan.add(row, line, [row.sampler.last_token], gets_token=True)
             first = torch.tensor([line.length for line in lines])
             plan.pieces.append(RowPiece(block, len(lines), 1, first))
         for prompt, length in self.reading.tiles(self.tile):
@@ -324,7 +324,7 @@ class RequestBatch(Batch):
 
     def _result(self, row: _Row, token: int | Exception | None, charge: Charge) -> RowResult:
         request = row.prompt.request
-        is_over = row.next_token.is_over
+        is_over = row.sampler.is_over
         if is_over:
             self.cancel(request)
         error = detached(token) if isinstance(token, Exception) else None

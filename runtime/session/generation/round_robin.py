@@ -8,7 +8,14 @@ import torch
 from artifacts.errors import detached
 from runtime.model.row_attention import reason_not_joined
 from runtime.policies import describe
-from runtime.session.generation.batch import ROOM, TILE, Batch, KeptPrompts, RequestBatch, RowResult
+from runtime.session.generation.batch import (
+    ROOM,
+    TILE,
+    KeptPrompts,
+    RequestBatch,
+    RequestQueue,
+    RowResult,
+)
 from runtime.session.generation.sampling import Sampling, check_prompt
 from runtime.session.generation.single import Generation
 from runtime.session.session import Session
@@ -27,7 +34,7 @@ class _Asked:
     num_passes: int = 0
 
 
-class RoundRobin(Batch):
+class RoundRobin(RequestQueue):
     """Answers at most `rows` requests at a time, in turns of `PASSES` passes, each by a generation
     of its own. An answer is bit for bit the one that the request would get alone, where the
     policies lose nothing. Calls and results are those of `RequestBatch`."""
@@ -66,8 +73,8 @@ class RoundRobin(Batch):
         asked.num_passes += 1
         try:
             if asked.generation is None:
-                asked.generation = Generation(self.session, asked.prompt, asked.sampling)
-            token, charge = asked.generation.step()
+                asked.generation = self.session.begin(asked.prompt, asked.sampling)
+            token, charge = self.session.step(asked.generation)
         except Exception as error:
             return RowResult.failed(request, asked.owner, detached(error))
         return RowResult(request, asked.owner, token, asked.generation.is_over, charge)
@@ -86,8 +93,8 @@ def open_batch(
     kept_nbytes: int | None = None,
     in_ram: bool = False,
 ) -> RequestBatch | RoundRobin:
-    """Return a `RequestBatch` of `rows` rows. Return `RoundRobin`, which answers requests one after the
-    other, for one row, or where requests cannot share a pass; the receipt then gives the reason."""
+    """Return a `RequestBatch` of `rows` rows. For one row, and where requests cannot share a pass,
+    return a `RoundRobin`, which answers one after the other; the receipt then gives the reason."""
     reason = why_one_by_one(session)
     if rows > 1 and reason is None:
         return RequestBatch(

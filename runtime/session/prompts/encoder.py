@@ -1,19 +1,37 @@
-"""Prompts as tokens: texts, and chats by the model's template."""
+"""Prompts as tokens: texts, and chats by the model's template. A text that cannot fit into the
+positions of the model is refused before it is encoded."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerBase
 
 from artifacts.errors import BadInput
 from runtime.model.open import MoeModel
 from runtime.session.generation.sampling import TooLong, num_positions
 from runtime.session.prompts.chat_template import ChatTemplates
-from runtime.session.prompts.text_bound import TextBound, text_bound
 
 # a text, or the messages of a chat, each with `role` and `content`
 Prompt = str | Sequence[Mapping[str, str]]
 _NO_TEMPLATE = "the tokenizer has no chat template: turns are separated by blank lines"
+_KEEPS = (
+    "ByteLevel",
+    "Digits",
+    "Metaspace",
+    "Prepend",
+    "Lowercase",
+    "NFD",
+    "NFKD",
+)  # remove no character
+# A composed character is four code points at most when it is decomposed (Unicode Standard Annex
+# 15).
+_COMPOSES = ("NFC", "NFKC")
+_PARTS = 4
+_BYTES = {f"<0x{byte:02X}>" for byte in range(256)}
 
 
 class PromptEncoder:
@@ -54,7 +72,7 @@ class PromptEncoder:
             )
 
     @cached_property
-    def _bound(self) -> TextBound | None:
+    def _bound(self) -> "TextBound | None":
         return text_bound(self._opened.tokenizer, num_positions(self._opened.model))
 
     def _ids(self, text: str, **options: bool) -> torch.Tensor:
@@ -69,3 +87,73 @@ class PromptEncoder:
             else torch.zeros(1, 0)
         )
         return ids.to(torch.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class TextBound:
+    """A text of more than `num_characters` has more tokens than the model has positions; with
+    `drops_spaces` a token may take any number of spaces, so that only the other characters
+    count."""
+
+    num_characters: int
+    drops_spaces: bool
+
+    def is_exceeded(self, text: str) -> bool:
+        """Return whether the text cannot fit."""
+        if len(text) <= self.num_characters:
+            return False
+        return not self.drops_spaces or len("".join(text.split())) > self.num_characters
+
+
+def text_bound(tokenizer: PreTrainedTokenizerBase, num_positions: int) -> TextBound | None:
+    """Return the bound of a tokenizer whose tokens each stand for a limited number of characters,
+    those of its longest token. None for any other tokenizer: it may drop characters, or take any
+    number of unknown ones for one token."""
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        return None
+    try:
+        state = json.loads(tokenizer.backend_tokenizer.to_str())
+    except Exception:  # tokenizers has no other for a step in Python
+        return None
+    steps = list(_steps(state["normalizer"])) + list(_steps(state["pre_tokenizer"]))
+    vocabulary = tokenizer.get_vocab()
+    if not (
+        all(map(_keeps_text, steps)) and _knows_every_character(state["model"], steps, vocabulary)
+    ):
+        return None
+    per_character = _PARTS if any(step["type"] in _COMPOSES for step in steps) else 1
+    drops_spaces = any(token["lstrip"] or token["rstrip"] for token in state["added_tokens"])
+    return TextBound(max(map(len, vocabulary)) * per_character * num_positions, drops_spaces)
+
+
+def _steps(step: dict | None) -> Iterator[dict]:
+    if step is None:
+        return
+    if step["type"] != "Sequence":
+        yield step
+        return
+    for inner in step.get("normalizers") or step.get("pretokenizers") or ():
+        yield from _steps(inner)
+
+
+def _keeps_text(step: dict) -> bool:
+    """Return whether a step of the tokenizer leaves at least a quarter of the characters of any
+    text."""
+    match step["type"]:
+        case "Split" | "Punctuation":
+            return step["behavior"] != "Removed"
+        case "Replace":
+            return len(step["content"]) >= len(step["pattern"].get("String", step["content"] + "x"))
+        case kind:
+            return kind in _KEEPS + _COMPOSES
+
+
+def _knows_every_character(model: dict, steps: list[dict], vocabulary: dict[str, int]) -> bool:
+    """Return whether no token stands for a run of unknown characters."""
+    if model["type"] not in ("BPE", "Unigram"):
+        return False
+    if model.get("byte_fallback") and vocabulary.keys() >= _BYTES:
+        return True
+    if any(step["type"] == "ByteLevel" for step in steps):
+        return vocabulary.keys() >= set(ByteLevel.alphabet())
+    return model["type"] == "BPE" and model["unk_token"] is not None and not model["fuse_unk"]

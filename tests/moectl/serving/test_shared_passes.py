@@ -13,7 +13,7 @@ from transformers import LogitsProcessor
 
 from moectl.serving.guard import ServerLimits
 from runtime.model.open import MoeModel, open_model
-from runtime.session.generation import sampler
+from runtime.session.generation import sampling as sampling_module
 from runtime.session.session import Session
 from tests.conftest import Checkpoint
 from tests.helpers.serving import EXACT, SETTINGS, Running, idle, rest, serving
@@ -149,7 +149,7 @@ def test_the_error_of_one_request_ends_no_other(
         def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             raise ValueError("broken")
 
-    rules = sampler._rules
+    rules = sampling_module._rules
 
     def break_drawn(
         model: object, prompt: torch.Tensor, sampling: object, tokenizer: object
@@ -159,7 +159,7 @@ def test_the_error_of_one_request_ends_no_other(
             processors.append(Broken())
         return processors, *others
 
-    monkeypatch.setattr(sampler, "_rules", break_drawn)
+    monkeypatch.setattr(sampling_module, "_rules", break_drawn)
     with Session(opened, SETTINGS) as session:
         expected = alone(session, "sheep", 30)
     stream = client.completions.create(prompt="sheep", max_tokens=30, stream=True, **EXACT)

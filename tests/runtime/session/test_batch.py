@@ -21,8 +21,7 @@ from runtime.session.generation import batch as batch_module
 from runtime.session.generation.batch import RequestBatch, RowResult
 from runtime.session.generation.charges import Charge
 from runtime.session.generation.round_robin import RoundRobin, open_batch
-from runtime.session.generation.sampler import NextToken, draw
-from runtime.session.generation.sampling import Sampling
+from runtime.session.generation.sampling import Sampler, Sampling, draw
 from runtime.session.session import Session
 from runtime.session.settings import Settings
 from tests.conftest import Checkpoint
@@ -82,12 +81,12 @@ def test_logits_of_every_family_are_those_of_a_run_alone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: dict[NextToken, list[torch.Tensor]] = defaultdict(list)
+    seen: dict[Sampler, list[torch.Tensor]] = defaultdict(list)
 
-    def seen_draw(next_tokens: list[NextToken], logits: torch.Tensor) -> list:
-        for next_token, row in zip(next_tokens, logits, strict=True):
-            seen[next_token].append(row)
-        return draw(next_tokens, logits)
+    def seen_draw(samplers: list[Sampler], logits: torch.Tensor) -> list:
+        for sampler, row in zip(samplers, logits, strict=True):
+            seen[sampler].append(row)
+        return draw(samplers, logits)
 
     monkeypatch.setattr(batch_module, "draw", seen_draw)
     path = (
@@ -99,8 +98,8 @@ def test_logits_of_every_family_are_those_of_a_run_alone(
         with RequestBatch(session, rows=3, tile=5) as batch:
             answered = answers(batch)
         assert answered == alone(session)
-        for next_token, logits in seen.items():
-            whole = session.forward(next_token.tokens).logits[0]
+        for sampler, logits in seen.items():
+            whole = session.forward(sampler.tokens).logits[0]
             expected = whole[-len(logits) - 1 : -1]
             assert (torch.stack(logits) - expected).abs().max() <= 1e-5 * expected.abs().max()
 

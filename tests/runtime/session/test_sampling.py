@@ -7,13 +7,8 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput, BadUsage
-from runtime.session.generation.sampling import (
-    Sampling,
-    Token,
-    TokenTiming,
-    check_prompt,
-    check_tokens,
-)
+from runtime.session.generation.sampling import Sampling, check_prompt, check_tokens
+from runtime.session.generation.stream import Token, TokenTiming
 
 PROMPT = torch.tensor([[3, 1, 4]])
 FOUND: dict[str, object] = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}

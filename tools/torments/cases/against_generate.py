@@ -13,7 +13,6 @@ from transformers.utils import logging
 
 from artifacts.errors import BadInput
 from runtime.model.generation_config import load_generation_config
-from runtime.session.generation.single import Generation
 from runtime.session.session import Session
 from runtime.session.settings import FUSED, Settings
 from tools.torments import lossless
@@ -140,13 +139,13 @@ def _as_text(session: Session, asked: Sequence[Asked], rng: random.Random) -> li
 
 def _in_turns(session: Session, asked: Sequence[Asked], rng: random.Random) -> list[list[int]]:
     """Answer pass by pass, in a random order, as the server does for several requests."""
-    under_way = [Generation(session, _ids(session, one), one.sampling) for one in asked]
+    under_way = [session.begin(_ids(session, one), one.sampling) for one in asked]
     said: list[list[int]] = [[] for _ in asked]
     while going := [
         number for number, generation in enumerate(under_way) if not generation.is_over
     ]:
         number = rng.choice(going)
-        said[number].append(under_way[number].step()[0])
+        said[number].append(session.step(under_way[number])[0])
     return said
 
 
