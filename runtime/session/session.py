@@ -243,10 +243,10 @@ class Session:
         prompt: torch.Tensor,
         sampling: Sampling,
         *,
-        told: Callable[[Effort], None] | None = None,
+        on_end: Callable[[Effort], None] | None = None,
     ) -> Iterator[Token]:
         """Stream tokens after `prompt` [1, S] int64; passes of other requests may run in between.
-        `told` is called with the effort of this generation once it ends. Raises BadInput for a
+        `on_end` is called with the effort of this generation once it ends. Raises BadInput for a
         prompt that the model cannot take."""
         charge = Charge(np.zeros((len(Counter), self.opened.shape.num_layers), np.int64))
         seconds = -time.perf_counter()
@@ -261,8 +261,8 @@ class Session:
                 seconds -= time.perf_counter()
                 index += 1
         finally:
-            if told:
-                told(Effort.of(charge))
+            if on_end:
+                on_end(Effort.of(charge))
 
     def begin(self, prompt: torch.Tensor, sampling: Sampling) -> Generation:
         """Begin a request with a prompt [1, S] int64: call `step` until it is over. Raises BadInput
@@ -281,7 +281,7 @@ class Session:
             with self.lock, torch.inference_mode():
                 first_pass = self.num_passes
                 [token] = draw([generation.sampler], self._logits(generation))
-                charge = self.took(first_pass, begin_s=begin_s)
+                charge = self.charge_since(first_pass, begin_s=begin_s)
             if isinstance(token, Exception):
                 raise token
         except BaseException as error:
@@ -358,9 +358,9 @@ class Session:
     def effort(self, *, first_pass: int = 0) -> Effort:
         """Return the counters and the exposed stall of the passes from `first_pass` on, by default
         of all."""
-        return Effort.of(self.took(first_pass))
+        return Effort.of(self.charge_since(first_pass))
 
-    def took(self, first_pass: int, *, begin_s: float = 0.0) -> Charge:
+    def charge_since(self, first_pass: int, *, begin_s: float = 0.0) -> Charge:
         """Return what the passes from `first_pass` on took, and the seconds since `begin_s`."""
         return Charge(
             self.controller.counters.sum(first_pass=first_pass),

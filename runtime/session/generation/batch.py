@@ -20,7 +20,7 @@ from runtime.model.row_attention import RowPass, RowPiece, attended
 from runtime.model.row_memory import RowLine, RowMemory, room_for
 from runtime.session.generation.charges import Charge, Charges
 from runtime.session.generation.finite import NotFinite
-from runtime.session.generation.prefill import Prompt, Reading
+from runtime.session.generation.prefill import PrefillQueue, Prompt
 from runtime.session.generation.sampling import Sampler, Sampling, draw
 from runtime.session.probe import widened_window
 from runtime.session.session import Session
@@ -174,7 +174,7 @@ class RequestBatch(RequestQueue):
         self.room = room
         self.memory = RowMemory(in_ram=in_ram)
         most_kept = room // _KEPT_SHARE if kept_nbytes is None else kept_nbytes
-        self.reading = Reading(self.memory, most_kept_nbytes=min(most_kept, room))
+        self.prefill = PrefillQueue(self.memory, most_kept_nbytes=min(most_kept, room))
         self._by_line: dict[RowLine, _Row] = {}
         self._charges = Charges(session.opened.shape.num_experts)
         with ExitStack() as undo:
@@ -204,7 +204,7 @@ class RequestBatch(RequestQueue):
     @property
     def kept(self) -> KeptPrompts:
         """Bytes of the prompts that are kept for their beginnings."""
-        return KeptPrompts(self.reading.nbytes_kept, self.reading.most_kept_nbytes)
+        return KeptPrompts(self.prefill.nbytes_kept, self.prefill.most_kept_nbytes)
 
     def add(self, prompt: torch.Tensor, sampling: Sampling, *, owner: Hashable = None) -> int:
         """Add a request with a prompt [1, S] int64, and return its number. Raises BadInput for a
@@ -222,7 +222,7 @@ class RequestBatch(RequestQueue):
 
     def _free(self, row: _Row) -> None:
         if row.line is None:
-            self.reading.end(row.prompt, is_read=False)
+            self.prefill.end(row.prompt, is_read=False)
         else:
             self._leave(row.line)
 
@@ -250,7 +250,7 @@ class RequestBatch(RequestQueue):
         self._charges.begin(np.array(plan.row_of), len(plan.rows))
         logits = self._forward(plan)
         drawn = draw([row.sampler for row, _ in plan.last], logits) if plan.last else []
-        took = self.session.took(first_pass, begin_s=begin_s)
+        took = self.session.charge_since(first_pass, begin_s=begin_s)
         charges = self._charges.divide(
             took.counters, exposed_s=took.exposed_s, seconds=took.seconds
         )
@@ -274,14 +274,14 @@ class RequestBatch(RequestQueue):
             if self._running and not self._has_room(row):
                 return
             self._begin_first()
-            self.reading.under_way.append(row.prompt)
+            self.prefill.under_way.append(row.prompt)
 
     def _has_room(self, row: _Row) -> bool:
         if not self.memory.token_nbytes:
             return False  # until the first pass tells the bytes of a token
         needed = sum(map(_num_held, self._running.values())) + _num_held(row)
         left = self.room - needed * self.memory.token_nbytes
-        self.reading.shrink(max(left, 0))
+        self.prefill.shrink(max(left, 0))
         return left >= 0
 
     def _plan(self) -> _Plan:
@@ -292,7 +292,7 @@ class RequestBatch(RequestQueue):
                 plan.add(row, line, [row.sampler.last_token], gets_token=True)
             first = torch.tensor([line.length for line in lines])
             plan.pieces.append(RowPiece(block, len(lines), 1, first))
-        for prompt, length in self.reading.tiles(self.tile):
+        for prompt, length in self.prefill.tiles(self.tile):
             line = prompt.line
             end = prompt.num_read + length
             plan.pieces.append(RowPiece(line.block, 1, length, torch.tensor([line.length])))
@@ -320,7 +320,7 @@ class RequestBatch(RequestQueue):
                 with torch.inference_mode():
                     row.line = self.memory.join(row.prompt.line, row.prompt.num_tokens)
                 self._by_line[row.line] = row
-                self.reading.end(row.prompt, is_read=True)
+                self.prefill.end(row.prompt, is_read=True)
 
     def _result(self, row: _Row, token: int | Exception | None, charge: Charge) -> RowResult:
         request = row.prompt.request

@@ -26,7 +26,7 @@ PASSES = 4
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _Request:
     owner: Hashable
     prompt: torch.Tensor
     sampling: Sampling
@@ -51,7 +51,7 @@ class RoundRobin(RequestQueue):
         """Add a request, as `RequestBatch.add` does."""
         check_prompt(self.session.opened.model, prompt, sampling.max_new_tokens)
         self._num_added += 1
-        self._waiting[self._num_added] = _Asked(owner, prompt, sampling)
+        self._waiting[self._num_added] = _Request(owner, prompt, sampling)
         return self._num_added
 
     def step(self) -> list[RowResult]:
@@ -68,7 +68,7 @@ class RoundRobin(RequestQueue):
             self._running[request] = self._running.pop(request)  # the last in turn
         return [result]
 
-    def _pass(self, request: int, asked: _Asked) -> RowResult:
+    def _pass(self, request: int, asked: _Request) -> RowResult:
         self._fold()
         asked.num_passes += 1
         try:
@@ -79,7 +79,7 @@ class RoundRobin(RequestQueue):
             return RowResult.failed(request, asked.owner, detached(error))
         return RowResult(request, asked.owner, token, asked.generation.is_over, charge)
 
-    def _free(self, asked: _Asked) -> None:
+    def _free(self, asked: _Request) -> None:
         if asked.generation is not None:
             asked.generation.close()
 

@@ -82,7 +82,7 @@ class Stream:
         effort: Effort,
         receipt: Callable[[], dict[str, object]],
     ) -> None:
-        """`generate` starts the generation, and calls its argument `told` with the effort at the
+        """`generate` starts the generation, and calls its argument `on_end` with the effort at the
         end; until then the effort is `effort`."""
         self._tokenizer = tokenizer
         self._receipt = receipt
@@ -130,7 +130,7 @@ def _pieces(
     generate: Callable[..., Iterator[Token]], tokenizer: PreTrainedTokenizerBase, so_far: _SoFar
 ) -> Generator[str, None, None]:
     text = Detokeniser(tokenizer)
-    for token in generate(told=so_far.end):
+    for token in generate(on_end=so_far.end):
         so_far.timing.seconds.append(token.seconds)
         so_far.token_ids.append(token.token_id)
         yield text.add(token.token_id)

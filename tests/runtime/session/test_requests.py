@@ -72,7 +72,7 @@ def test_requests_are_numbered_one_after_another_from_0(session: Session) -> Non
 def test_a_generation_tells_its_own_effort(session: Session) -> None:
     session.forward(PROMPT)
     told: list[Effort] = []
-    tokens = list(session.generate(PROMPT, Sampling(3, ignore_eos=True), told=told.append))
+    tokens = list(session.generate(PROMPT, Sampling(3, ignore_eos=True), on_end=told.append))
     assert len(tokens) == 3 and told == [session.effort(first_pass=1)]
     every = session.effort()
     assert every.counters["requests"] > told[0].counters["requests"] > 0
