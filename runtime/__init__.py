@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from runtime.control.recorder import Recorder
     from runtime.replay.settings import Outcome, Setting
     from runtime.replay.workload import Workload
-    from runtime.session.answers import Answer, Effort, Stream
-    from runtime.session.generate import Sampling, Token
+    from runtime.session.generation.sampling import Sampling
+    from runtime.session.generation.stream import Answer, Effort, Stream, Token
     from runtime.session.session import Session
     from runtime.session.settings import Settings
 
@@ -29,8 +29,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "session.answers": ("Answer", "Effort", "Stream"),
-    "session.generate": ("Sampling", "Token"),
+    "session.generation.stream": ("Answer", "Effort", "Stream", "Token"),
+    "session.generation.sampling": ("Sampling",),
     "control.recorder": ("Recorder",),
     "session.session": ("Session",),
     "session.settings": ("Settings",),

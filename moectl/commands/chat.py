@@ -10,8 +10,8 @@ from moectl.show.answers import in_a_line, show_details, tell_fallbacks
 from moectl.show.counters import counters_sheet
 from moectl.show.flow import flow
 from moectl.show.render import show_sheet
-from runtime.session.answers import Answer
-from runtime.session.generate import Sampling, TooLong
+from runtime.session.generation.sampling import Sampling, TooLong
+from runtime.session.generation.stream import Answer
 from runtime.session.session import Session
 
 

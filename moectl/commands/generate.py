@@ -31,10 +31,10 @@ from profilers.workers.choose import LOCAL, check_device, check_executor, execut
 from profilers.workers.same_model import SameModel
 from runtime.model.open import MoeModel
 from runtime.policies.presets import preset
-from runtime.session.generate import Sampling
+from runtime.session.generation.round_robin import open_batch
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session
 from runtime.session.settings import Settings
-from runtime.session.turns import open_batch
 
 
 @dataclass(frozen=True, slots=True)

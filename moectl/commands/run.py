@@ -20,8 +20,8 @@ from moectl.show.answers import everything, in_a_line, show_details, tell_fallba
 from moectl.show.flow import flow
 from moectl.show.render import show_json
 from moectl.show.waiting import Waiting
-from runtime.session.answers import Answer, Stream
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
+from runtime.session.generation.stream import Answer, Stream
 from runtime.session.learn_maps import write_learned_maps
 from runtime.session.session import Session, Settings
 

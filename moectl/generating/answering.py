@@ -7,11 +7,11 @@ from time import perf_counter
 from artifacts.errors import BadInput, first_line
 from moectl.generating.prompts import PromptRow
 from moectl.generating.work import BatchWork
-from runtime.session.batch import RequestBatch, RowResult
-from runtime.session.finite import NotFinite
-from runtime.session.generate import Sampling, TooLong
+from runtime.session.generation.batch import RequestBatch, RowResult
+from runtime.session.generation.finite import NotFinite
+from runtime.session.generation.round_robin import RoundRobin
+from runtime.session.generation.sampling import Sampling, TooLong
 from runtime.session.session import Session
-from runtime.session.turns import Turns
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Answering:
     def __init__(
         self,
         session: Session,
-        batch: RequestBatch | Turns,
+        batch: RequestBatch | RoundRobin,
         sampling: Sampling,
         put: Callable[[int, Mapping[str, object]], None],
     ) -> None:

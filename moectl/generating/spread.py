@@ -15,10 +15,10 @@ from moectl.generating.work import BatchWork
 from moectl.shared.batch_size import batch_size
 from profilers.workers.same_model import SameModel
 from profilers.workers.workers import ATTEMPTS, Executor, Workers
-from runtime.session.generate import Sampling
+from runtime.session.generation.round_robin import open_batch
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session
 from runtime.session.settings import Settings
-from runtime.session.turns import open_batch
 
 _MIN_TASKS = 4  # for each worker, where there are enough rows
 _MOST_ROWS = 512  # of a task: a batch is full for most of it, and a lost task is soon done again

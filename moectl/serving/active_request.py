@@ -6,10 +6,9 @@ from moectl.serving.jobs import Done, GenerationJob, TextPiece
 from moectl.serving.tally import Tally
 from runtime.control.counters import by_layer, totals
 from runtime.model.open import MoeModel
-from runtime.session.batch import RowResult
-from runtime.session.charges import Charge
-from runtime.session.detokenise import Detokeniser, Stops
-from runtime.session.generate import TokenTiming
+from runtime.session.generation.batch import RowResult
+from runtime.session.generation.charges import Charge
+from runtime.session.generation.stream import Detokeniser, Stops, TokenTiming
 
 
 class ActiveRequest:

@@ -25,8 +25,8 @@ from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob, Tex
 from moectl.serving.refusal import Refusal, error
 from moectl.serving.scheduler import Closing, Full, Scheduler
 from moectl.serving.wire import AsciiJson, object_of
-from runtime.session.generate import TooLong, num_positions
-from runtime.session.prompts import Prompt
+from runtime.session.generation.sampling import TooLong, num_positions
+from runtime.session.prompts.encoder import Prompt
 from runtime.session.session import Session
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from moectl.shared.messages import text_of
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 
 _SHORT = 16  # default max_tokens of a completion, as in OpenAI's API
 

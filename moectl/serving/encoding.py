@@ -7,7 +7,7 @@ import torch
 from artifacts.errors import Problem
 from moectl.serving.guard import ServerLimits
 from moectl.serving.jobs import Encoded, Failed, GenerationJob
-from runtime.session.generate import TooLong, check_prompt, num_positions
+from runtime.session.generation.sampling import TooLong, check_prompt, num_positions
 from runtime.session.session import Session
 
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from runtime.session.generate import Sampling
-from runtime.session.prompts import Prompt
+from runtime.session.generation.sampling import Sampling
+from runtime.session.prompts.encoder import Prompt
 
 
 @dataclass(frozen=True, slots=True)

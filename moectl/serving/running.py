@@ -9,9 +9,9 @@ from moectl.serving.guard import ServerLimits
 from moectl.serving.jobs import Failed, GenerationJob
 from moectl.serving.tally import Tally
 from moectl.shared.batch_size import batch_size
-from runtime.session.batch import KeptPrompts, RowResult
+from runtime.session.generation.batch import KeptPrompts, RowResult
+from runtime.session.generation.round_robin import RoundRobin, open_batch
 from runtime.session.session import Session
-from runtime.session.turns import Turns, open_batch
 
 TILE = 512  # tokens of prompts in a pass, for which the other requests wait
 
@@ -41,7 +41,7 @@ class RunningRequests:
             own = {"tile": TILE, "room": room, "kept_nbytes": limits.kept_nbytes}
             self._batch = open_batch(session, rows=limits.num_rows, **own)
         else:
-            self._batch = Turns(session, rows=limits.num_rows)
+            self._batch = RoundRobin(session, rows=limits.num_rows)
 
     def __len__(self) -> int:
         return len(self._active)

@@ -13,7 +13,7 @@ from moectl.serving.guard import ServerLimits
 from moectl.serving.jobs import Encoded, Failed, GenerationJob, Switch
 from moectl.serving.running import RunningRequests, failed
 from moectl.serving.tally import Tally
-from runtime.session.batch import KeptPrompts
+from runtime.session.generation.batch import KeptPrompts
 from runtime.session.session import Session
 
 _log = logging.getLogger("moectl")

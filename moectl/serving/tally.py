@@ -10,8 +10,8 @@ import torch
 
 from runtime.control.counters import Counter, by_layer, totals
 from runtime.control.plan import Plan
-from runtime.session.batch import RowResult
-from runtime.session.charges import Charge
+from runtime.session.generation.batch import RowResult
+from runtime.session.generation.charges import Charge
 
 OUTCOMES = ("answered", "left", "failed", "refused")  # left: the client went away
 # what has a name of its own, and what all further ones are counted under

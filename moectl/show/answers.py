@@ -9,7 +9,7 @@ from moectl.show.render import Sheet, human_bytes, show_sheet
 from runtime.control.counters import AT_BITS
 
 if TYPE_CHECKING:
-    from runtime.session.answers import Answer, Effort
+    from runtime.session.generation.stream import Answer, Effort
 
 
 def in_a_line(answer: "Answer", *, load_s: float | None = None) -> str:

@@ -7,7 +7,7 @@ from moectl.show.render import NumBytes, Sheet
 from runtime.control.counters import hit_rate
 
 if TYPE_CHECKING:
-    from runtime.session.answers import Effort
+    from runtime.session.generation.stream import Effort
 
 _COUNTED = ("late", "misses", "fetched", "near", "low", "spared", "collisions", "evictions")
 _OF_DEVICES = (

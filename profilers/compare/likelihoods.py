@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from runtime.model.row_attention import RowPass, RowPiece, attended
 from runtime.model.row_memory import RowMemory
-from runtime.session.finite import NotFinite
+from runtime.session.generation.finite import NotFinite
 from runtime.session.session import Session
 
 # of a pass: its tokens, and its logits, which take four bytes each

@@ -24,9 +24,9 @@ from lm_eval.models.utils import (
 
 from artifacts.errors import BadInput, BadUsage
 from profilers.compare.likelihoods import Likelihood, likelihoods
-from runtime.session.generate import Sampling
+from runtime.session.generation.round_robin import open_batch, why_one_by_one
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
-from runtime.session.turns import open_batch, why_one_by_one
 
 BATCH = 64
 _GREEDY = {"do_sample": False, "temperature": 0.0}

@@ -16,7 +16,7 @@ from torch import nn
 from artifacts.routing.coactivation import NotFiniteWeights
 from profilers.text.batches import Batch, check_sequences, padded, real_rows
 from runtime.policies.base import Step
-from runtime.session.finite import NotFinite
+from runtime.session.generation.finite import NotFinite
 from runtime.session.session import Session
 
 Hook = Callable[[nn.Module, tuple, object], None]

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from artifacts.errors import BadUsage
-from runtime.session.generate import check_tokens
+from runtime.session.generation.sampling import check_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,11 @@
-"""Parts of a session."""
+"""Parts of a session, and the observers of every pass and step: a recorder, and the solver of a new
+split."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from artifacts.quantisation.widths import Width
@@ -10,6 +13,7 @@ from artifacts.shape import FULL_BITS
 from runtime.backends.backend import Backend
 from runtime.control.controller import Controller
 from runtime.control.pools import Partitions
+from runtime.control.resplit import Reconfiguration, tokens_between
 from runtime.engine.engine import Engine
 from runtime.engine.routers import Watcher
 from runtime.kernels.cpu.decoder import CompiledDecoder
@@ -19,6 +23,7 @@ from runtime.model.open import MoeModel
 from runtime.policies import Policies
 from runtime.policies.base import FastTier, Origin
 from runtime.policies.presets import Scope
+from runtime.policies.step import Step
 from runtime.session.settings import Settings
 from runtime.tiers.open import LinkChoice, Tiers
 from runtime.tiers.ram import RamStore
@@ -113,3 +118,49 @@ class Parts(Choices):
         in_slow = [store.layout for store in self.tiers.slow.stores.values()]
         resident = [*self.shadows.layouts.values()] if self.shadows else []
         return [layout for layout in in_slow + resident if isinstance(layout, ReplicaLayout)]
+
+
+class StepObserver(Protocol):
+    """Receiver of every pass and every step, such as a Recorder."""
+
+    def begin_pass(self, requests: np.ndarray) -> None: ...
+
+    def add(self, step: Step) -> None: ...
+
+
+def observe(watcher: Watcher, observer: StepObserver) -> None:
+    """Add an observer: it gets every pass and step from here on, after the observers before it."""
+    watcher.on_pass = _both(watcher.on_pass, observer.begin_pass)
+    watcher.on_step = _both(watcher.on_step, observer.add)
+
+
+def _both(
+    first: Callable[[Any], None] | None, second: Callable[[Any], None]
+) -> Callable[[Any], None]:
+    if first is None:
+        return second
+
+    def call_both(argument: Any) -> None:
+        first(argument)
+        second(argument)
+
+    return call_both
+
+
+def reconfiguration(parts: Parts, *, lay_out: Callable[[FastTier], None]) -> Reconfiguration | None:
+    """Return the observer that solves the split anew between requests and calls `lay_out` with a
+    changed one; None if the settings or the split exclude it. Raises BadUsage where it is asked for
+    and not possible."""
+    every = tokens_between(
+        parts.settings.reconfigure_every,
+        parts.fast.split,
+        parts.policies,
+        num_devices=parts.settings.devices,
+    )
+    if not every:
+        return None
+    solver = Reconfiguration(
+        parts.policies, parts.opened.shape, parts.fast.split, every=every, lay_out=lay_out
+    )
+    observe(parts.watcher, solver)
+    return solver

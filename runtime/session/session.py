@@ -2,8 +2,9 @@
 answer."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,28 +15,32 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
-from artifacts.errors import BadInput
+from artifacts.errors import BadInput, BadUsage
 from artifacts.quantisation.replicas import check_base
+from artifacts.routing.coactivation import NotFiniteWeights
 from artifacts.shape import FULL_BITS
 from runtime.control import sizes
-from runtime.control.counters import totals
+from runtime.control.counters import Counter
 from runtime.control.recorder import Recorder
 from runtime.model.layout import ALIGNMENT
 from runtime.model.open import MoeModel, open_model
 from runtime.model.row_attention import RowPass
 from runtime.policies.base import Artefacts, FastTier
-from runtime.session.answers import Effort, Stream
 from runtime.session.build import build_parts, lay_out_slots
 from runtime.session.devices import resolve_device
 from runtime.session.equip import equip
-from runtime.session.finite import NotFinite, first_place
-from runtime.session.generate import Sampling, Token, check_tokens, stream
-from runtime.session.lock import SessionLock
-from runtime.session.observers import observe, reconfiguration
-from runtime.session.prompts import Prompt, PromptEncoder
+from runtime.session.generation.charges import Charge
+from runtime.session.generation.finite import NotFinite, first_place
+from runtime.session.generation.sampling import Sampler, Sampling, check_tokens, draw
+from runtime.session.generation.single import Generation
+from runtime.session.generation.stream import Effort, Stream, Token
+from runtime.session.parts import observe, reconfiguration
+from runtime.session.prompts.encoder import Prompt, PromptEncoder
 from runtime.session.receipt import fallbacks_of, receipt
 from runtime.session.settings import Settings
 from runtime.tiers.slots import Slots
+
+_CLOSING_S = 10.0  # for which closing waits for the pass of another thread
 
 
 class Output(Protocol):
@@ -50,15 +55,16 @@ class Session:
     """A model that runs at a budget. A context manager; once it is closed, the opened model can be
     used again.
 
-    Any thread may call it: requests take turns. A request that fails empties the fast tier and
-    changes nothing else. `parts` has everything that the session runs with; `opened`, `controller`,
-    `watcher` and `engine` are among them.
+    Any thread may call it: a pass waits for the pass of another thread, which holds `lock`. A
+    request that fails empties the fast tier and changes nothing else. `parts` has everything that
+    the session runs with; `opened`, `controller`, `watcher` and `engine` are among them.
     """
 
     def __init__(
         self, opened: MoeModel, settings: Settings, *, artefacts: Artefacts | None = None
     ) -> None:
-        self._lock = SessionLock()
+        self.lock = threading.RLock()
+        self._is_closed = False
         self._next_request = 0
         with ExitStack() as undo:
             self.parts = build_parts(opened, settings, artefacts or Artefacts(), undo)
@@ -118,9 +124,11 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Stop the generation under way, free the fast tier and give the model back. Further calls
-        do nothing."""
-        self._lock.close()
+        """Refuse further passes, free the fast tier and give the model back. Further calls do
+        nothing."""
+        self._is_closed = True
+        if self.lock.acquire(timeout=_CLOSING_S):
+            self.lock.release()
         self._undo.close()
 
     def validate(self) -> None:
@@ -143,8 +151,8 @@ class Session:
         Raises BadInput for tokens outside the vocabulary, for more tokens than the model has
         positions, and for a mask where the family's code reads a setting that the config lacks.
         """
-        with self._lock.raw, torch.inference_mode():
-            self._lock.check()
+        with self.lock, torch.inference_mode():
+            self._begin_pass()
             self._check(ids, past)
             try:
                 return self.opened.model(
@@ -173,21 +181,30 @@ class Session:
         """Run one pass over tokens of several requests: ids, positions and `requests` [T], as the
         pieces of `rows` lie. Returns the logits [N, V] of the tokens `keep` [N]. Raises as
         `forward`, for ids that were checked."""
-        model = self.opened.model
-        watcher = self.watcher
-        with self._lock.raw, torch.inference_mode():
-            self._lock.check()
-            watcher.token_requests = requests
+        given = {"input_ids": ids[None], "position_ids": positions[None], "logits_to_keep": keep}
+        given = {name: tensor.to(self.opened.model.device) for name, tensor in given.items()}
+        return self.run_pass(requests, **given, use_cache=False, moectl_rows=rows).logits[0]
+
+    def run_pass(self, requests: np.ndarray, **given: object) -> Output:
+        """Run one pass of the model over tokens of the requests [T], with inputs that were
+        checked. Returns the model's output. Raises BadUsage once the session is closed."""
+        with self.lock, torch.inference_mode():
+            self._begin_pass()
+            self.watcher.token_requests = requests
             try:
-                given = {
-                    "input_ids": ids[None],
-                    "position_ids": positions[None],
-                    "logits_to_keep": keep,
-                }
-                given = {name: tensor.to(model.device) for name, tensor in given.items()}
-                return model(**given, use_cache=False, moectl_rows=rows).logits[0]
+                return self.opened.model(**given)
             finally:
-                watcher.token_requests = None
+                self.watcher.token_requests = None
+
+    def _begin_pass(self) -> None:
+        self._check_open()
+        # A new thread has torch's default number of threads until it asks for the right one, and
+        # products round differently with another.
+        torch.get_num_threads()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise BadUsage("the session is closed: open another one")
 
     def reread(self, ids: torch.Tensor) -> Output:
         """Run the tokens [B, S] of a prompt again, in one pass that policies take for decoding. Its
@@ -226,20 +243,67 @@ class Session:
         prompt: torch.Tensor,
         sampling: Sampling,
         *,
-        told: Callable[[Effort], None] | None = None,
+        on_end: Callable[[Effort], None] | None = None,
     ) -> Iterator[Token]:
-        """Stream tokens after `prompt` [1, S] int64; other requests wait until the last one. `told`
-        is then called with the effort of this generation. Raises BadInput for a prompt that the
-        model cannot take."""
-        model = self.opened.model
-        tokenizer = self.opened.tokenizer
-        turn = partial(self._turn, told=told)
+        """Stream tokens after `prompt` [1, S] int64; passes of other requests may run in between.
+        `on_end` is called with the effort of this generation once it ends. Raises BadInput for a
+        prompt that the model cannot take."""
+        charge = Charge(np.zeros((len(Counter), self.opened.shape.num_layers), np.int64))
+        seconds = -time.perf_counter()
+        generation = self.begin(prompt, sampling)
+        index = 0
         try:
-            yield from stream(
-                model, prompt.to(model.device), sampling, tokenizer=tokenizer, turn=turn
-            )
-        except NotFinite as error:
-            raise self.traced(error) from None
+            while not generation.is_over:
+                token_id, took = self.step(generation)
+                charge += took
+                seconds += time.perf_counter()
+                yield Token(token_id, index, seconds)
+                seconds -= time.perf_counter()
+                index += 1
+        finally:
+            if on_end:
+                on_end(Effort.of(charge))
+
+    def begin(self, prompt: torch.Tensor, sampling: Sampling) -> Generation:
+        """Begin a request with a prompt [1, S] int64: call `step` until it is over. Raises BadInput
+        for a prompt that the model cannot take."""
+        opened = self.opened
+        prompt = prompt.to(opened.model.device)
+        sampler = Sampler(opened.model, prompt, sampling, tokenizer=opened.tokenizer)
+        return Generation(self.new_requests(1), sampler)
+
+    def step(self, generation: Generation) -> tuple[int, Charge]:
+        """Run one pass of a request alone. Returns its token, and what it took. An error ends the
+        request; numbers that are not finite raise NotFinite. Passes of other requests may run in
+        between, which change no bit where the policies lose nothing."""
+        begin_s = time.perf_counter()
+        try:
+            with self.lock, torch.inference_mode():
+                first_pass = self.num_passes
+                [token] = draw([generation.sampler], self._logits(generation))
+                charge = self.charge_since(first_pass, begin_s=begin_s)
+            if isinstance(token, Exception):
+                raise token
+        except BaseException as error:
+            generation.close()
+            if isinstance(error, NotFinite):
+                raise self.traced(error) from None
+            raise
+        if generation.is_over:
+            generation.close()
+        return token, charge
+
+    def _logits(self, generation: Generation) -> torch.Tensor:
+        """Return the logits [1, V] after the last token of a request."""
+        model = self.opened.model
+        ids = generation.sampler.tokens
+        requests = np.full(ids.shape[1] - generation.num_read, generation.request, np.int32)
+        try:
+            output = self.run_pass(requests, **generation.next_inputs(model), return_dict=True)
+        except NotFiniteWeights:  # of a router
+            raise NotFinite(ids, self.opened.dtype) from None
+        generation.move_on(model, output)
+        return output.logits[:, -1]
 
     def check_logits(self, ids: torch.Tensor, logits: torch.Tensor) -> None:
         """Raise NotFinite, traced, where logits [..., V] that a pass over ids [1, S] gave are NaN
@@ -261,30 +325,17 @@ class Session:
         finally:
             steps.on_plan = charged
 
-    def new_requests(self, count: int) -> None:
-        """Number the rows of coming passes as `count` new requests; no earlier request goes on."""
-        if self.reconfiguration:
-            self.reconfiguration.between_requests()
-        self.watcher.first_request = self._next_request
-        self._next_request += count
-
-    @contextmanager
-    def _turn(
-        self, stop: threading.Event, *, told: Callable[[Effort], None] | None
-    ) -> Iterator[bool]:
-        """Hold the lock for one generation, and call `told` with its effort. Yields False if `stop`
-        is set before."""
-        if not self._lock.begin(stop):
-            yield False
-            return
-        try:
-            self.new_requests(1)
-            first_pass = self.num_passes
-            yield True
-            if told:
-                told(self.effort(first_pass=first_pass))
-        finally:
-            self._lock.end()
+    def new_requests(self, count: int) -> int:
+        """Number the rows of coming passes as `count` new requests, and return the number of the
+        first. Raises BadUsage once the session is closed."""
+        with self.lock:
+            self._check_open()
+            if self.reconfiguration:
+                self.reconfiguration.between_requests()
+            first = self._next_request
+            self.watcher.first_request = first
+            self._next_request += count
+            return first
 
     def _lay_out(self, fast: FastTier) -> None:
         """Go on with an empty fast tier that is split differently, within the same budget."""
@@ -294,7 +345,7 @@ class Session:
             self.parts = replace(self.parts, fast=fast, slots=Slots((), self.parts.devices))
             self.parts = replace(self.parts, slots=lay_out_slots(self.parts))
         except BaseException:
-            self._lock.is_closed = True  # without slots nothing can run
+            self._is_closed = True  # without slots nothing can run
             raise
 
     # Counters and conditions
@@ -307,14 +358,19 @@ class Session:
     def effort(self, *, first_pass: int = 0) -> Effort:
         """Return the counters and the exposed stall of the passes from `first_pass` on, by default
         of all."""
-        counters = self.controller.counters
-        stall_s = sum(self.engine.stall_s[first_pass:])
-        by_layer = counters.by_layer(first_pass=first_pass)
-        return Effort(totals(by_layer), by_layer, stall_s * 1e3)
+        return Effort.of(self.charge_since(first_pass))
+
+    def charge_since(self, first_pass: int, *, begin_s: float = 0.0) -> Charge:
+        """Return what the passes from `first_pass` on took, and the seconds since `begin_s`."""
+        return Charge(
+            self.controller.counters.sum(first_pass=first_pass),
+            exposed_s=sum(self.engine.stall_s[first_pass:]),
+            seconds=time.perf_counter() - begin_s,
+        )
 
     def fold(self) -> None:
         """Count all passes so far as one, which keeps the counters of an endless run small."""
-        with self._lock.raw:
+        with self.lock:
             self.engine.fold()
 
     def record(self) -> Recorder:

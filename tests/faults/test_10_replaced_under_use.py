@@ -15,7 +15,7 @@ from moectl.commands.run import keeping_maps
 from runtime.model.checkpoint import Shard, open_checkpoint
 from runtime.model.open import open_model
 from runtime.model.pack import pack
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session
 from runtime.session.settings import Settings
 from runtime.tiers.ram import RamStore

@@ -10,7 +10,7 @@ from math import inf, nan
 import pytest
 
 from artifacts.errors import BadUsage
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from tests.faults.models import Copy, refusal
 from tests.helpers.families import VOCABULARY
 

@@ -14,7 +14,7 @@ import torch
 
 from artifacts.errors import BadInput, BadUsage
 from runtime.policies.shared.background import BackgroundJobs
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
 from tools.torments.engine_checks import check

@@ -22,10 +22,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from moectl.bundled import demo_model
 from moectl.shared.opening import quieten
-from runtime.session import batch as batch_module
-from runtime.session.batch import RequestBatch
-from runtime.session.draw import NextToken, draw
-from runtime.session.generate import Sampling
+from runtime.session.generation import batch as batch_module
+from runtime.session.generation.batch import RequestBatch
+from runtime.session.generation.sampling import Sampler, Sampling, draw
 from runtime.session.session import Session, Settings
 from tools.bench import performance
 from tools.bench.batches import prompts
@@ -123,11 +122,11 @@ def _together(
     """The answers of a batch, and the logits of their first tokens."""
     first: dict[tuple[int, ...], torch.Tensor] = {}
 
-    def seen(next_tokens: list[NextToken], logits: torch.Tensor) -> list:
-        for one, row in zip(next_tokens, logits.float(), strict=True):
+    def seen(samplers: list[Sampler], logits: torch.Tensor) -> list:
+        for one, row in zip(samplers, logits.float(), strict=True):
             # by the prompt, where it is the first
             first.setdefault(tuple(one.tokens[0].tolist()), row)
-        return draw(next_tokens, logits)
+        return draw(samplers, logits)
 
     batch_module.draw = seen
     try:

@@ -31,8 +31,8 @@ from profilers.text.corpus import documents
 from runtime.control.counters import Counter
 from runtime.links.emulated import EmulatedLink
 from runtime.model.open import open_model
-from runtime.session.batch import RequestBatch
-from runtime.session.generate import Sampling
+from runtime.session.generation.batch import RequestBatch
+from runtime.session.generation.sampling import Sampling
 from runtime.session.probe import Rates, scaled_rates
 from runtime.session.session import Session
 from runtime.session.settings import FUSED, Settings

@@ -58,8 +58,8 @@ def measure(asked: BatchWay, folder: Path) -> BatchReading:
 
 
 def _by_moectl(session: object, ids: object, tokens: int) -> None:
-    from runtime.session.batch import RequestBatch
-    from runtime.session.generate import Sampling
+    from runtime.session.generation.batch import RequestBatch
+    from runtime.session.generation.sampling import Sampling
 
     with RequestBatch(session, rows=len(ids)) as batch:
         for prompt in ids:

@@ -66,8 +66,10 @@ def measure(name: str, folder: Path, *, tokens: int) -> Row:
     """Load and generate; return the peak resident memory of this process."""
     import torch
 
+    from runtime.session.generation.sampling import Sampling
     from runtime.session.session import Session, Settings
 
+    sampling = Sampling(tokens, ignore_eos=True)
     torch.set_num_threads(1)
     begin_s = time.perf_counter()
     expert_nbytes = 0
@@ -76,11 +78,12 @@ def measure(name: str, folder: Path, *, tokens: int) -> Row:
         model, tokenizer = _plain(folder)
         loaded_s = time.perf_counter()
         expert_nbytes = sum(p.nbytes for key, p in model.named_parameters() if ".experts." in key)
-        seconds = _generate(model, tokenizer, tokens)
+        seconds = _plain_seconds(model, tokenizer, sampling.options())
     elif name != NOTHING:
         with Session.open(str(folder), Settings(budget=name, link="disk", device="cpu")) as session:
             loaded_s = time.perf_counter()
-            seconds = _generate(session.opened.model, session.opened.tokenizer, tokens)
+            generated = session.generate(session.encode(PROMPT), sampling)
+            seconds = [token.seconds for token in generated]
             expert_nbytes = session.parts.slots.nbytes
     else:
         loaded_s = begin_s
@@ -97,12 +100,24 @@ def _plain(folder: Path) -> tuple:
     )
 
 
-def _generate(model, tokenizer, tokens: int) -> list[float]:
-    """Seconds from the prompt to each token."""
-    from runtime.session.generate import Sampling, stream
+def _plain_seconds(model, tokenizer, options: dict[str, object]) -> list[float]:
+    """Seconds from the prompt to each token of plain generate()."""
+    from transformers.generation.streamers import BaseStreamer
 
-    prompt = tokenizer(PROMPT, return_tensors="pt").input_ids
-    return [token.seconds for token in stream(model, prompt, Sampling(tokens, ignore_eos=True))]
+    class Times(BaseStreamer):
+        def __init__(self) -> None:
+            self.at_s: list[float] = []
+
+        def put(self, value: object) -> None:
+            self.at_s.append(time.perf_counter())
+
+        def end(self) -> None: ...
+
+    times = Times()
+    given = tokenizer(PROMPT, return_tensors="pt")
+    model.generate(**given, streamer=times, **options)
+    begin_s, *after_s = times.at_s  # the prompt comes first
+    return [at_s - begin_s for at_s in after_s]
 
 
 # In the process that compares

@@ -39,7 +39,7 @@ from moectl.shared.opening import existing
 from moectl.show.render import Sheet, show_sheet
 from profilers.text.corpus import documents
 from runtime.control.counters import hit_rate
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 
 OWN = {"temperature": 0, "extra_body": {"ignore_eos": True, "counters": True}}

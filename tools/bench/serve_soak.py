@@ -32,7 +32,7 @@ from pathlib import Path
 from moectl.bundled import demo_model
 from moectl.show.render import Sheet, show_sheet
 from profilers.text.corpus import documents
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from tools.bench.serve import in_float32
 

@@ -161,7 +161,7 @@ def live_us(eviction: str, options: argparse.Namespace, *, num_tokens: int = 96)
     import torch
 
     from moectl.bundled import demo_model
-    from runtime.session.generate import Sampling
+    from runtime.session.generation.sampling import Sampling
     from runtime.session.session import Session, Settings
 
     session = Session.open(

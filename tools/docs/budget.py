@@ -32,7 +32,6 @@ CROWDED = {
     "runtime/kernels/cpu": 44,
     "runtime/kernels/gpu": 20,
     "runtime/model": 38,
-    "runtime/session": 29,
 }
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -98,6 +98,7 @@ TESTS = {
     },
     "runtime/policies/miss/shared.py": (_MISSES,),
     "runtime/session/session.py": ("tests/runtime/session/test_requests.py",),
+    "runtime/session/parts.py": ("tests/runtime/session/test_observers.py",),
     **{
         f"runtime/engine/{name}.py": (f"tests/runtime/engine/test_{name}.py",)
         for name in ("engine", "step", "one_expert", "routers")
@@ -109,7 +110,7 @@ TESTS = {
     ),
     **{
         f"runtime/session/{name}.py": (f"tests/runtime/session/test_{name}.py",)
-        for name in ("observers", "probe", "receipt")
+        for name in ("probe", "receipt")
     },
     "runtime/session/learn_maps.py": tuple(
         f"tests/runtime/session/test_learn_maps.py::test_{name}"
@@ -125,7 +126,7 @@ TESTS = {
     ),
     "runtime/links/emulated.py": ("tests/runtime/links/test_emulated.py",),
     "runtime/links/disk.py": ("tests/runtime/links/test_disk_link.py",),
-    "runtime/session/generate.py": ("tests/runtime/session/test_generate.py",),
+    "runtime/session/generation/sampling.py": ("tests/runtime/session/test_sampling.py",),
     "moectl/serving/scheduler.py": ("tests/moectl/serving/test_scheduler.py",),
     "artifacts/quantisation/bit_allocation.py": (
         "tests/artifacts/quantisation/test_bit_allocation.py",
@@ -185,7 +186,7 @@ TESTS = {
             for family in ("qwen3_vl_moe", "inkling_text")
         ),
     ),
-    "runtime/session/interleave.py": ("tests/runtime/session/test_interleave.py",),
+    "runtime/session/generation/single.py": ("tests/runtime/session/test_generation.py",),
     "moectl/serving/bodies.py": ("tests/moectl/serving/test_bodies.py",),
     "moectl/serving/guard.py": ("tests/moectl/serving/test_guard.py",),
 }

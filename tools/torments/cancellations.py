@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 
 from artifacts.errors import Problem
-from runtime.session.generate import Sampling, num_positions
-from runtime.session.interleave import Generation, Interleave
+from runtime.session.generation.sampling import Sampling, num_positions
+from runtime.session.generation.single import Generation
 from runtime.session.session import Session
 from tools.torments import lossless
 from tools.torments.cases import Lost
@@ -106,35 +106,32 @@ def in_turns(case: EngineCase, session: Session) -> None:
     case.faults.mend()
     if case.rng.random() < 0.5:
         case.faults.moving = failing(case.rng.randint(0, 40), MemoryError)
-    rows = Interleave(session)
     left = case.rng.randrange(3)
     failed = set()
-    generations = [rows.begin(prompt, _SHORT) for prompt in prompts]
+    generations = [session.begin(prompt, _SHORT) for prompt in prompts]
     found: list[list[int]] = [[] for _ in prompts]
     try:
         while not all(one.is_over for one in generations):
             for number, one in enumerate(generations):
                 if number == left and len(found[number]) == 2:
                     one.close()
-                elif not one.is_over and not _step(one, found[number]):
+                elif not one.is_over and not _step(session, one, found[number]):
                     failed.add(number)
     finally:
         for one in generations:
             one.close()
-        rows.close()
     if len(failed) > 1 or any(
         found[n] != alone[n] for n in range(3) if n != left and n not in failed
     ):
         raise Lost(f"18: {found} in turns, {failed} failed, alone {alone}")
 
 
-def _step(generation: Generation, ids: list[int]) -> bool:
+def _step(session: Session, generation: Generation, ids: list[int]) -> bool:
     """Run one pass of a generation; False if it failed."""
     try:
-        turn = generation.step()
+        ids.append(session.step(generation)[0])
     except MemoryError:
         return False
-    ids += [turn.token.token_id] if turn.token else []
     return True
 
 

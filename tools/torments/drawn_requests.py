@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from runtime.session.generate import Sampling
-from runtime.session.prompts import Prompt
+from runtime.session.generation.sampling import Sampling
+from runtime.session.prompts.encoder import Prompt
 from tests.helpers.families import VOCABULARY
 
 _FIRST = 3  # of the tokens that are characters

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moectl.cli import main
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
 from tests.moectl.conftest import Said

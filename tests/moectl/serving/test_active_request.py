@@ -7,9 +7,9 @@ from moectl.serving.active_request import ActiveRequest
 from moectl.serving.jobs import Done, Encoded, Event, GenerationJob, TextPiece
 from moectl.serving.tally import Tally
 from runtime.model.open import MoeModel
-from runtime.session.generate import Sampling
+from runtime.session.generation.round_robin import RoundRobin
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session
-from runtime.session.turns import Turns
 from tests.helpers.serving import SETTINGS
 
 
@@ -21,7 +21,7 @@ def answered(session: Session, num_tokens: int) -> tuple[str, Done]:
     request = ActiveRequest(
         job, session.opened, Tally(session.opened.shape.num_layers), preset="on-demand"
     )
-    with Turns(session) as turns:
+    with RoundRobin(session) as turns:
         turns.add(ids, sampling)
         while request.done is None:
             [result] = turns.step()

@@ -7,7 +7,7 @@ from moectl.serving.metrics import live
 from moectl.serving.scheduler import Scheduler
 from runtime.control.counters import Counter
 from runtime.model.open import MoeModel
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from tests.moectl.serving.test_scheduler import Asked
 

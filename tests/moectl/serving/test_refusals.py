@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from runtime.session.text_bound import TextBound
+from runtime.session.prompts.encoder import TextBound
 from tests.helpers.serving import EXACT, Running, idle
 
 

@@ -16,7 +16,7 @@ from moectl.serving.guard import ServerLimits
 from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob, TextPiece
 from moectl.serving.scheduler import Closing, Full, Scheduler
 from runtime.model.open import MoeModel
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 
 WAIT_S = 10
@@ -395,7 +395,7 @@ def test_a_switch_waits_for_the_prompt_that_is_encoded(
     def encode(prompt: str) -> None:
         begun.set()
         time.sleep(0.3)
-        are_closed.append(before._lock.is_closed)
+        are_closed.append(before._is_closed)
 
     monkeypatch.setattr(before, "encode", encode)
     with held(scheduler, Asked(1, torch.tensor([[7]]))):

@@ -10,7 +10,7 @@ import torch
 from runtime.model.open import open_model
 from runtime.policies import POLICIES
 from runtime.policies.base import Simple, Step
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY

@@ -18,7 +18,7 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 
 from artifacts.modelshapes.known import from_config
 from runtime.model.open import MoeModel, open_model
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session
 from runtime.session.settings import FUSED, Settings
 from tests.conftest import Checkpoint

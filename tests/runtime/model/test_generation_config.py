@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from artifacts.errors import BadInput
 from runtime.model.generation_config import FOLLOWED, REASONS, load_generation_config
 from runtime.model.open import MoeModel
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session
 from runtime.session.settings import Settings
 from tests.conftest import Checkpoint

@@ -20,7 +20,7 @@ from runtime.model.gguf_config import gguf_config
 from runtime.model.gguf_file import open_gguf
 from runtime.model.locate import locate
 from runtime.model.open import open_model
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from tests.helpers.gguf_files import (
     ARCHITECTURES,

@@ -10,7 +10,7 @@ import pytest
 
 from artifacts.errors import BadInput
 from runtime.model.gguf_tokenizer import gguf_tokenizer
-from runtime.session.text_bound import text_bound
+from runtime.session.prompts.encoder import text_bound
 from tests.helpers.gguf_vocabularies import (
     CONTROL,
     TEXTS,

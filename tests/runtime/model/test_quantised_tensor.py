@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from artifacts.errors import BadInput
 from artifacts.formats.numbers import numbers
 from runtime.model.open import MoeModel, open_model
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from tests.helpers import families
 from tests.helpers.published import CONFIGS, publish

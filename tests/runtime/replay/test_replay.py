@@ -23,8 +23,8 @@ from runtime.policies.base import Artefacts
 from runtime.policies.presets import presets
 from runtime.policies.shared.maps import Match, Matching
 from runtime.replay.replay import replay
-from runtime.session.batch import RequestBatch
-from runtime.session.generate import Sampling
+from runtime.session.generation.batch import RequestBatch
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
 from tests.conftest import Checkpoint

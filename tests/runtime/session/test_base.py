@@ -25,7 +25,7 @@ from runtime.policies.base import Artefacts
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
 from runtime.session.equip import model_on_base
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session
 from runtime.session.settings import EXACT, FUSED, Settings
 from tests.conftest import Checkpoint

@@ -17,14 +17,13 @@ from runtime.policies import build
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Scope
 from runtime.replay.replay import replay
-from runtime.session import batch as batch_module
-from runtime.session.batch import RequestBatch, RowResult
-from runtime.session.charges import Charge
-from runtime.session.draw import NextToken, draw
-from runtime.session.generate import Sampling
+from runtime.session.generation import batch as batch_module
+from runtime.session.generation.batch import RequestBatch, RowResult
+from runtime.session.generation.charges import Charge
+from runtime.session.generation.round_robin import RoundRobin, open_batch
+from runtime.session.generation.sampling import Sampler, Sampling, draw
 from runtime.session.session import Session
 from runtime.session.settings import Settings
-from runtime.session.turns import Turns, open_batch
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, save
 from tests.helpers.uncollected import live_nbytes, uncollected
@@ -48,14 +47,14 @@ def session(opened: MoeModel) -> Iterator[Session]:
         yield session
 
 
-def to_end(batch: RequestBatch | Turns) -> list[RowResult]:
+def to_end(batch: RequestBatch | RoundRobin) -> list[RowResult]:
     results = []
     while not batch.is_idle:
         results += batch.step()
     return results
 
 
-def answers(batch: RequestBatch | Turns, sampling: Sampling = SIX) -> list[list[int]]:
+def answers(batch: RequestBatch | RoundRobin, sampling: Sampling = SIX) -> list[list[int]]:
     """Of all prompts, in their order."""
     numbers = [batch.add(prompt, sampling) for prompt in PROMPTS]
     found: dict[int, list[int]] = defaultdict(list)
@@ -82,12 +81,12 @@ def test_logits_of_every_family_are_those_of_a_run_alone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: dict[NextToken, list[torch.Tensor]] = defaultdict(list)
+    seen: dict[Sampler, list[torch.Tensor]] = defaultdict(list)
 
-    def seen_draw(next_tokens: list[NextToken], logits: torch.Tensor) -> list:
-        for next_token, row in zip(next_tokens, logits, strict=True):
-            seen[next_token].append(row)
-        return draw(next_tokens, logits)
+    def seen_draw(samplers: list[Sampler], logits: torch.Tensor) -> list:
+        for sampler, row in zip(samplers, logits, strict=True):
+            seen[sampler].append(row)
+        return draw(samplers, logits)
 
     monkeypatch.setattr(batch_module, "draw", seen_draw)
     path = (
@@ -99,8 +98,8 @@ def test_logits_of_every_family_are_those_of_a_run_alone(
         with RequestBatch(session, rows=3, tile=5) as batch:
             answered = answers(batch)
         assert answered == alone(session)
-        for next_token, logits in seen.items():
-            whole = session.forward(next_token.tokens).logits[0]
+        for sampler, logits in seen.items():
+            whole = session.forward(sampler.tokens).logits[0]
             expected = whole[-len(logits) - 1 : -1]
             assert (torch.stack(logits) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
@@ -126,6 +125,24 @@ def test_a_drawn_answer_follows_its_own_seed_and_options(session: Session) -> No
         for prompt, sampling in zip(PROMPTS, drawn, strict=True)
     ]
     assert list(found.values()) == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_the_models_own_settings_hold_in_a_batch(
+    session: Session, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = Sampling(7, temperature=temperature, ignore_eos=False)
+    without = alone(session, drawn)
+    settings = session.opened.model.generation_config
+    monkeypatch.setattr(settings, "stop_strings", [session.opened.tokenizer.decode(without[0][2])])
+    monkeypatch.setattr(settings, "begin_suppress_tokens", [without[1][0]])
+    expected = alone(session, drawn)
+    with RequestBatch(session) as batch:
+        assert answers(batch, drawn) == expected
+    assert len(expected[0]) <= 3 and expected[1][0] != without[1][0]
+    unstopped = Sampling(7, temperature=temperature, ignore_eos=True)
+    with RequestBatch(session) as batch:
+        assert [len(tokens) for tokens in answers(batch, unstopped)] == [7] * len(PROMPTS)
 
 
 def test_requests_that_come_and_go_change_no_answer(session: Session) -> None:
@@ -230,7 +247,7 @@ def test_requests_that_cannot_share_a_pass_go_one_by_one(opened: MoeModel) -> No
     with Session(opened, Settings(budget="50%", threads=1, preset="monde-static")) as session:
         expected = alone(session)
         with open_batch(session, rows=4) as batch:
-            assert isinstance(batch, Turns)
+            assert isinstance(batch, RoundRobin)
             assert answers(batch) == expected
             first, second = (batch.add(PROMPTS[0], SIX) for _ in range(2))
             results = batch.step()
@@ -240,7 +257,7 @@ def test_requests_that_cannot_share_a_pass_go_one_by_one(opened: MoeModel) -> No
         assert "answered one at a time: --residency" in " ".join(session.receipt()["fallbacks"])
 
 
-@pytest.mark.parametrize(("way", "num_failed"), [(RequestBatch, 2), (Turns, 1)])
+@pytest.mark.parametrize(("way", "num_failed"), [(RequestBatch, 2), (RoundRobin, 1)])
 def test_a_pass_that_fails_ends_the_requests_in_it(
     session: Session, way: type, num_failed: int
 ) -> None:
@@ -266,20 +283,20 @@ def test_a_pass_that_fails_ends_the_requests_in_it(
     session.validate()
 
 
-@pytest.mark.parametrize("way", [RequestBatch, Turns])
+@pytest.mark.parametrize("way", [RequestBatch, RoundRobin])
 def test_requests_that_are_over_hold_no_memory(
     session: Session, way: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many bytes after many requests as after a few, without the collector; some are drawn, some
     fail, some are left."""
     drawn = Sampling(max_new_tokens=2, temperature=0.9, ignore_eos=True)
-    rows = {} if way is Turns else {"room": 1 << 17}
+    rows = {} if way is RoundRobin else {"room": 1 << 17}
     random = torch.Generator().manual_seed(0)
 
     def broken(*_: object) -> torch.Tensor:
         raise ValueError("broken")
 
-    def ask(batch: RequestBatch | Turns, numbers: range) -> int:
+    def ask(batch: RequestBatch | RoundRobin, numbers: range) -> int:
         for number in numbers:
             sampling = Sampling(max_new_tokens=2, ignore_eos=True) if number % 4 else drawn
             request = batch.add(torch.randint(3, 90, (1, 60), generator=random), sampling)
@@ -299,7 +316,7 @@ def test_requests_that_are_over_hold_no_memory(
     with way(session, rows=4, **rows) as batch, uncollected():
         after = ask(batch, range(8))
         assert ask(batch, range(8, 24)) == after
-        assert batch.kept.nbytes <= batch.kept.most_nbytes == (0 if way is Turns else 1 << 14)
+        assert batch.kept.nbytes <= batch.kept.most_nbytes == (0 if way is RoundRobin else 1 << 14)
 
 
 def test_the_row_that_goes_on_does_not_hold_what_was_forgotten_of_its_prompt(

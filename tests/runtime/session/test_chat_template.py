@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from artifacts.errors import BadInput, BadUsage
 from moectl.bundled import demo_model
-from runtime.session.chat_template import ChatTemplates
+from runtime.session.prompts.chat_template import ChatTemplates
 from tests import ROOT
 
 TURNS = [

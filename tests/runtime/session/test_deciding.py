@@ -17,7 +17,7 @@ from runtime.model.open import open_model
 from runtime.policies import build
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Scope
-from runtime.session.deciding import cache_on_device, whole_experts
+from runtime.session.build import cache_on_device, whole_experts
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
 

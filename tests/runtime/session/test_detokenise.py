@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from moectl.bundled import demo_model
-from runtime.session.detokenise import Detokeniser, Stops
+from runtime.session.generation.stream import Detokeniser, Stops
 
 WORDS = "Return the numbér of — 漢字 🙂 bytes\n\n    x += 1  # ok"
 

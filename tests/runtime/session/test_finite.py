@@ -12,10 +12,10 @@ from profilers.compare import quality
 from profilers.compare.likelihoods import likelihoods
 from profilers.routing.observe import RoutingProfile, observe
 from profilers.text.batches import Batch
-from runtime.session.batch import RequestBatch
-from runtime.session.finite import NotFinite
-from runtime.session.generate import Sampling
-from runtime.session.interleave import Interleave
+from runtime.session.generation.batch import RequestBatch
+from runtime.session.generation.finite import NotFinite
+from runtime.session.generation.round_robin import RoundRobin
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
 from tests.helpers.overflowing import overflowing
@@ -38,16 +38,26 @@ def test_each_way_to_answer_names_the_first_expert(
     with Session.open(too_large, Settings(budget="50%", experts=experts)) as session:
         with pytest.raises(NotFinite, match=NAMED):
             list(session.generate(PROMPT, sampling))
-        turns = Interleave(session)
-        with pytest.raises(NotFinite, match=NAMED):
-            turns.begin(PROMPT, sampling).step()
-        turns.close()
+        for way in (RoundRobin, RequestBatch):
+            with way(session) as batch:
+                batch.add(PROMPT, sampling)
+                [result] = batch.step()
+                with pytest.raises(NotFinite, match=NAMED):
+                    raise result.error
+                assert batch.is_idle
+
+
+def test_numbers_that_the_checkpoint_asks_to_replace_are_replaced(
+    too_large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As plain generate() does by `remove_invalid_values`."""
+    with Session.open(too_large, Settings(budget="50%")) as session:
+        monkeypatch.setattr(session.opened.model.generation_config, "remove_invalid_values", True)
+        expected = [token.token_id for token in session.generate(PROMPT, Sampling(3))]
+        assert expected
         with RequestBatch(session) as batch:
-            batch.add(PROMPT, sampling)
-            [result] = batch.step()
-            with pytest.raises(NotFinite, match=NAMED):
-                raise result.error
-            assert batch.is_idle
+            batch.add(PROMPT, Sampling(3))
+            assert [batch.step()[0].token_id for _ in expected] == expected
 
 
 def test_each_way_to_measure_names_the_first_expert(too_large: Path) -> None:

@@ -20,7 +20,7 @@ from artifacts.store.runs import RunInfo, utc_now
 from artifacts.store.store import Store
 from moectl.commands.run import keeping_maps
 from runtime.policies.shared.maps import LearnedMaps
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.learn_maps import WrittenMaps
 from runtime.session.session import Session
 from runtime.session.settings import Settings

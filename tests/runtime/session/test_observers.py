@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.session import observers
-from runtime.session.observers import observe, reconfiguration
+from runtime.session import parts as module
+from runtime.session.parts import observe, reconfiguration
 
 
 class Heard:
@@ -40,10 +40,10 @@ def test_a_split_is_solved_anew_only_where_it_may_be(
 ) -> None:
     told: list = []
     monkeypatch.setattr(
-        observers, "tokens_between", lambda asked, split, policies, *, num_devices: every
+        module, "tokens_between", lambda asked, split, policies, *, num_devices: every
     )
     monkeypatch.setattr(
-        observers, "Reconfiguration", lambda *given, every, lay_out: Heard(f"every {every}", told)
+        module, "Reconfiguration", lambda *given, every, lay_out: Heard(f"every {every}", told)
     )
     settings = SimpleNamespace(reconfigure_every=None, devices=1)
     parts = SimpleNamespace(

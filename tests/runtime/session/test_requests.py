@@ -1,6 +1,8 @@
 """Requests of a session: what is refused, how they are numbered, and what their effort counts."""
 
+import ctypes
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +12,8 @@ import torch
 from artifacts.errors import BadInput, BadUsage
 from runtime.model.layout import ALIGNMENT
 from runtime.session import session as module
-from runtime.session.answers import Effort
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
+from runtime.session.generation.stream import Effort
 from runtime.session.session import Session
 from runtime.session.settings import Settings
 from tests.conftest import Checkpoint
@@ -70,7 +72,7 @@ def test_requests_are_numbered_one_after_another_from_0(session: Session) -> Non
 def test_a_generation_tells_its_own_effort(session: Session) -> None:
     session.forward(PROMPT)
     told: list[Effort] = []
-    tokens = list(session.generate(PROMPT, Sampling(3, ignore_eos=True), told=told.append))
+    tokens = list(session.generate(PROMPT, Sampling(3, ignore_eos=True), on_end=told.append))
     assert len(tokens) == 3 and told == [session.effort(first_pass=1)]
     every = session.effort()
     assert every.counters["requests"] > told[0].counters["requests"] > 0
@@ -86,11 +88,35 @@ def test_a_stream_follows_the_sampling_that_is_given(session: Session) -> None:
     stream.close()
 
 
-def test_a_generation_that_is_stopped_while_another_runs_never_begins(session: Session) -> None:
-    stop = threading.Event()
-    stop.set()
-    with session._lock.raw, session._turn(stop, told=None) as may_begin:
-        assert not may_begin
+def test_tokens_come_with_their_index_and_time(session: Session) -> None:
+    begin_s = time.perf_counter()
+    tokens = list(session.generate(PROMPT, Sampling(3, ignore_eos=True)))
+    took_s = time.perf_counter() - begin_s
+    assert [token.index for token in tokens] == [0, 1, 2]
+    seconds = [token.seconds for token in tokens]
+    assert seconds[0] > 0 and seconds == sorted(seconds) and seconds[-1] < took_s
+
+
+def test_a_new_thread_computes_with_the_number_of_threads_in_force(session: Session) -> None:
+    """Products round differently with torch's default number, which a new thread has."""
+    openmp = next(Path(torch.__file__).parent.glob("lib/libgomp*"), None)
+    if openmp is None:
+        pytest.skip("this torch does not come with GNU's OpenMP, which is asked here")
+    # torch.get_num_threads() would set the number of a new thread before it tells it, as a product
+    # would not.
+    num_threads_of_this = ctypes.CDLL(str(openmp)).omp_get_max_threads
+    before = torch.get_num_threads()
+    seen = []
+    session.watcher.on_pass = lambda requests: seen.append(num_threads_of_this())
+    try:
+        for num_threads in (before + 1, before + 2):
+            torch.set_num_threads(num_threads)
+            thread = threading.Thread(target=session.forward, args=(PROMPT,))
+            thread.start()
+            thread.join()
+        assert seen == [before + 1, before + 2]
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_session_that_lost_its_slots_is_closed(

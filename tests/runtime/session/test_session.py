@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from artifacts.errors import BadInput, BadUsage, Incompatible
 from runtime.model.open import MoeModel, open_model
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session
 from runtime.session.settings import FUSED, Settings
 from tests.conftest import Checkpoint

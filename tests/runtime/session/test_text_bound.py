@@ -14,9 +14,8 @@ from artifacts.errors import BadInput
 from moectl.bundled import demo_model
 from runtime import Session, Settings
 from runtime.model.open import MoeModel, open_model
-from runtime.session.generate import TooLong
-from runtime.session.prompts import Prompt
-from runtime.session.text_bound import TextBound, text_bound
+from runtime.session.generation.sampling import TooLong
+from runtime.session.prompts.encoder import Prompt, TextBound, text_bound
 from tests.conftest import Checkpoint
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

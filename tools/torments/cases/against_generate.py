@@ -13,7 +13,6 @@ from transformers.utils import logging
 
 from artifacts.errors import BadInput
 from runtime.model.generation_config import load_generation_config
-from runtime.session.interleave import Interleave
 from runtime.session.session import Session
 from runtime.session.settings import FUSED, Settings
 from tools.torments import lossless
@@ -140,16 +139,13 @@ def _as_text(session: Session, asked: Sequence[Asked], rng: random.Random) -> li
 
 def _in_turns(session: Session, asked: Sequence[Asked], rng: random.Random) -> list[list[int]]:
     """Answer pass by pass, in a random order, as the server does for several requests."""
-    interleave = Interleave(session)
-    under_way = [interleave.begin(_ids(session, one), one.sampling) for one in asked]
+    under_way = [session.begin(_ids(session, one), one.sampling) for one in asked]
     said: list[list[int]] = [[] for _ in asked]
     while going := [
         number for number, generation in enumerate(under_way) if not generation.is_over
     ]:
         number = rng.choice(going)
-        token = under_way[number].step().token
-        said[number] += [] if token is None else [token.token_id]
-    interleave.close()
+        said[number].append(session.step(under_way[number])[0])
     return said
 
 

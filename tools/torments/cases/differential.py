@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from tools.torments import lossless
 from tools.torments.cases import Lost

@@ -33,7 +33,7 @@ from runtime.policies import POLICIES
 from runtime.policies.presets import presets
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
-from runtime.session.generate import Sampling
+from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from tests.helpers import artefacts, families
 from tools.lab.fit_synthetic import parse_hit_rates

@@ -23,10 +23,6 @@ def session(checkpoint: Checkpoint) -> Iterator[Session]:
         yield session
 
 
-def is_generating() -> bool:
-    return any(thread.name == "moectl-generate" for thread in threading.enumerate())
-
-
 def test_pieces_are_the_text(session: Session) -> None:
     stream = session.stream(PROMPTS[0], SHORT)
     pieces = list(stream)
@@ -44,7 +40,7 @@ def test_pieces_are_the_text(session: Session) -> None:
 def test_a_stream_that_is_dropped_stops_at_once(session: Session) -> None:
     for _ in session.stream(PROMPTS[0], LONG):
         break
-    assert not is_generating() and session.num_passes < 64
+    assert session.num_passes == 1
     assert len(session.stream(PROMPTS[1], SHORT).answer().token_ids) == 6
 
 
@@ -54,7 +50,7 @@ def test_a_stream_that_is_closed_has_what_was_generated_so_far(session: Session)
     next(stream)
     stream.close()
     answer = stream.answer()
-    assert not is_generating() and 1 <= len(answer.token_ids) < 64
+    assert len(answer.token_ids) == 1
     assert answer.token_ids[:6] == whole.token_ids[: len(answer.token_ids)]
     assert answer.effort.counters["requests"] > 0
     unread = session.stream(PROMPTS[0], LONG)

@@ -13,7 +13,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from artifacts.errors import BadInput, BadUsage, first_line
-from runtime.session import template_child
+from runtime.session.prompts import template_child
 
 _REMEDY = "give a prompt of plain text instead"
 LIMIT_S = 5.0  # of one rendering, which usually takes some milliseconds

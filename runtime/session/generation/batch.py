@@ -6,11 +6,11 @@ being answered, and tiles of the prompts that are being read. A request that end
 next one at once.
 """
 
-import time
-from collections import deque
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -18,12 +18,11 @@ import torch
 from artifacts.errors import detached
 from runtime.model.row_attention import RowPass, RowPiece, attended
 from runtime.model.row_memory import RowLine, RowMemory, room_for
-from runtime.session.charges import Charge, Charges
-from runtime.session.draw import NextToken, draw
-from runtime.session.finite import NotFinite
-from runtime.session.generate import Sampling
+from runtime.session.generation.charges import Charge, Charges
+from runtime.session.generation.finite import NotFinite
+from runtime.session.generation.prefill import PrefillQueue, Prompt
+from runtime.session.generation.sampling import Sampler, Sampling, draw
 from runtime.session.probe import widened_window
-from runtime.session.reading import Prompt, Reading
 from runtime.session.session import Session
 
 # requests, tokens, bytes
@@ -69,7 +68,7 @@ class _Row:
 
     owner: Hashable
     prompt: Prompt
-    next_token: NextToken
+    sampler: Sampler
     line: RowLine | None = None
 
 
@@ -96,7 +95,60 @@ class _Plan:
             self.last.append((row, len(self.ids) - 1))
 
 
-class RequestBatch:
+class RequestQueue:
+    """The requests of a session, by number: those that wait, and those that run."""
+
+    def __init__(self, session: Session, *, rows: int) -> None:
+        self.session = session
+        self.rows = rows
+        self._waiting: dict[int, Any] = {}
+        self._running: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the session back; requests that are not over are dropped."""
+        for request in (*self._waiting, *self._running):
+            self.cancel(request)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if every request is over."""
+        return not (self._waiting or self._running)
+
+    def cancel(self, request: int) -> None:
+        """End a request, if it is not over, and free its keys and values at once."""
+        self._waiting.pop(request, None)
+        if request in self._running:
+            self._free(self._running.pop(request))
+
+    def _free(self, row: Any) -> None:
+        raise NotImplementedError
+
+    def _begin_first(self) -> None:
+        """Begin the request that has waited longest."""
+        request = next(iter(self._waiting))
+        self._running[request] = self._waiting.pop(request)
+
+    def _fold(self) -> None:
+        """Keep the counters of an endless run small."""
+        if self.session.num_passes > _MANY_PASSES:
+            self.session.engine.fold()
+
+
+class RequestBatch(RequestQueue):
     """Answers many requests together. Owns the session until `close`: no other pass may run. One
     thread calls it.
 
@@ -117,16 +169,12 @@ class RequestBatch:
         kept_nbytes: int | None = None,
         in_ram: bool = False,
     ) -> None:
-        self.session = session
-        self.rows = rows
+        super().__init__(session, rows=rows)
         self.tile = tile
         self.room = room
         self.memory = RowMemory(in_ram=in_ram)
         most_kept = room // _KEPT_SHARE if kept_nbytes is None else kept_nbytes
-        self.reading = Reading(self.memory, most_kept_nbytes=min(most_kept, room))
-        self._waiting: deque[int] = deque()
-        self._running: dict[int, _Row] = {}  # also those whose prompts are being read
-        self._rows: dict[int, _Row] = {}
+        self.prefill = PrefillQueue(self.memory, most_kept_nbytes=min(most_kept, room))
         self._by_line: dict[RowLine, _Row] = {}
         self._charges = Charges(session.opened.shape.num_experts)
         with ExitStack() as undo:
@@ -148,12 +196,6 @@ class RequestBatch:
                 parts.opened, arrivals.window, self.rows, self._attention, **known
             )
 
-    def __enter__(self) -> "RequestBatch":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Give the session back, with its model as it was; requests that are not over are
         dropped."""
@@ -162,46 +204,25 @@ class RequestBatch:
     @property
     def kept(self) -> KeptPrompts:
         """Bytes of the prompts that are kept for their beginnings."""
-        return KeptPrompts(self.reading.nbytes_kept, self.reading.most_kept_nbytes)
-
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def is_idle(self) -> bool:
-        """True if every request is over."""
-        return not self._rows
+        return KeptPrompts(self.prefill.nbytes_kept, self.prefill.most_kept_nbytes)
 
     def add(self, prompt: torch.Tensor, sampling: Sampling, *, owner: Hashable = None) -> int:
         """Add a request with a prompt [1, S] int64, and return its number. Raises BadInput for a
         prompt that the model cannot take."""
         opened = self.session.opened
-        next_token = NextToken(
+        sampler = Sampler(
             opened.model, prompt.to(opened.model.device), sampling, tokenizer=opened.tokenizer
         )
-        self.session.new_requests(1)
-        request = self.session.watcher.first_request
+        sampler.inputs.clear()  # keys and values lie in blocks
+        request = self.session.new_requests(1)
         ids = prompt[0].numpy()
-        self._rows[request] = _Row(
-            owner, Prompt(request, ids, len(ids) + sampling.max_new_tokens), next_token
-        )
-        self._waiting.append(request)
+        read = Prompt(request, ids, len(ids) + sampling.max_new_tokens)
+        self._waiting[request] = _Row(owner, read, sampler)
         return request
 
-    def cancel(self, request: int) -> None:
-        """End a request, if it is not over, and free its keys and values at once."""
-        row = self._rows.pop(request, None)
-        if row is None:
-            return
-        if self._running.pop(request, None) is None:
-            self._waiting.remove(request)
-        elif row.line is None:
-            self.reading.end(row.prompt, is_read=False)
+    def _free(self, row: _Row) -> None:
+        if row.line is None:
+            self.prefill.end(row.prompt, is_read=False)
         else:
             self._leave(row.line)
 
@@ -223,18 +244,15 @@ class RequestBatch:
             return ended
 
     def _pass(self, plan: _Plan) -> list[RowResult]:
-        begin_s = time.perf_counter()
-        session = self.session
-        if session.num_passes > _MANY_PASSES:
-            session.engine.fold()
-        first_pass = session.num_passes
+        self._fold()
+        begin_s = perf_counter()
+        first_pass = self.session.num_passes
         self._charges.begin(np.array(plan.row_of), len(plan.rows))
         logits = self._forward(plan)
-        drawn = draw([row.next_token for row, _ in plan.last], logits) if plan.last else []
+        drawn = draw([row.sampler for row, _ in plan.last], logits) if plan.last else []
+        took = self.session.charge_since(first_pass, begin_s=begin_s)
         charges = self._charges.divide(
-            session.controller.counters.sum(first_pass=first_pass),
-            exposed_s=sum(session.engine.stall_s[first_pass:]),
-            seconds=time.perf_counter() - begin_s,
+            took.counters, exposed_s=took.exposed_s, seconds=took.seconds
         )
         drawn = [self._traced(token) if isinstance(token, NotFinite) else token for token in drawn]
         tokens = {id(row): token for (row, _), token in zip(plan.last, drawn, strict=True)}
@@ -252,18 +270,18 @@ class RequestBatch:
     def _begin_waiting(self) -> None:
         """Begin to read the waiting prompts for which there is room."""
         while self._waiting and len(self._running) < self.rows:
-            row = self._rows[self._waiting[0]]
+            row = next(iter(self._waiting.values()))
             if self._running and not self._has_room(row):
                 return
-            self._running[self._waiting.popleft()] = row
-            self.reading.under_way.append(row.prompt)
+            self._begin_first()
+            self.prefill.under_way.append(row.prompt)
 
     def _has_room(self, row: _Row) -> bool:
         if not self.memory.token_nbytes:
             return False  # until the first pass tells the bytes of a token
         needed = sum(map(_num_held, self._running.values())) + _num_held(row)
         left = self.room - needed * self.memory.token_nbytes
-        self.reading.shrink(max(left, 0))
+        self.prefill.shrink(max(left, 0))
         return left >= 0
 
     def _plan(self) -> _Plan:
@@ -271,15 +289,15 @@ class RequestBatch:
         for block, lines in self.memory.blocks.items():
             for line in lines:
                 row = self._by_line[line]
-                plan.add(row, line, [row.next_token.last_token], gets_token=True)
+                plan.add(row, line, [row.sampler.last_token], gets_token=True)
             first = torch.tensor([line.length for line in lines])
             plan.pieces.append(RowPiece(block, len(lines), 1, first))
-        for prompt, length in self.reading.tiles(self.tile):
+        for prompt, length in self.prefill.tiles(self.tile):
             line = prompt.line
             end = prompt.num_read + length
             plan.pieces.append(RowPiece(line.block, 1, length, torch.tensor([line.length])))
             ids = prompt.ids[line.length : end].tolist()
-            plan.add(self._rows[prompt.request], line, ids, gets_token=end == len(prompt.ids))
+            plan.add(self._running[prompt.request], line, ids, gets_token=end == len(prompt.ids))
         return plan
 
     def _forward(self, plan: _Plan) -> torch.Tensor:
@@ -302,14 +320,13 @@ class RequestBatch:
                 with torch.inference_mode():
                     row.line = self.memory.join(row.prompt.line, row.prompt.num_tokens)
                 self._by_line[row.line] = row
-                self.reading.end(row.prompt, is_read=True)
+                self.prefill.end(row.prompt, is_read=True)
 
     def _result(self, row: _Row, token: int | Exception | None, charge: Charge) -> RowResult:
         request = row.prompt.request
-        is_over = row.next_token.is_over
+        is_over = row.sampler.is_over
         if is_over:
-            del self._rows[request], self._running[request]
-            self._leave(row.line)
+            self.cancel(request)
         error = detached(token) if isinstance(token, Exception) else None
         reused = row.prompt.num_reused
         return RowResult(

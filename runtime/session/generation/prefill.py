@@ -27,7 +27,7 @@ class Prompt:
         return self.line.length if self.line else 0
 
 
-class Reading:
+class PrefillQueue:
     """The prompts under way, first come, first read, and the last ones that were read. A prompt
     that begins like one of them copies its keys and values. `most_kept_nbytes` bounds the prompts
     that are kept only for that."""

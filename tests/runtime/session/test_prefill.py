@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runtime.model.row_memory import RowMemory, room_for
-from runtime.session.reading import LEAST_SHARED, Prompt, Reading, shared_beginning
+from runtime.session.generation.prefill import LEAST_SHARED, PrefillQueue, Prompt, shared_beginning
 
 TOKEN_NBYTES = 8  # keys and values of one head of one float32
 ROOM = 1 << 20
@@ -17,29 +17,29 @@ def asked(ids: Sequence[int], request: int = 0) -> Prompt:
     return Prompt(request, np.array(ids), len(ids) + 4)
 
 
-def reading(*, most_kept_nbytes: int = ROOM) -> Reading:
+def queue(*, most_kept_nbytes: int = ROOM) -> PrefillQueue:
     memory = RowMemory()
     memory.token_nbytes = TOKEN_NBYTES
-    return Reading(memory, most_kept_nbytes=most_kept_nbytes)
+    return PrefillQueue(memory, most_kept_nbytes=most_kept_nbytes)
 
 
-def read(reading: Reading, ids: Sequence[int]) -> Prompt:
+def read(queue: PrefillQueue, ids: Sequence[int]) -> Prompt:
     """A prompt that was read to its end, whose keys are its ids."""
     prompt = asked(ids)
-    reading.under_way.append(prompt)
-    for one, length in reading.tiles(len(ids)):
+    queue.under_way.append(prompt)
+    for one, length in queue.tiles(len(ids)):
         begin = one.num_read
         values = torch.tensor(ids[begin : begin + length], dtype=torch.float32).view(1, 1, -1, 1)
         one.line.block.write(0, torch.tensor([begin]), values, values)
         one.line.length += length
     assert prompt.line.block.keys[0][0, 0, : len(ids), 0].tolist() == list(ids)
-    reading.end(prompt, is_read=True)
+    queue.end(prompt, is_read=True)
     return prompt
 
 
 @pytest.mark.parametrize("num_shared", [LEAST_SHARED - 1, LEAST_SHARED, LEAST_SHARED + 1])
 def test_sixteen_equal_tokens_are_the_fewest_that_are_taken_over(num_shared: int) -> None:
-    known = reading()
+    known = queue()
     read(known, range(40))
     prompt = read(known, [*range(num_shared), *range(900, 910)])
     assert LEAST_SHARED == 16 and prompt.num_reused == (num_shared if num_shared >= 16 else 0)
@@ -48,7 +48,7 @@ def test_sixteen_equal_tokens_are_the_fewest_that_are_taken_over(num_shared: int
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     """Its logits are wanted; also of one that was there before, and of one that goes on after
     it."""
-    known = reading()
+    known = queue()
     read(known, range(40))
     assert [read(known, range(count)).num_reused for count in (40, 30, 41)] == [39, 29, 40]
     one = np.arange(3)
@@ -60,7 +60,7 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
 def test_a_prompt_waits_for_one_under_way_that_reads_more_of_it() -> None:
     """By at least as many tokens as are worth it."""
     for num_shared, are_begun in ((LEAST_SHARED, 1), (LEAST_SHARED - 1, 2)):
-        both = reading()
+        both = queue()
         both.under_way += [asked(range(40)), asked([*range(num_shared), *range(900, 930)], 1)]
         assert len([*both.tiles(100)]) == are_begun
 
@@ -68,7 +68,7 @@ def test_a_prompt_waits_for_one_under_way_that_reads_more_of_it() -> None:
 def test_the_oldest_prompts_are_forgotten_for_their_bytes() -> None:
     """As many are kept as the budget has room for, and one that is used by no request is freed."""
     nbytes = room_for(40) * TOKEN_NBYTES
-    known = reading(most_kept_nbytes=2 * nbytes)
+    known = queue(most_kept_nbytes=2 * nbytes)
     prompts = [[*range(first, first + 40)] for first in (0, 100, 200, 300)]
     kept = []
     for ids in prompts:
@@ -84,7 +84,7 @@ def test_the_oldest_prompts_are_forgotten_for_their_bytes() -> None:
 
 
 def test_a_prompt_that_was_not_read_to_its_end_is_not_kept() -> None:
-    known = reading()
+    known = queue()
     known.under_way.append(prompt := asked(range(40)))
     assert [length for _, length in known.tiles(20)] == [20]
     known.end(prompt, is_read=False)

@@ -6,7 +6,6 @@ from contextlib import suppress
 
 import torch
 from torch import nn
-from transformers import LogitsProcessor
 
 from artifacts.errors import BadInput
 from artifacts.routing.coactivation import NotFiniteWeights
@@ -40,26 +39,6 @@ class NotFinite(BadInput):
     def __reduce__(self) -> tuple:
         """Reach another process as the line alone."""
         return BadInput, self.args
-
-
-class FiniteLogits(LogitsProcessor):
-    """Passes logits on as they are. Raises NotFinite where the highest of them is NaN or
-    infinite."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Check scores [1, V] after the tokens input_ids [1, S]."""
-        check_highest(float(scores.max()), input_ids, self._dtype)
-        return scores
-
-
-def check_highest(highest: float, ids: torch.Tensor, dtype: torch.dtype) -> None:
-    """Raise NotFinite where the highest logit after ids [1, S] is NaN or infinite. Options of a
-    request may leave only -inf, which is another error."""
-    if not highest < float("inf"):
-        raise NotFinite(ids, dtype)
 
 
 def first_place(opened: MoeModel, run: Callable[[], object]) -> str:

@@ -1,0 +1,114 @@
+"""Requests of a batch that share no pass: they take turns, with the same calls and results."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+
+from artifacts.errors import detached
+from runtime.model.row_attention import reason_not_joined
+from runtime.policies import describe
+from runtime.session.generation.batch import (
+    ROOM,
+    TILE,
+    KeptPrompts,
+    RequestBatch,
+    RequestQueue,
+    RowResult,
+)
+from runtime.session.generation.sampling import Sampling, check_prompt
+from runtime.session.generation.single import Generation
+from runtime.session.session import Session
+
+# Passes of a request before the next one's turn: more delay the others, fewer lower the hit rate,
+# since every change of request evicts some experts of the last one (figures in docs/decisions.md).
+PASSES = 4
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    owner: Hashable
+    prompt: torch.Tensor
+    sampling: Sampling
+    generation: Generation | None = None
+    num_passes: int = 0
+
+
+class RoundRobin(RequestQueue):
+    """Answers at most `rows` requests at a time, in turns of `PASSES` passes, each by a generation
+    of its own. An answer is bit for bit the one that the request would get alone, where the
+    policies lose nothing. Calls and results are those of `RequestBatch`."""
+
+    kept = KeptPrompts()  # none
+
+    def __init__(self, session: Session, *, rows: int = 1) -> None:
+        # Where residency follows the prompt, a second request would change it during the answer to
+        # the first.
+        super().__init__(session, rows=1 if session.parts.policies.residency.places else rows)
+        self._num_added = 0
+
+    def add(self, prompt: torch.Tensor, sampling: Sampling, *, owner: Hashable = None) -> int:
+        """Add a request, as `RequestBatch.add` does."""
+        check_prompt(self.session.opened.model, prompt, sampling.max_new_tokens)
+        self._num_added += 1
+        self._waiting[self._num_added] = _Request(owner, prompt, sampling)
+        return self._num_added
+
+    def step(self) -> list[RowResult]:
+        """Run one pass of the request that has the turn, with results as of `RequestBatch.step`."""
+        while self._waiting and len(self._running) < self.rows:
+            self._begin_first()
+        if not self._running:
+            return []
+        request, asked = next(iter(self._running.items()))
+        result = self._pass(request, asked)
+        if result.is_over:
+            self.cancel(request)
+        elif asked.num_passes % PASSES == 0:
+            self._running[request] = self._running.pop(request)  # the last in turn
+        return [result]
+
+    def _pass(self, request: int, asked: _Request) -> RowResult:
+        self._fold()
+        asked.num_passes += 1
+        try:
+            if asked.generation is None:
+                asked.generation = self.session.begin(asked.prompt, asked.sampling)
+            token, charge = self.session.step(asked.generation)
+        except Exception as error:
+            return RowResult.failed(request, asked.owner, detached(error))
+        return RowResult(request, asked.owner, token, asked.generation.is_over, charge)
+
+    def _free(self, asked: _Request) -> None:
+        if asked.generation is not None:
+            asked.generation.close()
+
+
+def open_batch(
+    session: Session,
+    *,
+    rows: int,
+    tile: int = TILE,
+    room: int = ROOM,
+    kept_nbytes: int | None = None,
+    in_ram: bool = False,
+) -> RequestBatch | RoundRobin:
+    """Return a `RequestBatch` of `rows` rows. For one row, and where requests cannot share a pass,
+    return a `RoundRobin`, which answers one after the other; the receipt then gives the reason."""
+    reason = why_one_by_one(session)
+    if rows > 1 and reason is None:
+        return RequestBatch(
+            session, rows=rows, tile=tile, room=room, kept_nbytes=kept_nbytes, in_ram=in_ram
+        )
+    line = f"batch: requests are answered one at a time: {reason}"
+    if rows > 1 and line not in session.fallbacks:
+        session.fallbacks.append(line)
+    return RoundRobin(session)
+
+
+def why_one_by_one(session: Session) -> str | None:
+    """Return the reason why the requests of a session cannot share a pass, None if they can."""
+    policy = session.parts.policies.residency
+    if policy.places:
+        return f"--residency {describe(policy)} chooses the experts of the fast tier by the prompt"
+    return reason_not_joined(session.opened.model)

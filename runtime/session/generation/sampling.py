@@ -1,0 +1,249 @@
+"""Options for drawing tokens, and the samplers of requests: each draws by its own options and seed,
+as transformers' generate() would."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    InfNanRemoveLogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+
+from artifacts.errors import BadInput, BadUsage
+from runtime.session.generation.finite import NotFinite
+
+# bounds of divisors of logits: with larger or smaller ones logits are no longer finite
+_LEAST = 1e-4
+_MOST = 1e4
+_NO_END = {"stop_strings": None, "exponential_decay_length_penalty": None}  # other ends of a text
+_NO_PROBABILITY = "probability tensor contains either"  # as torch.multinomial begins
+_COUNTED = (MaxLengthCriteria, EosTokenCriteria)  # which need no tensors
+
+
+class TooLong(BadInput):
+    """A prompt that has no room in the model's positions, with the tokens that are to follow it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Options for drawing the next token; `temperature` 0 takes the most probable one. Without a
+    `repetition_penalty`, the one of the model's generation_config.json holds. Raises BadUsage for a
+    value out of range."""
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 50
+    top_p: float = 1.0
+    repetition_penalty: float | None = None
+    seed: int = 0
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise BadUsage(f"max-new-tokens must be at least 1, not {self.max_new_tokens}")
+        is_sound = 0 < self.top_p <= 1 and self.top_k >= 0
+        is_sound &= self.temperature == 0 or _LEAST <= self.temperature <= _MOST
+        if not (
+            is_sound
+            and (self.repetition_penalty is None or _LEAST <= self.repetition_penalty <= _MOST)
+        ):
+            raise BadUsage(
+                "sampling needs temperature >= 0, 0 < top-p <= 1, top-k >= 0 and "
+                f"repetition-penalty > 0, neither beyond {_LEAST:g} and {_MOST:g}"
+            )
+
+    def options(self) -> dict[str, object]:
+        """Return the keyword arguments of generate(), which take precedence over the model's
+        generation settings."""
+        options: dict[str, object] = {"max_new_tokens": self.max_new_tokens}
+        if self.repetition_penalty is not None:
+            options["repetition_penalty"] = float(self.repetition_penalty)
+        if self.ignore_eos:
+            options |= {"min_new_tokens": self.max_new_tokens} | _NO_END
+        if not self.temperature:
+            return options | {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+        return options | {
+            "do_sample": True,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+        }
+
+
+def check_prompt(model: PreTrainedModel, prompt: torch.Tensor, num_new: int) -> None:
+    """Raise BadInput for a prompt [1, S] that is empty or of unknown tokens, TooLong where
+    `num_new` tokens after it have no room."""
+    if prompt.numel() == 0:
+        raise BadInput("the prompt is empty: give at least one token of text")
+    what = f"{prompt.shape[1]} prompt tokens and {num_new} new ones"
+    check_tokens(model, highest=int(prompt.max()), length=prompt.shape[1] + num_new, what=what)
+
+
+def check_tokens(model: PreTrainedModel, *, highest: int, length: int, what: str) -> None:
+    """Raise BadInput if token id `highest` is outside the model's vocabulary, TooLong if `length`
+    tokens, which the error calls `what`, are more than its positions."""
+    vocabulary = model.get_input_embeddings().num_embeddings
+    if highest >= vocabulary:
+        raise BadInput(
+            f"token {highest} is outside the vocabulary of {vocabulary}: the tokenizer is another "
+            "model's"
+        )
+    longest = num_positions(model)
+    if longest and length > longest:
+        raise TooLong(f"{what} exceed the model's {longest} positions: give fewer")
+
+
+def num_positions(model: PreTrainedModel) -> int | None:
+    """Return the largest number of tokens that a prompt and its answer may have together, None
+    where the model's configuration names no limit."""
+    return getattr(model.config, "max_position_embeddings", None)
+
+
+class Sampler:
+    """The tokens of one request so far, the rules for its next one, and whether it is over."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompt: torch.Tensor,
+        sampling: Sampling,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        """`prompt` [1, S] int64. Raises BadInput for one that the model cannot take."""
+        check_prompt(model, prompt, sampling.max_new_tokens)
+        self.is_over = False
+        self._processors, criteria, self.inputs = _rules(model, prompt, sampling, tokenizer)
+        # which the checkpoint asks to be replaced by finite numbers
+        self.takes_any = any(isinstance(p, InfNanRemoveLogitsProcessor) for p in self._processors)
+        self._others = StoppingCriteriaList(one for one in criteria if type(one) not in _COUNTED)
+        self._ends = {
+            int(end)
+            for one in criteria
+            if type(one) is EosTokenCriteria
+            for end in one.eos_token_id
+        }
+        self._longest = min(one.max_length for one in criteria if type(one) is MaxLengthCriteria)
+        self._generator: torch.Generator | None = None
+        if sampling.temperature:
+            self._generator = torch.Generator(model.device).manual_seed(sampling.seed)
+        self._ids = prompt.new_zeros((1, self._longest))
+        self._ids[:, : prompt.shape[1]] = prompt
+        self.length = prompt.shape[1]
+
+    @property
+    def takes_highest(self) -> bool:
+        """True if the next token is the one with the highest logit, whatever came before."""
+        return not self._processors and self._generator is None
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """The prompt and the tokens that were drawn after it [1, S]."""
+        return self._ids[:, : self.length]
+
+    @property
+    def last_token(self) -> int:
+        """The newest token, which the next pass is given."""
+        return int(self._ids[0, self.length - 1])
+
+    def choose(self, logits: torch.Tensor) -> int:
+        """Return the next token by logits [1, V] float32. Raises BadInput where the options leave
+        none."""
+        scores = logits
+        # one by one: the list as a whole inspects the signature of each
+        for processor in self._processors:
+            scores = processor(self.tokens, scores)
+        if self._generator is None:
+            return int(scores.argmax(dim=-1))
+        try:
+            return int(
+                torch.multinomial(scores.softmax(dim=-1), num_samples=1, generator=self._generator)
+            )
+        except RuntimeError as error:
+            if _NO_PROBABILITY not in str(error):
+                raise
+            raise BadInput(
+                "the options of the request and of the model's generation_config.json leave no "
+                "token to draw"
+            ) from None
+
+    def append(self, token: int, logits: torch.Tensor) -> None:
+        """Note the token that was chosen by logits [1, V]."""
+        self._ids[0, self.length] = token
+        self.length += 1
+        self.is_over = token in self._ends or self.length >= self._longest
+        if self._others and not self.is_over:
+            self.is_over = bool(self._others(self.tokens, logits).all())
+
+
+def draw(samplers: Sequence[Sampler], logits: torch.Tensor) -> list[int | Exception]:
+    """Draw the next token of each request by logits [R, V], and note it with the request. Returns
+    the error in its place where a request's options leave no token or its rules fail."""
+    dtype = logits.dtype
+    logits = logits.float()
+    highest = logits.max(dim=-1)
+    values = highest.values.tolist()
+    tokens = highest.indices.tolist()
+    return [
+        _next(one, logits[row : row + 1], highest=tokens[row], value=values[row], dtype=dtype)
+        for row, one in enumerate(samplers)
+    ]
+
+
+def _next(
+    sampler: Sampler, logits: torch.Tensor, *, highest: int, value: float, dtype: torch.dtype
+) -> int | Exception:
+    try:
+        if not (value < float("inf") or sampler.takes_any):
+            raise NotFinite(sampler.tokens, dtype)
+        token = highest if sampler.takes_highest else sampler.choose(logits)
+        sampler.append(token, logits)
+    except Exception as error:  # which ends this request alone
+        sampler.is_over = True
+        return error
+    return token
+
+
+def _rules(
+    model: PreTrainedModel,
+    prompt: torch.Tensor,
+    sampling: Sampling,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> tuple[LogitsProcessorList, StoppingCriteriaList, dict[str, object]]:
+    """Return the logits processors, the stopping criteria and the inputs of the first pass, empty
+    keys and values among them, as generate() prepares them for this prompt by options and by the
+    model's generation settings."""
+    prepared = []
+
+    def take(
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **inputs: object,
+    ) -> torch.Tensor:
+        prepared.append((logits_processor, stopping_criteria, inputs))
+        return input_ids
+
+    # generate() takes no tokenizer, which these need, beside a `custom_generate`
+    options = {"stop_strings": model.generation_config.stop_strings} | sampling.options()
+    stops = options.pop("stop_strings")
+    criteria = [StopStringCriteria(tokenizer, stops)] if stops else []
+    model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        custom_generate=take,
+        stopping_criteria=StoppingCriteriaList(criteria),
+        stop_strings=None,
+        **options,
+    )
+    return prepared[0]

@@ -1,0 +1,1 @@
+"""Prompts as tokens, and chats by the model's own template."""
