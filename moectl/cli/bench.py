@@ -146,8 +146,8 @@ def bench(
     Stopped half-way, the same command goes on.
     """
     with importing():
-        from moectl.commands import bench as command
-        from moectl.commands.bench import BenchRequest
+        from moectl.commands.measure import bench as command
+        from moectl.commands.measure.bench import BenchRequest
 
     request = fill(BenchRequest, options, stored=command.stored_among(options.presets, store))
     benched = command.bench(

@@ -38,7 +38,7 @@ def build_buddies(
 
     The lists are built from a profile.
     """
-    from moectl.commands import build_buddies as command
+    from moectl.commands.build import build_buddies as command
 
     built = command.build_buddies(
         store, run=run, alpha=alpha, k_max=k_max, metric=metric, epsilon=epsilon

@@ -50,7 +50,7 @@ def build_maps(
     A map is what the routers said in one iteration; one that is like it is prefetched by it.
     """
     with importing():
-        from moectl.commands import build_maps as command
+        from moectl.commands.build import build_maps as command
         from profilers.routing.maps import ExpertMapPlan
         from profilers.text.batches import Batching
 

@@ -45,7 +45,7 @@ def build_predictor(
     From routers' inputs; tested on held-out text.
     """
     with importing():
-        from moectl.commands import build_predictor as command
+        from moectl.commands.build import build_predictor as command
         from profilers.routing.predictors import PredictorPlan
         from profilers.text.batches import Batching
 

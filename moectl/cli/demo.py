@@ -29,7 +29,7 @@ def demo(
 ) -> None:
     """Try presets on the bundled model, offline, in a minute."""
     with importing():
-        from moectl.commands import demo as command
+        from moectl.commands.start import demo as command
     from moectl.show.demonstration import drawing
     from moectl.show.pictures import check_picture, write_picture
 

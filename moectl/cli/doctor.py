@@ -28,7 +28,7 @@ def doctor(
     from moectl.shared import installed
 
     installed.check()  # before the command imports packages that may be missing
-    from moectl.commands import doctor as command
+    from moectl.commands.start import doctor as command
 
     diagnosis = command.doctor(
         model,

@@ -38,8 +38,8 @@ def export(
 ) -> None:
     """Write a store, or the model, for other programs."""
     with importing():
-        from moectl.commands import export as command
-        from moectl.commands import export_gguf
+        from moectl.commands.store import export as command
+        from moectl.commands.store.export import gguf as export_gguf
 
     if what == export_gguf.GGUF:
         export_gguf.show(export_gguf.export(model, out, type), as_json=json)

@@ -75,7 +75,7 @@ def generate(
     )
     with loading(model, preset=chosen.preset, budget=chosen.budget, is_quiet=json) as waiting:
         with importing(says=""):
-            from moectl.commands import generate as command
+            from moectl.commands.start import generate as command
 
         sampling = fill(
             command.Sampling, drawn, temperature=0.0 if drawn.greedy else drawn.temperature

@@ -41,7 +41,7 @@ def import_trace(
     It becomes a trace for `moectl simulate`.
     """
     from artifacts.importers.routing_log import LogOptions
-    from moectl.commands import import_trace as command
+    from moectl.commands.store import import_trace as command
 
     options = LogOptions(tokens=tokens, batch=batch, top_k=top_k)
     command.show(command.import_trace(file, kind, out, options), as_json=json)

@@ -24,6 +24,6 @@ def pack(
     Stopped half-way, the same command goes on.
     """
     with importing():
-        from moectl.commands import pack as command
+        from moectl.commands.store import pack as command
 
     command.show(command.pack(model or str(demo_model()), out), as_json=json)

@@ -41,7 +41,7 @@ def plan(
     json: Json = False,
 ) -> None:
     """Say what fits into a GPU, from a model's config alone."""
-    from moectl.commands import plan as command
+    from moectl.commands.start import plan as command
 
     deployment = command.plan(
         model, vram=vram, machine=machine, context=context, dense=dense, clients=clients

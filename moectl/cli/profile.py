@@ -77,7 +77,7 @@ def profile(
         _profile_hardware(model, options, engine, store=store, as_json=json)
         return
     with importing():
-        from moectl.commands import profile as command
+        from moectl.commands.build import profile as command
         from profilers.text.batches import Batching
 
     index, count = command.parse_shard(options.shard)
@@ -91,7 +91,7 @@ def _profile_hardware(
     model: str | None, options: ProfileOptions, engine: EngineOptions, *, store: Path, as_json: bool
 ) -> None:
     with importing():
-        from moectl.commands import hardware as command
+        from moectl.commands.build.profile import hardware as command
 
     is_spread = options.jobs is not None or options.executor != "local"
     command.refuse_routing(trace=options.trace, shard=options.shard, is_spread=is_spread)
@@ -114,6 +114,6 @@ def merge(
     In any order the numbers are the same.
     """
     with importing():
-        from moectl.commands import profile as command
+        from moectl.commands.build import profile as command
 
     command.show(command.merge(shards, store=store), as_json=json)

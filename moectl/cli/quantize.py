@@ -79,7 +79,7 @@ def quantize(
     Stopped half-way, the same command goes on.
     """
     with importing():
-        from moectl.commands import quantize as command
+        from moectl.commands.build import quantize as command
         from profilers.quantise.method import Method
 
     bits, recipe = command.parse_bits(options.bits, options.recipe, group_size=options.group_size)

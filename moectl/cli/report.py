@@ -26,7 +26,7 @@ def report(
     The page has words, charts, tables, and the query of each. A folder for OUT gets the pictures
     alone.
     """
-    from moectl.commands import report as command
+    from moectl.commands.measure import report as command
 
     if not out.suffix or out.is_dir():
         command.show_drawn(command.draw(out, store=store, run=run), as_json=json)

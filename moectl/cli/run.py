@@ -115,7 +115,7 @@ def run(
     )
     with loading(model, preset=chosen.preset, budget=chosen.budget, is_quiet=json) as waiting:
         with importing(says=""):
-            from moectl.commands import run as command
+            from moectl.commands.start import run as command
 
         temperature = 0.0 if drawn.greedy else drawn.temperature
         sampling = fill(command.Sampling, drawn, temperature=temperature)

@@ -125,7 +125,7 @@ def serve(
 
     The page shows what cache and link do. It needs the extra `serve`.
     """
-    from moectl.commands import serve as command
+    from moectl.commands.start.serve import server as command
 
     settings = chosen.settings(
         store, options, model=model, base=options.base, policies=policies.given()

@@ -123,7 +123,7 @@ def simulate(
         return
     with importing():
         from artifacts.traces.clients import clients_of
-        from moectl.commands import simulate as command
+        from moectl.commands.measure import simulate as command
     from moectl.shared.names import names_in
     from moectl.shared.trace_source import TraceSource
 

@@ -77,7 +77,7 @@ def split(
     So that compute waits least (MoEpic).
     """
     with importing():
-        from moectl.commands import split as command
+        from moectl.commands.build import split as command
     from moectl.shared.trace_source import TraceSource
 
     source = fill(TraceSource, options, store=store)

@@ -81,7 +81,7 @@ def tune(
     name.
     """
     with importing():
-        from moectl.commands import tune as command
+        from moectl.commands.measure import tune as command
     from moectl.tune.request import TuneRequest, share
     from moectl.tune.table import show
 

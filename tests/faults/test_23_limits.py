@@ -20,7 +20,7 @@ from artifacts.store.check import check_store
 from artifacts.store.database import translated
 from artifacts.store.store import Store
 from moectl.cli import main
-from moectl.commands import run
+from moectl.commands.start import run
 from tests import ROOT
 from tests.helpers.stores import said_by, verified, write
 from tools.docs.house import PACKAGES

@@ -23,7 +23,9 @@ def quickly(scratch: Path) -> None:
     from pyarrow import compute, parquet
 
     from moectl.bundled import bundled_trace
-    from moectl.commands import demo, doctor_measured, hardware
+    from moectl.commands.build.profile import hardware
+    from moectl.commands.start import demo
+    from moectl.commands.start.doctor import measured as doctor_measured
     from moectl.shared import trace_source
     from profilers.compare import check_prediction, continuations, price_precision
     from profilers.hardware.load_times import TimingEffort

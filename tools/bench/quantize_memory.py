@@ -63,7 +63,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, int]:
     sizes beside it."""
     import transformers.models.olmoe.modeling_olmoe  # noqa: F401 - what opening the model would import
 
-    from moectl.commands.quantize import QuantizeRequest, calibration_data
+    from moectl.commands.build.quantize import QuantizeRequest, calibration_data
     from moectl.shared.opening import open_quietly
 
     _import_quantisation()

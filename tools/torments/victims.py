@@ -260,15 +260,15 @@ def _told(runs: Runs) -> str:
 def _modules() -> list[str]:
     """The modules that commands import."""
     verbs = (
-        "profile",
-        "quantize",
-        "build_maps",
-        "bench",
-        "run",
-        "tune",
-        "report",
-        "pack",
-        "export",
+        "build.profile",
+        "build.quantize",
+        "build.build_maps",
+        "measure.bench",
+        "start.run",
+        "measure.tune",
+        "measure.report",
+        "store.pack",
+        "store.export",
     )
     return [
         "torch",

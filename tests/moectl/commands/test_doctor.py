@@ -13,8 +13,9 @@ import pytest
 from artifacts.hardware.profile import COLD, Load
 from artifacts.shape import Shape
 from moectl.cli import main
-from moectl.commands import doctor_findings as findings
-from moectl.commands import doctor_measured, hardware
+from moectl.commands.build.profile import hardware
+from moectl.commands.start.doctor import findings as findings
+from moectl.commands.start.doctor import measured as doctor_measured
 from profilers.compare import check_prediction as prediction
 from profilers.hardware.load_times import TimingEffort
 from profilers.hardware.this_machine import LocalMachine

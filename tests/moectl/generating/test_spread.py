@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moectl.cli import main
-from moectl.commands import generate as command
+from moectl.commands.start import generate as command
 from moectl.generating.prompts import PromptRow
 from moectl.generating.spread import AnswerRows, RowsAnswered
 from tests.conftest import Checkpoint

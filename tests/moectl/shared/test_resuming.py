@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from moectl.cli import main
-from moectl.commands import profile
+from moectl.commands.build import profile
 from moectl.shared.exit_codes import exit_code_of
 from moectl.shared.resuming import resumable
 

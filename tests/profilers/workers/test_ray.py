@@ -14,7 +14,7 @@ import pytest
 
 from artifacts.errors import OutOfResources
 from moectl.cli import main
-from moectl.commands import generate as answering
+from moectl.commands.start import generate as answering
 from moectl.generating.prompts import PromptRow
 from moectl.generating.spread import AnswerRows, RowsAnswered
 from profilers.quantise import one_expert, replicas

@@ -11,7 +11,7 @@ from artifacts.quantisation.replicas import Replicas
 from artifacts.store.runs import ModelInfo, RunInfo, utc_now
 from artifacts.store.store import add_run
 from moectl.bundled import demo_model
-from moectl.commands.hardware_sheets import HardwareMeasurement, record, sheets
+from moectl.commands.build.profile.hardware_sheets import HardwareMeasurement, record, sheets
 from moectl.shared.opening import model_info, open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.shared.resuming import resumable

@@ -13,9 +13,9 @@ import torch
 
 from artifacts.hardware.machines import machine
 from moectl.bundled import demo_model
-from moectl.commands.build_buddies import build_buddies
-from moectl.commands.profile import ProfileRequest, profile_opened
-from moectl.commands.quantize import QuantizeRequest, quantize
+from moectl.commands.build.build_buddies import build_buddies
+from moectl.commands.build.profile import ProfileRequest, profile_opened
+from moectl.commands.build.quantize import QuantizeRequest, quantize
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import Phases, progress_bar
 from moectl.shared.resuming import resumable

@@ -16,7 +16,7 @@ from artifacts.quantisation.widths import listed
 from artifacts.store.runs import StoredRun
 from artifacts.store.store import Store
 from moectl.bundled import demo_model
-from moectl.commands.export_forms import (
+from moectl.commands.store.export.forms import (
     FORMS,
     JSON_FORMS,
     OVERRIDE_TENSOR,
@@ -25,7 +25,7 @@ from moectl.commands.export_forms import (
     override_tensor,
     routing,
 )
-from moectl.commands.export_gguf import GGUF
+from moectl.commands.store.export.gguf import GGUF
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.shared.resuming import resumable

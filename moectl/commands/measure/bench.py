@@ -13,7 +13,7 @@ from moectl.bench.sheets import sheets
 from moectl.bench.simulated import simulated
 from moectl.bench.table import Benched
 from moectl.bundled import demo_model
-from moectl.commands.report import check_report, report
+from moectl.commands.measure.report import check_report, report
 from moectl.shared.progress import Phases
 from moectl.shared.resuming import resumable
 from moectl.show.render import show_json, show_sheet

@@ -10,10 +10,10 @@ from artifacts.errors import OutOfResources
 from artifacts.hardware.profile import COMMAND, HardwareProfile
 from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.store import Store
-from moectl.commands import doctor_findings as findings
-from moectl.commands import hardware
-from moectl.commands.doctor_findings import Diagnosis, DoctorRequest
-from moectl.commands.hardware_sheets import HardwareMeasurement
+from moectl.commands.build.profile import hardware
+from moectl.commands.build.profile.hardware_sheets import HardwareMeasurement
+from moectl.commands.start.doctor import findings as findings
+from moectl.commands.start.doctor.findings import Diagnosis, DoctorRequest
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import Phases
 from moectl.shared.stores import stored_artefacts

@@ -10,8 +10,8 @@ from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import ModelShape, model_shape
 from artifacts.modelshapes.memory import BackboneMemory, backbone_memory, backbone_of
 from artifacts.traces.clients import Clients
-from moectl.commands.plan_place import PlanPlace, smallest_with
-from moectl.commands.plan_shadows import Shadowed, shadowed
+from moectl.commands.start.plan.place import PlanPlace, smallest_with
+from moectl.commands.start.plan.shadows import Shadowed, shadowed
 from moectl.show.grounds import TOY_NBYTES
 from moectl.show.render import human_bytes
 from runtime.model.gguf_shape import gguf_shape

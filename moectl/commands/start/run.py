@@ -13,7 +13,7 @@ from artifacts.common.files import check_writable
 from artifacts.quantisation.replicas import check_base
 from artifacts.store.runs import utc_now
 from moectl.bundled import demo_model
-from moectl.commands.chat import chat
+from moectl.generating.chat import chat
 from moectl.shared.opening import existing, model_info, open_quietly
 from moectl.shared.preset_choice import with_choice
 from moectl.show.answers import everything, in_a_line, show_details, tell_fallbacks

@@ -14,9 +14,9 @@ from artifacts.hardware.profile import COMMAND
 from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.store import Store
 from moectl.bundled import as_named, demo_model, is_bundled
-from moectl.commands import doctor_findings as findings
-from moectl.commands.doctor_findings import Diagnosis, DoctorRequest
-from moectl.commands.hardware_sheets import HardwareMeasurement, record, sheets
+from moectl.commands.build.profile.hardware_sheets import HardwareMeasurement, record, sheets
+from moectl.commands.start.doctor import findings as findings
+from moectl.commands.start.doctor.findings import Diagnosis, DoctorRequest
 from moectl.shared.glance import CheckpointGlance, glance
 from moectl.shared.progress import Phases
 from moectl.shared.resuming import resumable
@@ -59,7 +59,7 @@ def doctor(
         if not measure:
             return _looked(request, phases)
         phases.begin("opening the model")
-        from moectl.commands.doctor_measured import diagnose
+        from moectl.commands.start.doctor.measured import diagnose
 
         return diagnose(request, phases)
 

@@ -10,8 +10,8 @@ from artifacts.hardware.machines import HERE
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS
 from artifacts.traces.clients import Clients
-from moectl.commands import simulate_table
-from moectl.commands.simulate_table import PLAIN, Simulated, label
+from moectl.commands.measure.simulate import table as simulate_table
+from moectl.commands.measure.simulate.table import PLAIN, Simulated, label
 from moectl.shared.names import names_in
 from moectl.shared.place_trace import place_trace
 from moectl.shared.resuming import resumable

@@ -4,8 +4,8 @@ values."""
 from dataclasses import asdict
 
 from moectl.bundled import is_bundled
-from moectl.commands.plan_place import smallest_with
-from moectl.commands.plan_rows import DeploymentPlan, Expected, requests_of
+from moectl.commands.start.plan.place import smallest_with
+from moectl.commands.start.plan.rows import DeploymentPlan, Expected, requests_of
 from moectl.show.grounds import compared
 from moectl.show.render import human_bytes
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from artifacts.quantisation.widths import TRELLIS_WIDTHS
 from artifacts.traces.clients import clients_of
 from moectl.bundled import as_named, demo_model
-from moectl.commands.plan_advice import advice, assumptions, next_steps, record, verdict
-from moectl.commands.plan_place import PlanPlace
-from moectl.commands.plan_rows import DeploymentPlan, Expected, PlanRequest, plan_deployment
-from moectl.commands.plan_shadows import replica_nbytes
+from moectl.commands.start.plan.advice import advice, assumptions, next_steps, record, verdict
+from moectl.commands.start.plan.place import PlanPlace
+from moectl.commands.start.plan.rows import DeploymentPlan, Expected, PlanRequest, plan_deployment
+from moectl.commands.start.plan.shadows import replica_nbytes
 from moectl.shared.progress import progress_bar
 from moectl.shared.resuming import resumable
 from moectl.show.grounds import compared
@@ -54,7 +54,7 @@ def plan(
 @resumable()
 def simulate(deployment: DeploymentPlan) -> DeploymentPlan:
     """The plan with every preset replayed on synthetic routers, which takes most of a minute."""
-    from moectl.commands.plan_simulation import simulated
+    from moectl.commands.start.plan.simulation import simulated
 
     with progress_bar("simulating", unit="presets") as advance:
         return simulated(deployment, advance)

@@ -1,0 +1,1 @@
+"""`moectl serve`."""
