@@ -13,9 +13,10 @@ from moectl.cli.options import (
     Model,
     PolicyOptions,
     PresetOptions,
+    RunOptions,
+    SamplingOptions,
     StorePath,
 )
-from moectl.cli.run import RunOptions, SamplingOptions
 from moectl.shared.defaults import DEFAULT_STORE, FAST
 from moectl.shared.importing import importing
 

@@ -1,44 +1,75 @@
 """`moectl build-maps`: run requests through the model and keep their iterations as expert maps
 (fMoE)."""
 
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Annotated
 
-from moectl.shared.build_on_text import BuildRequest, build_on_text
-from moectl.show.render import NumBytes, Sheet, fewer, show_json, show_sheet
-from profilers.routing.maps import BuiltMaps, ExpertMapPlan, build_maps
-from runtime.session.settings import Settings
+import typer
+
+from moectl.cli.groups import fill
+from moectl.cli.options import Data, EngineOptions, Json, Model, Seed, StorePath
+from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.importing import importing
 
 
-def build(
-    name: str | None, settings: Settings, request: BuildRequest[ExpertMapPlan], *, store: Path
-) -> BuiltMaps:
-    """Run the model `name` (None: the bundled one) over the text as requests, and write its expert
-    maps.
+@dataclass(frozen=True, slots=True)
+class MapOptions:
+    """The maps to keep, and the requests that they are made from."""
 
-    Raises BadUsage (distance, dtype), BadInput (model, data, store) and OutOfResources (capacity).
+    capacity: Annotated[
+        int, typer.Option(min=1, help="Maps to keep: later ones replace those most like them.")
+    ] = 1000
+    distance: Annotated[int, typer.Option(min=1, help="Layers ahead that a match is to guide.")] = 3
+    data: Data = "builtin"
+    tokens: Annotated[
+        int, typer.Option(min=2, help="Tokens of all requests together, at most.")
+    ] = 16_384
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests, at most.")] = None
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a request, at most.")] = 128
+    prefill: Annotated[
+        int, typer.Option(min=0, help="Of them the prompt: one map; each further token has one.")
+    ] = 64
+    batch: Annotated[
+        int, typer.Option(min=1, help="Requests at a time; an expert is loaded once for all.")
+    ] = 16
+    dtype: Annotated[
+        str, typer.Option(help="float32, or float16: half the memory, slower to match.")
+    ] = "float32"
+
+
+def build_maps(
+    *,
+    model: Model = None,
+    options: MapOptions,
+    engine: EngineOptions,
+    seed: Seed = 0,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Keep maps of past iterations, to prefetch by (fMoE).
+
+    A map is what the routers said in one iteration; one that is like it is prefetched by it.
     """
-    return build_on_text(name, settings, request, build_maps, store=store, doing="running requests")
+    with importing():
+        from moectl.shared.build_on_text import build_on_text
+        from moectl.show.render import NumBytes, Sheet, fewer, show_json, show_sheet
+        from profilers.routing.maps import ExpertMapPlan
+        from profilers.routing.maps import build_maps as builder
+        from profilers.text.batches import Batching
 
-
-def show(built: BuiltMaps, *, as_json: bool) -> None:
-    """Print how many maps there are, of how many iterations, and their bytes."""
-    sheet = summary(built)
-    if as_json:
-        [record] = sheet.records()
-        show_json(
-            {
-                "run": built.run_id,
-                **record,
-                "dtype": built.maps.dtype,
-                "seconds": built.seconds,
-                "shortfall": built.shortfall,
-            }
-        )
-    else:
-        show_sheet(sheet)
-
-
-def summary(built: BuiltMaps) -> Sheet:
+    built = build_on_text(
+        model,
+        engine.settings(),
+        builder,
+        fill(Batching, options),
+        fill(ExpertMapPlan, options),
+        data=options.data,
+        tokens=options.tokens,
+        requests=options.requests,
+        seed=seed,
+        store=store,
+        doing="running requests",
+    )
     maps = built.maps
     row = (
         len(maps),
@@ -64,4 +95,17 @@ def summary(built: BuiltMaps) -> Sheet:
         f"run {built.run_id}: {built.num_tokens:,} tokens in {built.seconds:.1f} "
         f"s{fewer(built.shortfall)}"
     )
-    return Sheet("Expert maps", columns, [row], note)
+    sheet = Sheet("Expert maps", columns, [row], note)
+    if json:
+        [record] = sheet.records()
+        show_json(
+            {
+                "run": built.run_id,
+                **record,
+                "dtype": maps.dtype,
+                "seconds": built.seconds,
+                "shortfall": built.shortfall,
+            }
+        )
+        return
+    show_sheet(sheet)

@@ -2,34 +2,44 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
-from moectl.shared.opening import open_quietly
-from moectl.shared.progress import progress_bar
+import typer
+
+from moectl.bundled import demo_model
+from moectl.cli.options import Json, or_bundled
+from moectl.shared.importing import importing
 from moectl.shared.resuming import resumable
-from moectl.show.render import console, human_bytes, show_json
-from runtime.model.checkpoint import open_checkpoint
-from runtime.model.locate import locate
-from runtime.model.pack import Repacked
-from runtime.model.pack import pack as rewrite
 
 
 @resumable("what was packed is kept")
-def pack(name: str, out: Path) -> Repacked:
-    """Write the model `name`, a folder or hub id, to the new folder `out`.
+def pack(
+    *,
+    model: Annotated[
+        str,
+        typer.Argument(callback=or_bundled, help="A checkpoint: a folder, a hub id, or bundled."),
+    ],
+    out: Annotated[Path, typer.Argument(help="The folder to write, which must not be there yet.")],
+    json: Json = False,
+) -> None:
+    """Rewrite a checkpoint so that each expert is one read.
 
-    Raises BadInput for a model that cannot be opened or a folder that cannot be made. Raises
-    Incompatible for a family whose experts cannot be stored one by one, and OutOfResources when the
-    disk has no room.
+    Stopped half-way, the same command goes on.
     """
+    with importing():
+        from moectl.shared.opening import open_quietly
+        from moectl.shared.progress import progress_bar
+        from moectl.show.render import console, human_bytes, show_json
+        from runtime.model.checkpoint import open_checkpoint
+        from runtime.model.locate import locate
+        from runtime.model.pack import pack as rewrite
+
+    name = model or str(demo_model())
     opened = open_quietly(name, device="cpu")
     checkpoint = open_checkpoint(locate(name))
     with progress_bar("packing", unit="files") as advance:
-        return rewrite(opened, checkpoint, out, progress=advance)
-
-
-def show(packed: Repacked, *, as_json: bool) -> None:
-    """Print the folder that was written, and what an expert's reads were and are."""
-    if as_json:
+        packed = rewrite(opened, checkpoint, out, progress=advance)
+    if json:
         show_json(asdict(packed) | {"folder": str(packed.folder)})
         return
     gain = f"an expert is {_reads(packed.reads_now)}, {_reads(packed.reads_before)} before"
