@@ -23,16 +23,15 @@ def quickly(scratch: Path) -> None:
     from pyarrow import compute, parquet
 
     from moectl.bundled import bundled_trace
-    from moectl.commands.build.profile import hardware
     from moectl.commands.start import demo
-    from moectl.commands.start.doctor import measured as doctor_measured
+    from moectl.commands.start.doctor import measured
     from moectl.shared import trace_source
     from profilers.compare import check_prediction, continuations, price_precision
-    from profilers.hardware.load_times import TimingEffort
+    from profilers.hardware import load_times
 
-    little = TimingEffort(lengths=(16,), turns=3)
-    hardware.THOROUGH = little
-    doctor_measured.QUICK = little
+    little = load_times.TimingEffort(lengths=(16,), turns=3)
+    load_times.THOROUGH = little
+    measured.QUICK = little
     check_prediction._TIMES = 1
     demo._NUM_SEQUENCES = 1
     demo._DECODE = 8

@@ -2,28 +2,24 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-import pyarrow as pa
+import typer
 
 from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.routing.buddies import buddy_lists
-from artifacts.routing.coactivation import conditional
-from artifacts.routing.similarity import loss_scores, output_scores
-from artifacts.shape import Shape
-from artifacts.store.rows import (
-    buddy_matrices,
-    buddy_rows,
-    coactivation_matrices,
-    similarity_matrices,
-)
-from artifacts.store.runs import RunInfo, StoredRun, utc_now
-from artifacts.store.store import Store
-from moectl.show.render import Sheet, show_json, show_sheet
-from moectl.show.store import buddy_sizes
+from moectl.cli.options import Json, RunId, StorePath
+from moectl.shared.defaults import DEFAULT_STORE
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from artifacts.shape import Shape
+    from artifacts.store.runs import StoredRun
+    from artifacts.store.store import Store
+    from moectl.show.render import Sheet
 
 COUNTED = ("weighted", "coactivation")
 METRICS = ("loss", "output", *COUNTED)
@@ -33,27 +29,63 @@ PROFILE = "profile"
 COMMAND = "build-buddies"
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltBuddies:
-    """The stored lists and the profile they are built from; `sizes` has a row for each layer."""
-
-    run_id: int
-    profile_run: int
-    metric: str
-    k_max: int
-    sizes: Sheet
-
-
 def build_buddies(
+    *,
+    store: StorePath = DEFAULT_STORE,
+    run: RunId = None,
+    alpha: Annotated[
+        str,
+        typer.Option(
+            help=(
+                "Share of the metric that a list covers: one number, one per layer, or "
+                "LAYER:NUMBER,..."
+            )
+        ),
+    ] = "0.95",
+    k_max: Annotated[int, typer.Option(min=1, help="Longest list.")] = 16,
+    metric: Annotated[
+        str,
+        typer.Option(
+            help="What ranks buddies: loss or output (both measured), coactivation or weighted."
+        ),
+    ] = "loss",
+    epsilon: Annotated[
+        float,
+        typer.Option(help="Laplace smoothing: added to every count of coactivation or weighted."),
+    ] = 0.0,
+    json: Json = False,
+) -> None:
+    """List, for each expert, which others may stand in for it.
+
+    The lists are built from a profile.
+    """
+    from moectl.show.render import show_json, show_sheet
+
+    run_id, profile_run, sizes = make_buddies(
+        store, run=run, alpha=alpha, k_max=k_max, metric=metric, epsilon=epsilon
+    )
+    if json:
+        summary = {"run": run_id, "profile_run": profile_run, "metric": metric, "k_max": k_max}
+        show_json(summary | {"layers": sizes.records()})
+        return
+    show_sheet(sizes)
+
+
+def make_buddies(
     store: Path, *, run: int | None, alpha: str, k_max: int, metric: str, epsilon: float = 0.0
-) -> BuiltBuddies:
+) -> tuple[int, int, "Sheet"]:
     """Cut the buddy lists of every layer from a profile (the newest unless `run` names one) and
-    store them.
+    store them. Return the run that holds them, the run of the profile, and the sizes by layer.
 
     `alpha` is one number, one per layer separated by commas, or `layer:number` pairs; `epsilon` is
     added to every count of co-activation. Raises BadUsage (alpha, metric, epsilon), BadInput (no
     store, no such run) and Incompatible (no profile in the store).
     """
+    from artifacts.store.rows import buddy_matrices
+    from artifacts.store.runs import RunInfo, utc_now
+    from artifacts.store.store import Store
+    from moectl.show.store import buddy_sizes
+
     check_metric(metric)
     _check_epsilon(epsilon, metric)
     started_at = utc_now()
@@ -86,7 +118,7 @@ def build_buddies(
     with Store.open(store) as opened:
         run_id = opened.write_run(info, {"buddies": rows})
     sizes = buddy_sizes(*buddy_matrices(rows, shape.num_layers, shape.num_experts), alphas)
-    return BuiltBuddies(run_id, profile.run_id, metric, k_max, sizes)
+    return run_id, profile.run_id, sizes
 
 
 def check_metric(metric: str) -> None:
@@ -106,13 +138,19 @@ def _check_epsilon(epsilon: float, metric: str) -> None:
 
 
 def metric_scores(
-    store: Store, profile: StoredRun, shape: Shape, metric: str, *, epsilon: float = 0.0
-) -> np.ndarray:
+    store: "Store", profile: "StoredRun", shape: "Shape", metric: str, *, epsilon: float = 0.0
+) -> "np.ndarray":
     """Return q [L, E, E]: by a metric, the share of each peer in standing in for an expert. Each
     row sums to 1; counts are smoothed by `epsilon`.
 
     Raises Incompatible when the profile did not measure what the metric needs.
     """
+    import numpy as np
+
+    from artifacts.routing.coactivation import conditional
+    from artifacts.routing.similarity import loss_scores, output_scores
+    from artifacts.store.rows import coactivation_matrices, similarity_matrices
+
     size = (shape.num_layers, shape.num_experts)
     if metric in COUNTED:
         pairs, weighted = coactivation_matrices(store.read("coactivations", profile.run_id), *size)
@@ -133,28 +171,19 @@ def metric_scores(
     return np.stack([loss_scores(layer) for layer in similarity.loss])
 
 
-def cut(q: np.ndarray, alphas: Sequence[float], k_max: int) -> pa.Table:
+def cut(q: "np.ndarray", alphas: Sequence[float], k_max: int) -> "pa.Table":
     """Cut the lists of every layer from q [L, E, E]; return the rows of the table `buddies`."""
+    from artifacts.routing.buddies import buddy_lists
+    from artifacts.store.rows import buddy_rows
+
     return buddy_rows(
         [buddy_lists(layer, alpha, k_max) for layer, alpha in zip(q, alphas, strict=True)], q
     )
 
 
-def show(built: BuiltBuddies, *, as_json: bool) -> None:
-    """Print the sizes of the lists by layer, or one JSON object."""
-    if as_json:
-        summary = {
-            "run": built.run_id,
-            "profile_run": built.profile_run,
-            "metric": built.metric,
-            "k_max": built.k_max,
-        }
-        show_json(summary | {"layers": built.sizes.records()})
-    else:
-        show_sheet(built.sizes)
-
-
-def find_profile(store: Store, run_id: int | None, *, model_id: str | None = None) -> StoredRun:
+def find_profile(
+    store: "Store", run_id: int | None, *, model_id: str | None = None
+) -> "StoredRun":
     """Return the profile run of that number, else the newest one (of the model if one is given).
 
     Raises BadUsage for a run that is no profile, Incompatible when there is none.

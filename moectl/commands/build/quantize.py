@@ -2,81 +2,157 @@
 and the store."""
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
+import typer
 
 from artifacts.errors import BadUsage
-from artifacts.quantisation import gptq
-from artifacts.quantisation.widths import (
-    SCALAR_WIDTHS,
-    TRELLIS_WIDTHS,
-    USUAL_WIDTHS,
-    Width,
-    as_width,
-)
-from artifacts.store.runs import ModelInfo
 from moectl.bundled import demo_model
-from moectl.shared.opening import open_quietly
-from moectl.shared.progress import Phases, progress_bar
+from moectl.cli.groups import fill
+from moectl.cli.options import Data, Device, Executor, Json, Model, Seed, StorePath
+from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.importing import importing
 from moectl.shared.resuming import resumable
-from moectl.shared.stores import check_store
-from moectl.shared.text import read_data
-from moectl.show.render import Sheet, fewer, human_bytes, show_json, show_sheet
-from profilers.quantise.estimate import expert_s
-from profilers.quantise.method import (
-    PLAIN,
-    REFINED,
-    TRELLIS,
-    Method,
-    check_method,
-    projections,
-    smaller,
-)
-from profilers.quantise.replicas import BuiltReplicas, build_replicas
-from profilers.text.batches import Data
-from profilers.text.corpus import documents
-from profilers.workers.choose import LOCAL, check_device, check_executor, executing
-from runtime.model.open import MoeModel
+
+if TYPE_CHECKING:
+    from artifacts.quantisation.widths import Width
+    from moectl.show.render import Sheet
+    from profilers.quantise.method import Method
+    from moectl.shared.progress import Phases
+    from profilers.quantise.replicas import BuiltReplicas
+    from profilers.text.batches import Data as Read
+    from runtime.model.open import MoeModel
 
 _LONG_S = 1800.0  # of all experts on one core, above which the quick recipe is named
 COSTS = {
-    TRELLIS: "",
-    REFINED: (
+    "trellis": "",
+    "refined": (
         "; recipe refined: a quarter to a seventh of trellis' time, and more loss at up to 3 bits"
     ),
-    PLAIN: "; recipe plain: GPTQ as published, for comparison; trellis and refined lose less",
+    "plain": "; recipe plain: GPTQ as published, for comparison; trellis and refined lose less",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizeRequest:
-    """Request for replicas: the method, by default the one with the least loss, and the text `data`
-    to calibrate on, `samples` sequences of at most `length` tokens."""
+class QuantizeOptions:
+    """The widths, the method, and the text to calibrate on."""
 
-    method: Method = field(default_factory=lambda: Method(TRELLIS_WIDTHS, recipe=TRELLIS))
-    data: str = "builtin"
-    samples: int = 128
-    length: int = 512
-    seed: int = 0
-    jobs: int | None = None
-    executor: str = LOCAL
-    device: str = "auto"
+    bits: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "Widths of the replicas: 0.6 to 4 (else all of trellis'); of GPTQ's 1, 2, 3, "
+                "4 and 8 (else 1,2,3,4)."
+            ),
+            show_default=False,
+        ),
+    ] = None
+    group_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=(
+                "Of GPTQ: inputs that share a scale; 128, 64 and 32 give way where they do "
+                "not divide."
+            ),
+            show_default="128",
+        ),
+    ] = None
+    samples: Annotated[int, typer.Option(min=1, help="Sequences of text to calibrate on.")] = 128
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence, at most.")] = 512
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="trellis: least loss (8 bits: refined). Quick: refined, GPTQ in 1/4 to 1/7 of the "
+            "time, which loses several times as much in few bits; plain, GPTQ as published.",
+            show_default="trellis",
+        ),
+    ] = None
+    damp: Annotated[
+        float, typer.Option(help="Added to the Hessian's diagonal, as a share of its mean.")
+    ] = 0.01
+    min_samples: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Experts with fewer tokens of their own are judged on their layer's."
+        ),
+    ] = 64
+    data: Data = "builtin"
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Experts at a time, each in a process of one thread; else one a core."
+        ),
+    ] = None
+    executor: Executor = "local"
+    device: Device = "auto"
 
-    def __post_init__(self) -> None:
-        check_executor(self.executor)
+
+def quantize(
+    *,
+    model: Model = None,
+    options: QuantizeOptions,
+    seed: Seed = 0,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Make low-bit replicas of experts, and measure each.
+
+    Stopped half-way, the same command goes on.
+    """
+    with importing():
+        from moectl.show.render import show_json, show_sheet
+        from profilers.quantise.method import Method
+        from profilers.workers.choose import check_executor
+
+    bits, recipe = parse_bits(options.bits, options.recipe, group_size=options.group_size)
+    group_size = options.group_size or Method().group_size
+    method = fill(Method, options, bits=bits, recipe=recipe, group_size=group_size)
+    check_executor(options.executor)
+    built = make_replicas(model, method, options, seed=seed, store=store)
+    sheet = _layer_sheet(built)
+    if json:
+        summary = {
+            "run": built.run_id,
+            "tokens": built.num_tokens,
+            "seconds": built.seconds,
+            "recipe": built.recipe,
+        }
+        summary |= {"experts": len(built.records), "resumed_experts": built.resumed}
+        summary |= {
+            "remade_experts": built.remade,
+            "borrowing": _num_borrowed(built),
+            "skipped": built.skipped,
+        }
+        summary |= {"shortfall": built.shortfall}
+        show_json(
+            summary
+            | {"folder": str(built.folder), "bytes": _nbytes(built), "layers": sheet.records()}
+        )
+        return
+    show_sheet(sheet)
 
 
 def parse_bits(
     text: str | None, recipe: str | None, *, group_size: int | None = None
-) -> tuple[tuple[Width, ...], str]:
+) -> tuple[tuple["Width", ...], str]:
     """Return the widths of a text such as `1,1.5,2`, rising, and the recipe.
 
     `text` None stands for the usual widths of the recipe. Without a named recipe it is trellis
     codes, which lose least, unless a group size or some of the widths are GPTQ's alone. Raises
     BadUsage for anything but numbers, and for trellis codes with a group size.
     """
+    from artifacts.quantisation import gptq
+    from artifacts.quantisation.widths import (
+        SCALAR_WIDTHS,
+        TRELLIS_WIDTHS,
+        USUAL_WIDTHS,
+        as_width,
+    )
+    from profilers.quantise.method import REFINED, TRELLIS
+
     if group_size is not None:
         if recipe == TRELLIS:
             raise BadUsage(
@@ -96,43 +172,65 @@ def parse_bits(
 
 
 @resumable("finished experts are kept")
-def quantize(name: str | None, request: QuantizeRequest, *, store: Path) -> BuiltReplicas:
+def make_replicas(
+    name: str | None, method: "Method", options: QuantizeOptions, *, seed: int = 0, store: Path
+) -> "BuiltReplicas":
     """Quantise the model `name`, a folder or hub id (None: the bundled one)."""
+    from moectl.shared.progress import Phases
+    from moectl.shared.stores import check_store
+    from profilers.text.corpus import documents
+
     name = name or str(demo_model())
     check_store(store)
-    documents(request.data)  # a wrong path is reported before a model is opened
+    documents(options.data)  # a wrong path is reported before a model is opened
     with Phases(1, 1, 38) as phases:
-        return _quantize(name, request, phases, store=store)
+        return _quantize(name, method, options, phases, seed=seed, store=store)
 
 
-def _quantize(name: str, request: QuantizeRequest, phases: Phases, *, store: Path) -> BuiltReplicas:
+def _quantize(
+    name: str,
+    method: "Method",
+    options: QuantizeOptions,
+    phases: "Phases",
+    *,
+    seed: int,
+    store: Path,
+) -> "BuiltReplicas":
+    from artifacts.store.runs import ModelInfo
+    from moectl.shared.opening import open_quietly
+    from moectl.shared.progress import progress_bar
+    from profilers.quantise.estimate import expert_s
+    from profilers.quantise.method import TRELLIS, check_method, projections, smaller
+    from profilers.quantise.replicas import build_replicas
+    from profilers.workers.choose import LOCAL, check_device, executing
+
     phases.begin("opening the model")
-    opened = open_quietly(name, device=request.device)
-    if request.executor != LOCAL:
+    opened = open_quietly(name, device=options.device)
+    if options.executor != LOCAL:
         check_device(opened)
-    check_method(request.method, projections(opened.layers[0]))
+    check_method(method, projections(opened.layers[0]))
     # refused before text is read where no width would save anything
-    method = smaller(request.method, opened)
-    data = calibration_data(opened, request)
+    fewer = smaller(method, opened)
+    data = calibration_data(opened, options, seed=seed)
     model = ModelInfo(name, opened.fingerprint, opened.family, opened.shape)
     phases.begin("measuring one expert")
-    seconds = expert_s(opened, method, sum(map(len, data.sequences))) * opened.shape.num_keys
+    seconds = expert_s(opened, fewer, sum(map(len, data.sequences))) * opened.shape.num_keys
     with (
-        executing(request.executor, request.jobs) as executor,
+        executing(options.executor, options.jobs) as executor,
         progress_bar("quantising", unit="experts") as advance,
     ):
         whole = spoken(seconds / min(executor.count, opened.shape.num_experts))
-        quicker = ", --recipe refined takes less" * (method.recipe == TRELLIS and seconds > _LONG_S)
+        quicker = ", --recipe refined takes less" * (fewer.recipe == TRELLIS and seconds > _LONG_S)
         phases.begin(
             f"quantising {opened.shape.num_keys:,} experts, about {whole} from the first{quicker}"
         )
         return build_replicas(
             opened,
             data,
-            request.method,
+            method,
             model=model,
             store_path=store,
-            read={"samples": request.samples, "length": request.length},
+            read={"samples": options.samples, "length": options.length},
             executor=executor,
             progress=advance,
         )
@@ -146,47 +244,28 @@ def spoken(seconds: float) -> str:
     return "a second"
 
 
-def calibration_data(opened: MoeModel, request: QuantizeRequest) -> Data:
+def calibration_data(opened: "MoeModel", options: QuantizeOptions, *, seed: int = 0) -> "Read":
     """Read the first sequences of the text."""
-    if request.samples < 1:
-        raise BadUsage(f"calibration needs at least one sequence, not {request.samples}")
+    from moectl.shared.text import read_data
+
+    if options.samples < 1:
+        raise BadUsage(f"calibration needs at least one sequence, not {options.samples}")
     return read_data(
         opened,
-        request.data,
-        length=request.length,
-        num_tokens=request.samples * request.length,
-        seed=request.seed,
-        at_most=request.samples,
+        options.data,
+        length=options.length,
+        num_tokens=options.samples * options.length,
+        seed=seed,
+        at_most=options.samples,
     )
 
 
-def show(built: BuiltReplicas, *, as_json: bool) -> None:
-    """Print the loss of each width, layer by layer, or one JSON object."""
-    sheet = layer_sheet(built)
-    if as_json:
-        summary = {
-            "run": built.run_id,
-            "tokens": built.num_tokens,
-            "seconds": built.seconds,
-            "recipe": built.recipe,
-        }
-        summary |= {"experts": len(built.records), "resumed_experts": built.resumed}
-        summary |= {
-            "remade_experts": built.remade,
-            "borrowing": num_borrowed(built),
-            "skipped": built.skipped,
-        }
-        summary |= {"shortfall": built.shortfall}
-        show_json(
-            summary
-            | {"folder": str(built.folder), "bytes": nbytes(built), "layers": sheet.records()}
-        )
-    else:
-        show_sheet(sheet)
-
-
-def layer_sheet(built: BuiltReplicas) -> Sheet:
+def _layer_sheet(built: "BuiltReplicas") -> "Sheet":
     """Return the mean relative error of the experts' outputs, by layer and width."""
+    import numpy as np
+
+    from moectl.show.render import Sheet, fewer, human_bytes
+
     widths = sorted(built.records[0].nbytes)
     layers = defaultdict(list)
     for record in built.records:
@@ -195,12 +274,12 @@ def layer_sheet(built: BuiltReplicas) -> Sheet:
     rows = [
         (layer, *map(float, np.mean(values, axis=0))) for layer, values in sorted(layers.items())
     ]
-    total = nbytes(built)
+    total = _nbytes(built)
     sizes = ", ".join(f"{bits} bits {human_bytes(size)}" for bits, size in total.items())
     note = (
         f"run {built.run_id}: {len(built.records):,} experts on {built.num_tokens:,} tokens in "
         f"{built.seconds:.1f} s ({built.resumed:,} done before{_remade(built)}), "
-        f"{num_borrowed(built):,} judged on their layer's tokens; bytes: "
+        f"{_num_borrowed(built):,} judged on their layer's tokens; bytes: "
         f"{sizes}{_skipped(built)}{COSTS[built.recipe]}{fewer(built.shortfall)}"
     )
     return Sheet(
@@ -211,7 +290,7 @@ def layer_sheet(built: BuiltReplicas) -> Sheet:
     )
 
 
-def _skipped(built: BuiltReplicas) -> str:
+def _skipped(built: "BuiltReplicas") -> str:
     bits = ", ".join(map(str, built.skipped))
     return (
         f"; left out: {bits} bits, which are no smaller than the experts of the checkpoint"
@@ -220,11 +299,11 @@ def _skipped(built: BuiltReplicas) -> str:
     )
 
 
-def _remade(built: BuiltReplicas) -> str:
+def _remade(built: "BuiltReplicas") -> str:
     return f", {built.remade:,} of other weights made again" if built.remade else ""
 
 
-def nbytes(built: BuiltReplicas) -> dict[Width, int]:
+def _nbytes(built: "BuiltReplicas") -> dict["Width", int]:
     """Return the bytes of all replicas, by width."""
     return {
         bits: sum(record.nbytes[bits] for record in built.records)
@@ -232,6 +311,6 @@ def nbytes(built: BuiltReplicas) -> dict[Width, int]:
     }
 
 
-def num_borrowed(built: BuiltReplicas) -> int:
+def _num_borrowed(built: "BuiltReplicas") -> int:
     """Return how many experts had too few tokens of their own."""
     return sum(record.metadata["basis"] == "layer" for record in built.records)

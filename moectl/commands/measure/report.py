@@ -1,27 +1,55 @@
 """`moectl report`: what a store knows of a model, as one self-contained page or as a folder of
 pictures."""
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from artifacts.common.files import check_writable, replacing
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.store.schema import ARTEFACT_TABLES
-from artifacts.store.store import Store
-from moectl.report.gallery import gallery
-from moectl.report.page import render
-from moectl.show.pictures import write_picture
-from moectl.show.render import console, human_bytes, show_json
+from moectl.cli.options import Json, StorePath
+from moectl.shared.defaults import DEFAULT_STORE
 
 _SUFFIXES = (".html", ".htm")
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """The page that was written."""
+def report(
+    *,
+    out: Annotated[
+        Path,
+        typer.Argument(help="The page to write, as report.html; or a folder, for SVG pictures."),
+    ],
+    store: StorePath = DEFAULT_STORE,
+    run: Annotated[
+        int | None, typer.Option("--run", min=1, help="A run: of its model, led by its bench.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write what a store knows as one HTML page, or as pictures.
 
-    path: Path
-    nbytes: int
+    The page has words, charts, tables, and the query of each. A folder for OUT gets the pictures
+    alone.
+    """
+    from moectl.show.render import console, human_bytes, show_json
+
+    if out.suffix and not out.is_dir():
+        write_page(out, store=store, run=run)
+        nbytes = out.stat().st_size
+        if json:
+            show_json({"path": str(out), "nbytes": nbytes})
+        else:
+            line = f"{out}: {human_bytes(nbytes)}, one page that needs nothing else"
+            console().print(line, markup=False)
+        return
+    pictures, missing = _draw(out, store=store, run=run)
+    if json:
+        show_json({"pictures": pictures, "missing": missing})
+        return
+    for path, title in pictures.items():
+        console().print(f"{path}: {title}", markup=False)
+    for name, why in missing.items():
+        console().print(f"no {name}.svg: it needs {why}", markup=False)
 
 
 def check_report(path: Path) -> None:
@@ -33,13 +61,16 @@ def check_report(path: Path) -> None:
     check_writable(path)
 
 
-def report(path: Path, *, store: Path, job: str | None = None, run: int | None = None) -> Reported:
+def write_page(path: Path, *, store: Path, job: str | None = None, run: int | None = None) -> None:
     """Write the page of a model: the model of the run, else the model of the newest bench in the
     store.
 
     `job` names the bench that comes first. A run of a bench names its own; otherwise it is the
     newest live one.
     """
+    from artifacts.store.store import Store
+    from moectl.report.page import render
+
     check_report(path)
     _bring_up_to_date(store)
     with Store.open(store, read_only=True) as opened:
@@ -48,20 +79,15 @@ def report(path: Path, *, store: Path, job: str | None = None, run: int | None =
         page = render(opened, job=job, model_id=asked and asked.model_id)
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
-    return Reported(path, path.stat().st_size)
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """Pictures that were written, by path with their titles, and what others wait for, by name."""
-
-    pictures: dict[str, str]
-    missing: dict[str, str]
-
-
-def draw(folder: Path, *, store: Path, run: int | None = None) -> Drawn:
+def _draw(folder: Path, *, store: Path, run: int | None) -> tuple[dict[str, str], dict[str, str]]:
     """Write the store's knowledge of a model, of the run or of the newest bench, as SVG files into
-    a folder."""
+    a folder. Return their titles by path, and what others wait for, by name."""
+    from artifacts.store.store import Store
+    from moectl.report.gallery import gallery
+    from moectl.show.pictures import write_picture
+
     _bring_up_to_date(store)
     pictures = {}
     missing = {}
@@ -74,39 +100,23 @@ def draw(folder: Path, *, store: Path, run: int | None = None) -> Drawn:
                 missing[picture.name] = picture.why
                 continue
             folder.mkdir(parents=True, exist_ok=True)
-            write_picture(picture.drawing, folder / f"{picture.name}.svg")
-            pictures[str(folder / f"{picture.name}.svg")] = picture.drawing.title
+            path = folder / f"{picture.name}.svg"
+            write_picture(picture.drawing, path)
+            pictures[str(path)] = picture.drawing.title
     if not pictures:
         raise Incompatible(
             f"{store} holds nothing to draw: `moectl bench` and `moectl profile --trace` make some"
         )
-    return Drawn(pictures, missing)
-
-
-def show_drawn(drawn: Drawn, *, as_json: bool) -> None:
-    """Print the pictures, and what is missing."""
-    if as_json:
-        show_json(asdict(drawn))
-        return
-    for path, title in drawn.pictures.items():
-        console().print(f"{path}: {title}", markup=False)
-    for name, why in drawn.missing.items():
-        console().print(f"no {name}.svg: it needs {why}", markup=False)
+    return pictures, missing
 
 
 def _bring_up_to_date(path: Path) -> None:
     """Migrate an older store, whose missing tables the queries name. Opening it for writing copies
     it first."""
+    from artifacts.store.schema import ARTEFACT_TABLES
+    from artifacts.store.store import Store
+
     with Store.open(path, read_only=True) as opened:
         tables = opened.columns().keys()
     if not ARTEFACT_TABLES.keys() <= tables:
         Store.open(path).close()
-
-
-def show(reported: Reported, *, as_json: bool) -> None:
-    """Print the path of the page, or one JSON object."""
-    if as_json:
-        show_json({"path": str(reported.path), "nbytes": reported.nbytes})
-    else:
-        line = f"{reported.path}: {human_bytes(reported.nbytes)}, one page that needs nothing else"
-        console().print(line, markup=False)

@@ -13,9 +13,9 @@ import torch
 
 from artifacts.hardware.machines import machine
 from moectl.bundled import demo_model
-from moectl.commands.build.build_buddies import build_buddies
-from moectl.commands.build.profile import ProfileRequest, profile_opened
-from moectl.commands.build.quantize import QuantizeRequest, quantize
+from moectl.commands.build.build_buddies import make_buddies
+from moectl.commands.build.profile import ProfileOptions, profile_opened
+from moectl.commands.build.quantize import QuantizeOptions, make_replicas
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import Phases, progress_bar
 from moectl.shared.resuming import resumable
@@ -129,12 +129,12 @@ def _places(budget: str) -> list[tuple[str, str]]:
 
 def _artefacts(opened: MoeModel, store: Path, tokens: int, phases: Phases) -> Artefacts:
     phases.begin("profiling the routers")
-    request = ProfileRequest("builtin", tokens, Batching())
+    options = ProfileOptions(tokens=tokens, similarity=False)
     with Session(opened, Settings(budget="25%")) as session:
-        profile_opened("the bundled model", session, request, store=store)
-    build_buddies(store, run=None, alpha="0.95", k_max=16, metric="coactivation")
+        profile_opened("the bundled model", session, options, Batching(), seed=0, store=store)
+    make_buddies(store, run=None, alpha="0.95", k_max=16, metric="coactivation")
     phases.begin("making replicas of few bits")
-    quantize(None, QuantizeRequest(Method(), **_CALIBRATION, jobs=1), store=store)
+    make_replicas(None, Method(), QuantizeOptions(**_CALIBRATION, jobs=1), store=store)
     return stored_artefacts(store, opened)
 
 

@@ -14,7 +14,7 @@ from artifacts.hardware.profile import COMMAND
 from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.store import Store
 from moectl.bundled import as_named, demo_model, is_bundled
-from moectl.commands.build.profile.hardware_sheets import HardwareMeasurement, record, sheets
+from moectl.commands.build.profile.hardware import HardwareMeasurement, record, sheets
 from moectl.commands.start.doctor import findings as findings
 from moectl.commands.start.doctor.findings import Diagnosis, DoctorRequest
 from moectl.shared.glance import CheckpointGlance, glance

@@ -14,7 +14,7 @@ from artifacts.hardware.profile import COLD, COMMAND, HardwareProfile
 from artifacts.quantisation.replicas import typical
 from artifacts.shape import FULL_BITS, Shape
 from artifacts.store.store import Store
-from moectl.commands.build.profile.hardware_sheets import HardwareMeasurement
+from moectl.commands.build.profile.hardware import HardwareMeasurement
 from moectl.shared import installed, neighbours
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.show.render import human_bytes

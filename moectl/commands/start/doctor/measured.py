@@ -11,7 +11,7 @@ from artifacts.hardware.profile import COMMAND, HardwareProfile
 from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.store import Store
 from moectl.commands.build.profile import hardware
-from moectl.commands.build.profile.hardware_sheets import HardwareMeasurement
+from moectl.commands.build.profile.hardware import HardwareMeasurement
 from moectl.commands.start.doctor import findings as findings
 from moectl.commands.start.doctor.findings import Diagnosis, DoctorRequest
 from moectl.shared.opening import open_quietly
