@@ -14,6 +14,7 @@ import sys
 import time
 
 import pytest
+from typer.main import get_command
 
 from artifacts.errors import BadInput, BadUsage, Incompatible, OutOfResources, Partly, Problem
 from moectl.cli import app, main
@@ -22,7 +23,7 @@ from tests import ROOT
 from tests.helpers.said import problems
 
 HEAVY = ("torch", "transformers", "duckdb", "numpy", "numba", "pyarrow", "datasets")
-COMMANDS = [command.name for command in app.registered_commands]
+COMMANDS = list(get_command(app).commands)
 
 
 def test_help_imports_nothing_heavy():

@@ -2,7 +2,7 @@
 them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import ModelShape
@@ -10,7 +10,8 @@ from artifacts.traces.clients import Clients, Served
 from artifacts.traces.trace import Trace
 from moectl.shared.place_trace import base_suffix
 from moectl.show import grounds
-from moectl.show.render import NumBytes, Sheet, human_bytes
+from moectl.show.counters import devices_sheet
+from moectl.show.render import NumBytes, Sheet, human_bytes, show_json, show_sheet
 from runtime.control.counters import altered, hit_rate, is_exact
 from runtime.policies import POLICIES
 from runtime.policies.presets import preset
@@ -66,7 +67,61 @@ def label(outcome: Outcome) -> str:
     return " + ".join([preset(outcome.setting.preset).name, *changed])
 
 
-def records(simulated: Simulated) -> list[dict[str, object]]:
+def show(simulated: Simulated, *, as_json: bool) -> None:
+    """Print a table, or one JSON object: the first outcome by itself, and all of them as rows."""
+    if as_json:
+        first = simulated.asked[0]
+        show_json(
+            {
+                "counters": first.counters | {"exposed_ms": first.times["exposed_ms"]},
+                "by_layer": first.by_layer,
+                **first.times,
+                "rows": _records(simulated),
+                "receipt": _receipt(simulated),
+            }
+        )
+        return
+    show_sheet(_comparison(simulated))
+    if devices := _devices(simulated.asked[0]):
+        show_sheet(devices_sheet(devices))
+    for line in simulated.assumed:
+        print(f"assumed: {line}")
+
+
+def _receipt(simulated: Simulated) -> dict[str, object]:
+    """Return what was in force for the first setting."""
+    first = simulated.asked[0]
+    shape = simulated.model.shape
+    return {
+        "trace": simulated.source,
+        "rows": len(simulated.trace),
+        "model": simulated.model.name,
+        "machine": simulated.machine.name,
+        "layers": shape.num_layers,
+        "experts_per_layer": shape.num_experts,
+        "top_k": shape.top_k,
+        "expert_bytes": shape.expert_nbytes,
+        "base_bits": simulated.base,
+        "dense_bits": simulated.dense,
+        "preset": preset(first.setting.preset).name,
+        "tuned_for": preset(first.setting.preset).tuned_for,
+        "policies": first.policies,
+        "scope": str(first.scope),
+        "serving": first.setting.serving,
+        "slots": first.num_slots,
+        "devices": _devices(first),
+        "split": first.split,
+        "prefetch_window_bytes": first.window,
+        "clients": simulated.clients and asdict(simulated.clients),
+        "assumed": simulated.assumed,
+    }
+
+
+def _devices(outcome: Outcome) -> dict[str, dict[str, int]]:
+    return {f"device {number}": counts for number, counts in enumerate(outcome.by_device)}
+
+
+def _records(simulated: Simulated) -> list[dict[str, object]]:
     """Every outcome as JSON values: counters, and times on the machine's data sheet or as it was
     measured."""
     return [
@@ -102,7 +157,7 @@ def _of_clients(simulated: Simulated, outcome: Outcome) -> dict[str, float | Non
     }
 
 
-def comparison(simulated: Simulated) -> Sheet:
+def _comparison(simulated: Simulated) -> Sheet:
     """A row for each setting: exact ones first, what nobody asked for at the end."""
     rows = (
         sorted(simulated.asked, key=lambda outcome: not is_exact(altered(outcome.counters)))
