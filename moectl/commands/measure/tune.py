@@ -5,49 +5,48 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import torch
+import typer
 
 from artifacts.errors import BadUsage
 from artifacts.modelshapes.known import MODELS
-from artifacts.routing.similarity import Similarity
 from artifacts.shape import FULL_BITS
-from artifacts.store import presets as stored_presets
 from artifacts.store.runs import RunInfo, utc_now
-from artifacts.store.store import add_run
-from artifacts.traces.trace import Trace
-from moectl.bench.table import loss_of_base
 from moectl.bundled import demo_model
-from moectl.shared.opening import model_info, open_quietly
-from moectl.shared.place_trace import trace_on_base
-from moectl.shared.progress import Phases, progress_bar
-from moectl.shared.resuming import resumable
-from moectl.shared.stores import check_store
-from moectl.shared.text import read_text
-from moectl.shared.trace_source import OpenedTrace
-from moectl.tune.distribute import spread
-from moectl.tune.prepare import (
-    known_of,
-    pace_of,
-    parts_of,
-    plan_for,
-    scale_of,
-    search_on,
-    trace_for,
+from moectl.cli.groups import fill
+from moectl.cli.options import (
+    DEFAULT_THREADS,
+    Base,
+    Budget,
+    Clients,
+    Device,
+    Executor,
+    Experts,
+    Json,
+    Link,
+    Model,
+    ScaledTo,
+    Seed,
+    StorePath,
+    Threads,
 )
-from moectl.tune.request import TuneRequest
-from moectl.tune.result import LEFT_OUT, Pick, Tuned
-from moectl.tune.timing import SHARES, Minutes, token_seconds
-from moectl.tune.verify import checks_of, verified
-from profilers.compare.verify_search import Verifier
-from profilers.hardware.live_costs import LiveCosts
-from profilers.text.corpus import documents
-from profilers.workers.choose import executing
-from runtime.model.locate import locate
-from runtime.model.open import MoeModel
-from runtime.search.results import SearchPlan, SearchResult
-from runtime.search.search import Search
-from runtime.session.equip import model_on_base
+from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.importing import importing
+from moectl.shared.resuming import resumable
+
+if TYPE_CHECKING:
+    from artifacts.routing.similarity import Similarity
+    from artifacts.traces.trace import Trace
+    from moectl.shared.trace_source import OpenedTrace
+    from moectl.tune.request import TuneRequest
+    from moectl.tune.result import Pick, Tuned
+    from moectl.tune.timing import Minutes
+    from profilers.compare.verify_search import Verifier
+    from profilers.hardware.live_costs import LiveCosts
+    from runtime.model.open import MoeModel
+    from runtime.search.results import SearchPlan, SearchResult
+    from runtime.search.search import Search
 
 COMMAND = "tune"
 _ALONE = (
@@ -57,41 +56,101 @@ _ALONE = (
 
 
 @dataclass(frozen=True, slots=True)
+class TuneOptions:
+    """Options of a search: its goal, its duration, and the text to verify the picks on."""
+
+    budget: Budget = "25%"
+    scaled_to: ScaledTo = None
+    link: Link = "auto"
+    max_loss: Annotated[
+        str, typer.Option(help="Of perplexity, at most: 0.5%, or 0 for lossless alone.")
+    ] = "0.5%"
+    minutes: Annotated[float, typer.Option(help="How long all of it takes, about.")] = 3.0
+    candidates: Annotated[
+        int | None,
+        typer.Option(min=1, help="Combinations to try of each kind, whatever time that takes."),
+    ] = None
+    data: Annotated[str, typer.Option(help="Text to record a trace on, if the store has none.")] = (
+        "builtin"
+    )
+    held_out: Annotated[str, typer.Option(help="Text to verify on.")] = "builtin:held-out"
+    check_data: Annotated[
+        str | None,
+        typer.Option(help="Text of another kind, to see what the picks are worth there."),
+    ] = None
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of the text to verify on.")] = 2048
+    length: Annotated[
+        int, typer.Option(min=2, help="Tokens of a sequence; half are prompt, half are decoded.")
+    ] = 128
+    rounds: Annotated[int, typer.Option(min=1, help="Times that each is measured live.")] = 5
+    base: Base = 16
+    experts: Experts = "exact"
+    name: Annotated[str, typer.Option(help="The preset that the pick becomes.")] = "tuned"
+    clients: Clients = None
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Candidates replayed at a time, each in a process of its own."),
+    ] = None
+    executor: Executor = "local"
+    device: Device = "auto"
+    threads: Threads = DEFAULT_THREADS
+    seed: Seed = 0
+
+
+def tune(
+    *,
+    model: Model = None,
+    options: TuneOptions,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Find the fastest policies for a model and a machine.
+
+    One answer loses nothing, the other no more than --max-loss; `moectl run --preset` takes both by
+    name.
+    """
+    with importing():
+        import torch
+
+        from moectl.shared.progress import Phases
+        from moectl.shared.stores import check_store
+        from moectl.tune.request import TuneRequest, share
+        from moectl.tune.table import show
+        from moectl.tune.timing import SHARES, Minutes
+
+    request = fill(TuneRequest, options, max_loss=share(options.max_loss))
+    with resumable("a trace that was recorded whole is kept"):
+        torch.set_num_threads(options.threads)
+        check_store(store)
+        name = model or str(demo_model())
+        _check(name, request)
+        with Phases(*SHARES, limit_s=request.limit_s, is_quiet=json) as phases:
+            tuned = _tune(name, request, Minutes(phases), store=store, device=options.device)
+    show(tuned, as_json=json)
+
+
+@dataclass(frozen=True, slots=True)
 class _Prepared:
     """A search that is ready to run, and what its picks are verified with."""
 
-    checkpoint: MoeModel
-    based: MoeModel  # the checkpoint with its experts on the base's bits
-    traced: OpenedTrace
-    search: Search
-    verifier: Verifier
-    pace: LiveCosts
-    similarity: Similarity | None
-    other: Trace  # requests that the search does not see, to check its picks on
+    checkpoint: "MoeModel"
+    based: "MoeModel"  # the checkpoint with its experts on the base's bits
+    traced: "OpenedTrace"
+    search: "Search"
+    verifier: "Verifier"
+    pace: "LiveCosts"
+    similarity: "Similarity | None"
+    other: "Trace"  # requests that the search does not see, to check its picks on
     other_name: str
 
 
-@resumable("a trace that was recorded whole is kept")
-def tune(
-    name: str | None,
-    request: TuneRequest,
-    *,
-    store: Path,
-    device: str,
-    threads: int,
-    is_quiet: bool = True,
-) -> Tuned:
-    """Search on the trace, verify the picks live, keep them as presets; tell each phase on stderr
-    unless `is_quiet`. Raises BadUsage, BadInput, Incompatible."""
-    torch.set_num_threads(threads)
-    check_store(store)
-    name = name or str(demo_model())
-    _check(name, request)
-    with Phases(*SHARES, limit_s=request.limit_s, is_quiet=is_quiet) as phases:
-        return _tune(name, request, Minutes(phases), store=store, device=device)
+def _tune(
+    name: str, request: "TuneRequest", minutes: "Minutes", *, store: Path, device: str
+) -> "Tuned":
+    from moectl.tune.prepare import search_on
+    from moectl.tune.result import LEFT_OUT, Tuned
+    from moectl.tune.verify import checks_of, verified
 
-
-def _tune(name: str, request: TuneRequest, minutes: Minutes, *, store: Path, device: str) -> Tuned:
     started_at = utc_now()
     phases = minutes.phases
     prepared = _prepare(name, request, minutes, store=store, device=device)
@@ -139,9 +198,14 @@ def _tune(name: str, request: TuneRequest, minutes: Minutes, *, store: Path, dev
 
 
 def _searched(
-    search: Search, request: TuneRequest, minutes: Minutes
-) -> tuple[SearchResult, SearchPlan, str]:
+    search: "Search", request: "TuneRequest", minutes: "Minutes"
+) -> tuple["SearchResult", "SearchPlan", str]:
     """Run the search; return its result, its plan and a note on its size."""
+    from moectl.shared.progress import progress_bar
+    from moectl.tune.distribute import spread
+    from moectl.tune.prepare import plan_for
+    from profilers.workers.choose import executing
+
     minutes.phases.begin("searching")
     with executing(request.executor, request.workers) as executor:
         plan, time, planned = plan_for(search, request, minutes, num_workers=executor.count)
@@ -155,9 +219,11 @@ def _searched(
     return found, plan, planned
 
 
-def _check(name: str, request: TuneRequest) -> None:
+def _check(name: str, request: "TuneRequest") -> None:
     """Raise, before anything is measured, for a model without weights and for a wrong path to a
     text."""
+    from profilers.text.corpus import documents
+
     if name in MODELS and not Path(name).exists():
         raise BadUsage(
             f"{name} is a shape without weights, and nothing of it can be verified: give a "
@@ -168,9 +234,18 @@ def _check(name: str, request: TuneRequest) -> None:
 
 
 def _prepare(
-    name: str, request: TuneRequest, minutes: Minutes, *, store: Path, device: str
+    name: str, request: "TuneRequest", minutes: "Minutes", *, store: Path, device: str
 ) -> _Prepared:
     """Open the model, find or record a trace, and measure what a unit of expert error costs."""
+    from moectl.shared.opening import open_quietly
+    from moectl.shared.place_trace import trace_on_base
+    from moectl.shared.text import read_text
+    from moectl.tune.prepare import known_of, pace_of, parts_of, scale_of, search_on, trace_for
+    from moectl.tune.timing import token_seconds
+    from profilers.compare.verify_search import Verifier
+    from runtime.model.locate import locate
+    from runtime.session.equip import model_on_base
+
     begin = minutes.phases.begin
     begin("opening the model")
     opened = open_quietly(name, device=device)
@@ -205,10 +280,10 @@ def _prepare(
 
 def _receipt(
     name: str,
-    request: TuneRequest,
+    request: "TuneRequest",
     prepared: _Prepared,
-    plan: SearchPlan,
-    found: SearchResult,
+    plan: "SearchPlan",
+    found: "SearchResult",
     planned: str,
 ) -> dict[str, object]:
     search = prepared.search
@@ -239,23 +314,29 @@ def _receipt(
     }
 
 
-def _against(verifier: Verifier, checkpoint: MoeModel, bits: int) -> str:
+def _against(verifier: "Verifier", checkpoint: "MoeModel", bits: int) -> str:
     """Say what losses are measured against, for the receipt."""
+    from moectl.bench.table import loss_of_base
+
     if bits == FULL_BITS:
         return f"the checkpoint, experts in {checkpoint.expert_format}"
     return loss_of_base(verifier.loss_of_base(checkpoint), bits)
 
 
 def _keep(
-    picks: list[Pick],
-    request: TuneRequest,
+    picks: list["Pick"],
+    request: "TuneRequest",
     path: Path,
     name: str,
-    opened: MoeModel,
+    opened: "MoeModel",
     started_at: datetime,
     seconds: float,
     receipt: Mapping[str, object],
 ) -> int:
+    from artifacts.store import presets as stored_presets
+    from artifacts.store.store import add_run
+    from moectl.shared.opening import model_info
+
     rows = [
         stored_presets.StoredPreset(
             pick.name,

@@ -7,35 +7,34 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-import torch
+import typer
 
 from artifacts.hardware.machines import machine
 from moectl.bundled import demo_model
+from moectl.cli import completion
+from moectl.cli.options import DEFAULT_THREADS, Budget, Json, Threads
 from moectl.commands.build.build_buddies import make_buddies
 from moectl.commands.build.profile import ProfileOptions, profile_opened
 from moectl.commands.build.quantize import QuantizeOptions, make_replicas
-from moectl.shared.opening import open_quietly
-from moectl.shared.progress import Phases, progress_bar
+from moectl.shared.importing import importing
 from moectl.shared.resuming import resumable
-from moectl.shared.stores import check_store, stored_artefacts
-from moectl.show.demonstration import FULL, PLAIN, Demonstration, DemoRow, sentence, sheet
-from moectl.show.grounds import measured
-from moectl.show.render import console, show_json, show_sheet
-from profilers.compare.quality import TextReading, compare, read
-from profilers.quantise.method import Method
-from profilers.text.batches import Batching
-from profilers.text.corpus import documents, token_sequences
-from runtime.control.counters import altered, hit_rate
-from runtime.model.open import MoeModel
-from runtime.policies.base import Artefacts
-from runtime.session.probe import Rates, scaled_rates, scaled_window
-from runtime.session.session import Session, Settings
 
-PRESETS = (FULL, PLAIN, "near", "horizon", "shadow", "buddymoe")
+if TYPE_CHECKING:
+    import numpy as np
+
+    from moectl.shared.progress import Phases
+    from moectl.show.demonstration import Demonstration, DemoRow
+    from profilers.compare.quality import TextReading
+    from runtime.model.open import MoeModel
+    from runtime.policies.base import Artefacts
+    from runtime.session.probe import Rates
+    from runtime.session.session import Session
+
+PRESETS = ("full", "on-demand", "near", "horizon", "shadow", "buddymoe")
 PUBLISHED = "50%"  # the middle one of the budgets that BuddyMoE's paper reports
-AT_PUBLISHED = (PLAIN, "buddymoe")
+AT_PUBLISHED = ("on-demand", "buddymoe")
 _NUM_SEQUENCES = 6
 _PREFILL = 32
 _DECODE = 32
@@ -54,12 +53,16 @@ class _Entry:
 
     preset: str
     budget: str
-    session: Session
+    session: "Session"
     first_pass: int = 0
-    readings: list[TextReading] = field(default_factory=list)
+    readings: list["TextReading"] = field(default_factory=list)
 
-    def reading(self) -> TextReading:
+    def reading(self) -> "TextReading":
         """All rounds as one reading."""
+        import torch
+
+        from profilers.compare.quality import TextReading
+
         return TextReading(
             torch.cat([one.logits for one in self.readings]),
             torch.cat([one.targets for one in self.readings]),
@@ -74,16 +77,61 @@ class _Entry:
         return [statistics.median(one.decode_s) for one in self.readings]
 
 
-@resumable()
 def demo(
+    *,
+    budget: Budget = "25%",
+    scaled_to: Annotated[
+        str,
+        typer.Option(
+            help="The machine whose proportions are emulated.", autocompletion=completion.machines
+        ),
+    ] = "rtx3090-pcie4",
+    tokens: Annotated[int, typer.Option(min=1024, help="Tokens to profile.")] = 16_384,
+    threads: Threads = DEFAULT_THREADS,
+    store: Annotated[Path | None, typer.Option(help="Keep the artefacts in this store.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw time against quality to this SVG file.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Try presets on the bundled model, offline, in a minute."""
+    with importing():
+        from moectl.show.demonstration import drawing, sentence, sheet
+        from moectl.show.pictures import check_picture, write_picture
+        from moectl.show.render import console, show_json, show_sheet
+
+    if picture:
+        check_picture(picture)
+    demonstration = _demonstrated(
+        budget=budget, scaled_to=scaled_to, tokens=tokens, store=store, threads=threads
+    )
+    if json:
+        show_json(demonstration.records())
+    else:
+        show_sheet(sheet(demonstration))
+        console().print(sentence(demonstration), markup=False)
+    if picture:
+        write_picture(drawing(demonstration), picture)
+
+
+@resumable()
+def _demonstrated(
     *, budget: str, scaled_to: str, tokens: int, store: Path | None, threads: int
-) -> Demonstration:
+) -> "Demonstration":
     """Profile the bundled model on `tokens` tokens of docstrings, then measure every preset on
     held-out ones.
 
     A round is one text, which every preset reads over the same emulated link, in an order drawn
     anew; `full` is the reference of speed in each round, and of quality.
     """
+    with importing():
+        import torch
+
+        from moectl.shared.opening import open_quietly
+        from moectl.shared.progress import Phases
+        from moectl.shared.stores import check_store
+        from runtime.session.probe import scaled_rates, scaled_window
+
     torch.set_num_threads(threads)
     target = machine(scaled_to)
     if store:
@@ -113,21 +161,18 @@ def demo(
         return _demonstration(entries, budget, scaled_to)
 
 
-def show(demonstration: Demonstration, *, as_json: bool) -> None:
-    if as_json:
-        show_json(demonstration.records())
-    else:
-        show_sheet(sheet(demonstration))
-        console().print(sentence(demonstration), markup=False)
-
-
 def _places(budget: str) -> list[tuple[str, str]]:
     """Presets with their budgets."""
     published = [(preset, PUBLISHED) for preset in AT_PUBLISHED if budget != PUBLISHED]
-    return [(preset, "100%" if preset == FULL else budget) for preset in PRESETS] + published
+    return [(preset, "100%" if preset == PRESETS[0] else budget) for preset in PRESETS] + published
 
 
-def _artefacts(opened: MoeModel, store: Path, tokens: int, phases: Phases) -> Artefacts:
+def _artefacts(opened: "MoeModel", store: Path, tokens: int, phases: "Phases") -> "Artefacts":
+    from moectl.shared.stores import stored_artefacts
+    from profilers.quantise.method import Method
+    from profilers.text.batches import Batching
+    from runtime.session.session import Session, Settings
+
     phases.begin("profiling the routers")
     options = ProfileOptions(tokens=tokens, similarity=False)
     with Session(opened, Settings(budget="25%")) as session:
@@ -138,9 +183,14 @@ def _artefacts(opened: MoeModel, store: Path, tokens: int, phases: Phases) -> Ar
     return stored_artefacts(store, opened)
 
 
-def _session(preset: str, budget: str, artefacts: Artefacts, rates: Rates, window: int) -> Session:
+def _session(
+    preset: str, budget: str, artefacts: "Artefacts", rates: "Rates", window: int
+) -> "Session":
     """A session over a model of its own, so that all can be open at once. The rates are measured
     once for all."""
+    from moectl.shared.opening import open_quietly
+    from runtime.session.session import Session, Settings
+
     settings = Settings(
         preset=preset,
         budget=budget,
@@ -151,11 +201,13 @@ def _session(preset: str, budget: str, artefacts: Artefacts, rates: Rates, windo
     return Session(open_quietly(str(demo_model())), settings, artefacts=artefacts)
 
 
-def _held_out(opened: MoeModel) -> list[np.ndarray]:
+def _held_out(opened: "MoeModel") -> list["np.ndarray"]:
     """Return the beginnings of the first held-out docstrings that are long enough: one to warm up,
     one a round."""
+    from profilers.text.corpus import documents, token_sequences
+
     length = _PREFILL + _DECODE
-    sequences: list[np.ndarray] = []
+    sequences = []
     for document in documents("builtin:held-out"):
         sequence = next(
             iter(token_sequences([document], opened.tokenizer, length=length, num_tokens=length))
@@ -167,8 +219,13 @@ def _held_out(opened: MoeModel) -> list[np.ndarray]:
     return sequences
 
 
-def _measure(entries: Sequence[_Entry], sequences: Sequence[np.ndarray]) -> None:
+def _measure(entries: Sequence[_Entry], sequences: Sequence["np.ndarray"]) -> None:
     """Warm every cache with a prompt, then read a text a round with all presets."""
+    import torch
+
+    from moectl.shared.progress import progress_bar
+    from profilers.compare.quality import read
+
     warm_up, *texts = sequences
     for entry in entries:
         entry.session.new_requests(1)
@@ -182,15 +239,20 @@ def _measure(entries: Sequence[_Entry], sequences: Sequence[np.ndarray]) -> None
 
 
 def _turns(
-    entries: Sequence[_Entry], texts: Sequence[np.ndarray]
-) -> Iterator[tuple[_Entry, np.ndarray]]:
+    entries: Sequence[_Entry], texts: Sequence["np.ndarray"]
+) -> Iterator[tuple[_Entry, "np.ndarray"]]:
+    import numpy as np
+
     rng = np.random.default_rng(0)
     for text in texts:
         for index in rng.permutation(len(entries)):
             yield entries[index], text
 
 
-def _demonstration(entries: Sequence[_Entry], budget: str, scaled_to: str) -> Demonstration:
+def _demonstration(entries: Sequence[_Entry], budget: str, scaled_to: str) -> "Demonstration":
+    from moectl.show.demonstration import Demonstration
+    from moectl.show.grounds import measured
+
     full = entries[0]
     rows = [_row(entry, full) for entry in entries]
     rounds = len(full.readings)
@@ -212,7 +274,13 @@ def _name(entry: _Entry, budget: str) -> str:
     return entry.preset if entry.budget in (budget, "100%") else f"{entry.preset} {entry.budget}"
 
 
-def _row(entry: _Entry, full: _Entry) -> DemoRow:
+def _row(entry: _Entry, full: _Entry) -> "DemoRow":
+    import numpy as np
+
+    from moectl.show.demonstration import DemoRow
+    from profilers.compare.quality import compare
+    from runtime.control.counters import altered, hit_rate
+
     reading = entry.reading()
     quality = compare(reading, full.reading())
     totals = entry.session.controller.counters.totals(first_pass=entry.first_pass)
