@@ -7,24 +7,25 @@ Without `--measure` neither torch nor transformers is imported, and no weights a
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from artifacts.errors import BadUsage
 from artifacts.hardware.profile import COMMAND
-from artifacts.store.hardware_profiles import stored_profile
-from artifacts.store.store import Store
 from moectl.bundled import as_named, demo_model, is_bundled
-from moectl.commands.build.profile.hardware import HardwareMeasurement, record, sheets
-from moectl.commands.start.doctor import findings as findings
-from moectl.commands.start.doctor.findings import Diagnosis, DoctorRequest
-from moectl.shared.glance import CheckpointGlance, glance
-from moectl.shared.progress import Phases
+from moectl.cli.options import EngineOptions, Json, Model, StorePath
+from moectl.shared import installed
+from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.resuming import resumable
-from moectl.show.render import Sheet, show_json, show_sheet
-from profilers.hardware.this_machine import LocalMachine
 from runtime.control import sizes
 
 if TYPE_CHECKING:
+    from moectl.commands.build.profile.hardware import HardwareMeasurement
+    from moectl.commands.start.doctor.findings import Diagnosis, DoctorFinding
+    from moectl.shared.glance import CheckpointGlance
+    from moectl.shared.progress import Phases
+    from moectl.show.render import Sheet
     from profilers.compare.check_prediction import Prediction
 
 # shares of the time of the phases
@@ -33,68 +34,80 @@ _MEASURING = (2, 8, 1, 4)
 _LINKS = ("auto", "disk", "direct", "cuda")
 
 
-@resumable()
 def doctor(
-    name: str | None,
     *,
-    budget: str,
-    link: str,
-    device: str,
-    threads: int,
-    store: Path,
-    measure: bool,
-    is_quiet: bool = True,
-) -> Diagnosis:
-    """Examine this machine for the model `name` (None: the bundled one); nothing is written.
+    model: Model = None,
+    engine: EngineOptions,
+    store: StorePath = DEFAULT_STORE,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Measure too, a quarter of a minute or more, and check a prediction."
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Say what this machine can run, and what is in the way.
 
-    Phases are told on stderr unless `is_quiet`. Raises BadUsage for an option that is not
-    understood, and BadInput for a model or store that cannot be read or is refused. With `measure`
-    it also raises whatever measuring raises.
+    --measure says what it takes, too.
     """
-    named = as_named(name)
-    request = DoctorRequest(named or str(demo_model()), named, budget, link, device, threads, store)
-    with Phases(
-        *(_MEASURING if measure else _LOOKING), is_quiet=is_quiet, at_once=not measure
-    ) as phases:
-        if not measure:
-            return _looked(request, phases)
-        phases.begin("opening the model")
-        from moectl.commands.start.doctor.measured import diagnose
+    installed.check()  # before the imports of packages that may be missing
+    from moectl.shared.progress import Phases
 
-        return diagnose(request, phases)
+    named = as_named(model)
+    path = named or str(demo_model())
+    with (
+        resumable(),
+        Phases(
+            *(_MEASURING if measure else _LOOKING), is_quiet=json, at_once=not measure
+        ) as phases,
+    ):
+        if measure:
+            phases.begin("opening the model")
+            from moectl.commands.start.doctor.measured import diagnose
+
+            diagnosis = diagnose(path, engine, phases, named=named, store=store)
+        else:
+            diagnosis = _looked(path, engine, phases, named=named, store=store)
+    _show(diagnosis, as_json=json)
 
 
-def _looked(request: DoctorRequest, phases: Phases) -> Diagnosis:
+def _looked(
+    path: str, engine: EngineOptions, phases: "Phases", *, named: str | None, store: Path
+) -> "Diagnosis":
     """Look at what is there, without measuring anything."""
-    _check_options(request.link, request.device)
-    seen = glance(request.path)
-    model_ids, profile = _held(request.store, request.path)
+    from moectl.commands.start.doctor import findings
+    from moectl.shared.glance import glance
+    from profilers.hardware.this_machine import LocalMachine
+
+    _check_options(engine.link, engine.device)
+    seen = glance(path)
+    model_ids, profile = _held(store, path)
     if seen.shape is not None:
-        sizes.num_slots(request.budget, seen.shape, per_layer=True)
+        sizes.num_slots(engine.budget, seen.shape, per_layer=True)
     phases.begin("looking at what is installed")
     all_findings = findings.of_installation()
     phases.begin("looking at the machine")
-    here = LocalMachine.glance(request.device, request.threads)
+    here = LocalMachine.glance(engine.device, engine.threads)
     all_findings += findings.of_machine(here, seen.shape)
     phases.begin("looking at the model, the store and its disk")
     all_findings += _of_checkpoint(seen)
     if seen.shape is not None:
-        all_findings.append(
-            findings.of_room(request.store, seen.shape, weight_nbytes=seen.weight_nbytes)
-        )
-    all_findings += findings.of_store(
-        request.store, model_ids, model=request.named, shown=request.store_option
-    )
+        all_findings.append(findings.of_room(store, seen.shape, weight_nbytes=seen.weight_nbytes))
+    all_findings += findings.of_store(store, model_ids, model=named)
     if profile is not None:
         all_findings += findings.of_disk(profile.profile) + findings.of_profile(
             profile.profile, here
         )
-    return Diagnosis(request.path, all_findings, profile, is_stored=profile is not None)
+    return findings.Diagnosis(path, all_findings, profile, is_stored=profile is not None)
 
 
-def show(diagnosis: Diagnosis, *, as_json: bool) -> None:
+def _show(diagnosis: "Diagnosis", *, as_json: bool) -> None:
     """Print the profile if there is one, the findings, and the prediction if one was checked; or
     one JSON object."""
+    from moectl.commands.build.profile.hardware import record, sheets
+    from moectl.show.render import show_json, show_sheet
+
     measured = diagnosis.measured
     if as_json:
         source = measured and {"run": measured.run, "is_stored": diagnosis.is_stored} | record(
@@ -124,7 +137,9 @@ def _check_options(link: str, device: str) -> None:
         raise BadUsage(f"device {device!r} is not known: use auto, cpu, cuda or cuda:1")
 
 
-def _of_checkpoint(seen: CheckpointGlance) -> list[findings.DoctorFinding]:
+def _of_checkpoint(seen: "CheckpointGlance") -> list["DoctorFinding"]:
+    from moectl.commands.start.doctor import findings
+
     if seen.shape is None:
         return [
             findings.DoctorFinding(
@@ -137,9 +152,13 @@ def _of_checkpoint(seen: CheckpointGlance) -> list[findings.DoctorFinding]:
     ]
 
 
-def _held(path: Path, model: str) -> tuple[list[str], HardwareMeasurement | None]:
+def _held(path: Path, model: str) -> tuple[list[str], "HardwareMeasurement | None"]:
     """The ids of models that a store has by the same path or name, and the newest hardware profile
     of them."""
+    from artifacts.store.hardware_profiles import stored_profile
+    from artifacts.store.store import Store
+    from moectl.commands.build.profile.hardware import HardwareMeasurement
+
     if not path.exists():
         return [], None
     with Store.open(path, read_only=True) as store:
@@ -160,8 +179,10 @@ def _is_same(held: str, model: str) -> bool:
     )
 
 
-def _findings(diagnosis: Diagnosis) -> list[Sheet]:
+def _findings(diagnosis: "Diagnosis") -> list["Sheet"]:
     """Return two tables: findings that are in order, and findings that need a remedy."""
+    from moectl.show.render import Sheet
+
     fine = [
         (finding.topic, finding.says) for finding in diagnosis.findings if finding.remedy is None
     ]
@@ -181,7 +202,9 @@ def _findings(diagnosis: Diagnosis) -> list[Sheet]:
     return [in_order, Sheet("What stands in the way", columns, wrong or nothing, note)]
 
 
-def _prediction(made: "Prediction") -> Sheet:
+def _prediction(made: "Prediction") -> "Sheet":
+    from moectl.show.render import Sheet
+
     rows = [
         ("predicted", f"{made.predicted_ms:.2f}", f"{made.predicted_stall_ms:.2f}"),
         ("measured", f"{made.measured_ms:.2f}", f"{made.measured_stall_ms:.2f}"),

@@ -52,25 +52,6 @@ class DoctorFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorRequest:
-    """Request for an examination of the model at `path`, with the options of `moectl doctor`.
-    `named` is the name that the user gave, None if there was none."""
-
-    path: str
-    named: str | None
-    budget: str
-    link: str
-    device: str
-    threads: int
-    store: Path
-
-    @property
-    def store_option(self) -> str:
-        """The option that names the store in a command, empty for the usual one."""
-        return "" if self.store == DEFAULT_STORE else f" --store {self.store}"
-
-
-@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """Result of an examination of a machine and a model.
 
@@ -198,11 +179,9 @@ def of_room(path: Path, shape: Shape, *, weight_nbytes: float) -> DoctorFinding:
     )
 
 
-def of_store(
-    path: Path, model_ids: Collection[str], *, model: str | None, shown: str
-) -> list[DoctorFinding]:
-    """Report the artefacts that the model, by any of its ids, lacks. `shown` is the option that
-    names the store, empty for the default one."""
+def of_store(path: Path, model_ids: Collection[str], *, model: str | None) -> list[DoctorFinding]:
+    """Report the artefacts that the model, by any of its ids, lacks."""
+    shown = "" if path == DEFAULT_STORE else f" --store {path}"
     built = _commands(path, model_ids)
     named = f" {model}" if model else ""
     takes_model = {"profile", "quantize", COMMAND}

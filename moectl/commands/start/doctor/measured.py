@@ -10,10 +10,11 @@ from artifacts.errors import OutOfResources
 from artifacts.hardware.profile import COMMAND, HardwareProfile
 from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.store import Store
+from moectl.cli.options import EngineOptions
 from moectl.commands.build.profile import hardware
 from moectl.commands.build.profile.hardware import HardwareMeasurement
 from moectl.commands.start.doctor import findings as findings
-from moectl.commands.start.doctor.findings import Diagnosis, DoctorRequest
+from moectl.commands.start.doctor.findings import Diagnosis
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import Phases
 from moectl.shared.stores import stored_artefacts
@@ -34,21 +35,21 @@ _MOST = 0.8  # of the available memory
 _TEXT = "builtin:held-out"
 
 
-def diagnose(request: DoctorRequest, phases: Phases) -> Diagnosis:
+def diagnose(
+    path: str, engine: EngineOptions, phases: Phases, *, named: str | None, store: Path
+) -> Diagnosis:
     """Examine this machine with a model; nothing is written.
 
     A short profile is measured when the store has none of this machine and link. Raises BadUsage,
     BadInput for a model or store that cannot be opened, OutOfResources when the budget does not
     fit.
     """
-    path = request.path
-    store = request.store
-    torch.set_num_threads(request.threads)
-    opened = open_quietly(path, device=request.device)
-    link_name(opened, request.link)  # an unknown link is reported before anything is measured
+    torch.set_num_threads(engine.threads)
+    opened = open_quietly(path, device=engine.device)
+    link_name(opened, engine.link)  # an unknown link is reported before anything is measured
     here = LocalMachine.look(opened.model.device)
-    _check_room(opened, request.budget, here)
-    link = hardware.affordable(opened, request.link)
+    _check_room(opened, engine.budget, here)
+    link = hardware.affordable(opened, engine.link)
     stored = _stored(path, opened, store)
     is_stored = stored is not None and _fits(stored.profile, here, link_name(opened, link))
     phases.begin("measuring the machine, the model's parts on it")
@@ -62,15 +63,13 @@ def diagnose(request: DoctorRequest, phases: Phases) -> Diagnosis:
     all_findings.append(
         findings.of_room(store, opened.stored_shape, weight_nbytes=opened.weight_nbytes)
     )
-    all_findings += findings.of_store(
-        store, [opened.fingerprint[:16]], model=request.named, shown=request.store_option
-    )
+    all_findings += findings.of_store(store, [opened.fingerprint[:16]], model=named)
     if stored is not None:
         all_findings += findings.of_profile(stored.profile, here)
     phases.begin("checking a prediction on a short run")
     sequences = _sequences(opened)
     prediction = check(
-        opened, measured.profile, sequences, prefill=_PREFILL, budget=request.budget, link=link
+        opened, measured.profile, sequences, prefill=_PREFILL, budget=engine.budget, link=link
     )
     return Diagnosis(path, all_findings, measured, is_stored, prediction)
 

@@ -1,129 +1,175 @@
-"""`moectl export`: write a store's content for other programs: GPTQ checkpoint, JSON, CSV, an
-option of llama.cpp."""
+"""`moectl export`: write a store's content, or the model, for other programs: GPTQ checkpoint, GGUF
+file, JSON, CSV, an option of llama.cpp."""
 
-import json
 import re
-from dataclasses import dataclass
+from json import dumps
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from artifacts.common.files import replacing
 from artifacts.common.suggestions import unknown
-from artifacts.common.untrusted import inside
 from artifacts.errors import BadInput, BadUsage, Incompatible
-from artifacts.quantisation.gptq_checkpoint import WIDTHS
-from artifacts.quantisation.replica_file import Parts, read_replica, replica_root, verify
-from artifacts.quantisation.widths import listed
-from artifacts.store.runs import StoredRun
-from artifacts.store.store import Store
 from moectl.bundled import demo_model
-from moectl.commands.store.export.forms import (
-    FORMS,
-    JSON_FORMS,
-    OVERRIDE_TENSOR,
-    Exportable,
-    find,
-    override_tensor,
-    routing,
-)
-from moectl.commands.store.export.gguf import GGUF
-from moectl.shared.opening import open_quietly
-from moectl.shared.progress import progress_bar
+from moectl.cli.options import AnyModel, Budget, Json, RunId, StorePath
+from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.importing import importing
 from moectl.shared.resuming import resumable
-from moectl.show.render import console, human_bytes, show_json
-from profilers.export.gptq import export_gptq
-from profilers.quantise.method import TRELLIS
-from runtime.model.checkpoint import open_checkpoint
-from runtime.model.locate import locate
 
-GPTQ = "gptq"
+if TYPE_CHECKING:
+    from artifacts.quantisation.replica_file import Parts
+    from artifacts.store.runs import StoredRun
+    from artifacts.store.store import Store
+
 _BLOCK = re.compile(r"\.(\d+)\.")
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """The written checkpoint, and the run whose replicas it holds."""
+def export(
+    *,
+    model: AnyModel = None,
+    what: Annotated[
+        str,
+        typer.Option(
+            help="gptq (a checkpoint: experts from their replicas, the rest as it is), gguf (the "
+            "model as one file for llama.cpp), buddies, splits, placement or profile (JSON), "
+            "routing (CSV), override-tensor (an option of llama.cpp)."
+        ),
+    ] = "gptq",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file to write, else stdout; of gptq a new folder, of gguf a new file."
+        ),
+    ] = None,
+    bits: Annotated[int, typer.Option(help="Of gptq: 2, 3, 4 or 8.")] = 4,
+    type: Annotated[
+        str, typer.Option(help="Of gguf: f32, f16, bf16, q8_0, q4_0 or mxfp4.")
+    ] = "bf16",
+    budget: Budget = "25%",
+    store: StorePath = DEFAULT_STORE,
+    run: RunId = None,
+    json: Json = False,
+) -> None:
+    """Write a store, or the model, for other programs."""
+    with importing():
+        from moectl.show.render import console, human_bytes, show_json
 
-    folder: Path
-    run_id: int
-    bits: int
-    nbytes: int
+    if what == "gguf":
+        file = _write_gguf(model, out, type)
+        nbytes = file.stat().st_size
+        if json:
+            show_json({"file": str(file), "type": type, "nbytes": nbytes})
+            return
+        line = f"{file}: matrices in {type}, {human_bytes(nbytes)}"
+    elif what == "gptq":
+        folder, run = _write_gptq(model, out, bits=bits, store=store, run=run)
+        nbytes = sum(path.stat().st_size for path in folder.iterdir())
+        if json:
+            show_json({"folder": str(folder), "run": run, "bits": bits, "nbytes": nbytes})
+            return
+        what = f"{bits}-bit experts of run {run}, {human_bytes(nbytes)}"
+        line = f"{folder}: {what}, in the layout gptq_v2"
+    else:
+        content, run = _content(model, what, budget=budget, store=store, run=run)
+        text = content if isinstance(content, str) else dumps(content) + "\n"
+        if out:
+            with replacing(out) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+        if json:
+            show_json({"what": what, "run": run, "out": out and str(out), "content": content})
+            return
+        if out is None:
+            print(text, end="")
+            return
+        line = f"{out}: {what} of run {run}"
+    console().print(line, markup=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedText:
-    """A text for other programs and the run it comes from; `out` is the file that holds it, if
-    any."""
-
-    what: str
-    text: str
-    run_id: int
-    out: Path | None
-
-
-def export_text(
-    name: str | None, what: str, out: Path | None, *, budget: str, store: Path, run: int | None
-) -> ExportedText:
-    """Return what the newest fitting run holds, of the model `name` if one is named; write it to
-    `out` if given.
+def _content(
+    name: str | None, what: str, *, budget: str, store: Path, run: int | None
+) -> tuple[dict[str, object] | str, int]:
+    """Return what the newest fitting run holds, of the model `name` if one is named, and the number
+    of the run.
 
     Raises BadUsage (unknown name), BadInput (store) and Incompatible (no such run, another model).
     """
+    with importing():
+        from artifacts.store.store import Store
+        from moectl.commands.store.export.forms import (
+            FORMS,
+            JSON_FORMS,
+            OVERRIDE_TENSOR,
+            find,
+            override_tensor,
+            routing,
+        )
+        from moectl.shared.opening import open_quietly
+
     if what not in FORMS:
-        raise BadUsage(unknown("export", what, (GPTQ, GGUF, *FORMS)))
+        raise BadUsage(unknown("export", what, ("gptq", "gguf", *FORMS)))
     opened = open_quietly(name, device="cpu") if name else None
     with Store.open(store, read_only=True) as kept:
         model = kept.require_model(opened.fingerprint, name=name) if opened else None
         source = find(kept, what, run_id=run, model=model, budget=budget)
-        text = _text(what, source)
-    if out:
-        with replacing(out) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    return ExportedText(what, text, source.run.run_id, out)
-
-
-def _text(what: str, source: Exportable) -> str:
-    if what in JSON_FORMS:
-        return json.dumps(JSON_FORMS[what](source)) + "\n"
-    return (
-        override_tensor(source, _blocks(source.model.name))
-        if what == OVERRIDE_TENSOR
-        else routing(source)
-    )
-
-
-def _blocks(name: str) -> list[int]:
-    """Return the numbers of the MoE layers among all layers; earlier layers may be dense."""
-    return [int(_BLOCK.search(layer.name)[1]) for layer in open_quietly(name, device="cpu").layers]
-
-
-def show_text(text: ExportedText, *, as_json: bool) -> None:
-    """Print the text, or the file that holds it. In JSON a text that is not JSON itself is a
-    string."""
-    if as_json:
-        content = json.loads(text.text) if text.what in JSON_FORMS else text.text
-        show_json(
-            {
-                "what": text.what,
-                "run": text.run_id,
-                "out": text.out and str(text.out),
-                "content": content,
-            }
-        )
-    elif text.out is None:
-        print(text.text, end="")
-    else:
-        console().print(f"{text.out}: {text.what} of run {text.run_id}", markup=False)
+        if what in JSON_FORMS:
+            content = JSON_FORMS[what](source)
+        elif what == OVERRIDE_TENSOR:
+            # the numbers of the MoE layers among all layers: earlier layers may be dense
+            layers = open_quietly(source.model.name, device="cpu").layers
+            blocks = [int(_BLOCK.search(layer.name)[1]) for layer in layers]
+            content = override_tensor(source, blocks)
+        else:
+            content = routing(source)
+    return content, source.run.run_id
 
 
 @resumable()
-def export(
+def _write_gguf(name: str | None, out: Path | None, type_: str) -> Path:
+    """Write the model `name` (None: the bundled one) to the new file `out`.
+
+    Raises BadUsage (no file, unknown type) and what `export_gguf` raises.
+    """
+    with importing():
+        from moectl.shared.opening import open_quietly
+        from moectl.shared.progress import progress_bar
+        from profilers.export.gguf import TYPES, export_gguf
+        from runtime.model.locate import locate
+
+    if out is None:
+        raise BadUsage("a GGUF model is a file: give --out FILE, which must not be there yet")
+    if type_ not in TYPES:
+        raise BadUsage(unknown("type", type_, TYPES))
+    if out.exists():
+        raise BadInput(f"{out} is there already: name a new file")
+    name = name or str(demo_model())
+    opened = open_quietly(name, device="cpu")
+    with progress_bar("exporting", unit="matrices") as advance:
+        export_gguf(opened, locate(name), out, type_, progress=advance)
+    return out
+
+
+@resumable()
+def _write_gptq(
     name: str | None, out: Path | None, *, bits: int, store: Path, run: int | None
-) -> Exported:
+) -> tuple[Path, int]:
     """Write the model `name` (None: the bundled one) with its experts at `bits` to the new folder
-    `out`.
+    `out`; return that, and the run of the replicas.
 
     Every replica file is compared with its hash before it is used.
     """
+    with importing():
+        from artifacts.common.untrusted import inside
+        from artifacts.quantisation.gptq_checkpoint import WIDTHS
+        from artifacts.quantisation.replica_file import read_replica, replica_root, verify
+        from artifacts.quantisation.widths import listed
+        from artifacts.store.store import Store
+        from moectl.shared.opening import open_quietly
+        from moectl.shared.progress import progress_bar
+        from profilers.export.gptq import export_gptq
+        from runtime.model.checkpoint import open_checkpoint
+        from runtime.model.locate import locate
+
     if out is None:
         raise BadUsage(
             "a GPTQ checkpoint is a folder: give --out FOLDER, which must not be there yet"
@@ -148,7 +194,7 @@ def export(
         for row in rows
     }
 
-    def read(layer: int, expert: int) -> Parts:
+    def read(layer: int, expert: int) -> "Parts":
         path, hash = files[layer, expert]
         verify(path, hash)
         return read_replica(path, bits, model=opened.fingerprint, key=(layer, expert))
@@ -156,22 +202,10 @@ def export(
     with progress_bar("exporting", unit="layers") as advance:
         checkpoint = open_checkpoint(locate(name))
         export_gptq(opened, checkpoint, read, out, first_file=files[0, 0][0], progress=advance)
-    return Exported(out, chosen.run_id, bits, sum(path.stat().st_size for path in out.iterdir()))
+    return out, chosen.run_id
 
 
-def show(exported: Exported, *, as_json: bool) -> None:
-    """Print the folder that was written."""
-    if as_json:
-        record = {"folder": str(exported.folder), "run": exported.run_id, "bits": exported.bits}
-        show_json(record | {"nbytes": exported.nbytes})
-    else:
-        what = (
-            f"{exported.bits}-bit experts of run {exported.run_id}, {human_bytes(exported.nbytes)}"
-        )
-        console().print(f"{exported.folder}: {what}, in the layout gptq_v2", markup=False)
-
-
-def _run(store: Store, run_id: int | None, model_id: str) -> StoredRun:
+def _run(store: "Store", run_id: int | None, model_id: str) -> "StoredRun":
     """Return the run asked for, else the newest run of this model that wrote replicas of GPTQ's
     recipes."""
     made = [
@@ -198,5 +232,5 @@ def _run(store: Store, run_id: int | None, model_id: str) -> StoredRun:
     return run
 
 
-def _is_coded(run: StoredRun) -> bool:
-    return run.info.parameters.get("recipe") == TRELLIS
+def _is_coded(run: "StoredRun") -> bool:
+    return run.info.parameters.get("recipe") == "trellis"

@@ -1,19 +1,23 @@
-"""A plan from a config alone: what fits into a GPU's memory, and between which speeds a run will
-be."""
+"""A plan from a config alone: where a model runs, what fits into the memory there, and between which
+speeds a run will be."""
 
 from dataclasses import dataclass
+from math import ceil
 
 from artifacts.errors import BadUsage, OutOfResources
 from artifacts.formats.dense import check_dense
 from artifacts.hardware.costs import DENSE_ON_GPU, Costs
-from artifacts.hardware.machines import Machine
+from artifacts.hardware.machines import MACHINES, Machine, machine_with
 from artifacts.modelshapes.known import ModelShape, model_shape
 from artifacts.modelshapes.memory import BackboneMemory, backbone_memory, backbone_of
+from artifacts.quantisation.replicas import in_memory
+from artifacts.quantisation.widths import TRELLIS_WIDTHS, Width
 from artifacts.traces.clients import Clients
-from moectl.commands.start.plan.place import PlanPlace, smallest_with
-from moectl.commands.start.plan.shadows import Shadowed, shadowed
+from moectl.shared.timed_machine import timed_machine
 from moectl.show.grounds import TOY_NBYTES
 from moectl.show.render import human_bytes
+from profilers.hardware.this_machine import gpus_of_driver
+from runtime.control import sizes
 from runtime.model.gguf_shape import gguf_shape
 from runtime.model.locate import local_gguf
 
@@ -25,6 +29,124 @@ _REQUESTS = 4
 _LENGTH = 128
 _LEAST_LENGTH = 64
 _MOST_TOKENS = 16_384
+WIDEST = 1.5
+"""Bits up to which a plan tries."""
+USUAL_MACHINE = "rtx3090-pcie4"
+_NO_GPU = (
+    "no GPU is found here: name a machine, as --machine rtx4060, rtx4090, rtx5090, h200 or m4-max "
+    "(`moectl inspect machines` lists all), or give a memory, as --vram 24GB"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPlace:
+    """A place: `vram_nbytes` of memory, written as `vram`, on a `machine`, None if its bandwidths
+    are unknown. `options` name both on a command line; `note` says what was chosen because the user
+    did not name it."""
+
+    vram_nbytes: int
+    vram: str
+    machine: Machine | None
+    options: str
+    note: str = ""
+
+    @classmethod
+    def find(cls, vram: str | None, named: str | None) -> "PlanPlace":
+        """Return the place of `--vram` and `--machine`; a missing one is taken from the other or
+        from this machine. Raises BadUsage."""
+        chosen, note, options = _machine(vram, named)
+        if vram is not None:
+            return cls(_checked(vram), vram, chosen, f"--vram {vram}{options}", note)
+        if named is None:
+            gpu, nbytes = gpus_of_driver()[0]
+            return cls(nbytes, human_bytes(nbytes), chosen, "", f"the GPU of this machine: {gpu}")
+        size = f"{chosen.fast_gb:g}GB"
+        return cls(sizes.nbytes(size), size, chosen, options.strip(), note)
+
+    @property
+    def shown(self) -> str:
+        return f"{self.vram} of {self.machine.name}" if self.machine else self.vram
+
+
+def _machine(vram: str | None, named: str | None) -> tuple[Machine | None, str, str]:
+    """Return the machine, a note if the user did not name it, and the option that names it."""
+    if named is not None:
+        return timed_machine(named), "", f" --machine {named}"
+    gpus = gpus_of_driver()
+    if gpus:
+        return machine_with(gpus[0][0]), f"bandwidths of this machine's GPU: {gpus[0][0]}", ""
+    if vram is None:
+        raise BadUsage(_NO_GPU)
+    return MACHINES[USUAL_MACHINE], f"bandwidths of {USUAL_MACHINE}, for no --machine was named", ""
+
+
+def _checked(vram: str) -> int:
+    nbytes = sizes.nbytes(vram)
+    if nbytes < 1:
+        raise BadUsage(f"--vram {vram} is no memory: write bytes, as 24GB")
+    return nbytes
+
+
+def smallest_with(nbytes: int) -> str:
+    """Say which known machine is the smallest with so much memory."""
+    large = [
+        each
+        for each in MACHINES.values()
+        if each.fast_gb is not None and each.fast_gb * 1e9 >= nbytes
+    ]
+    if not large:
+        return "no machine that moectl knows has that much"
+    smallest = min(large, key=lambda each: each.fast_gb)
+    return f"the smallest known machine with that much is {smallest.name} ({smallest.fast_gb:g} GB)"
+
+
+@dataclass(frozen=True, slots=True)
+class Shadowed:
+    """Every expert at `bits` bits in `nbytes`, and `share` of the experts whole beside them, in the
+    checkpoint's own format. `tokens_per_s`, where bandwidths are known: nothing is waited for, and
+    experts are wanted equally often."""
+
+    bits: Width
+    nbytes: int
+    share: float
+    tokens_per_s: float | None
+
+
+def shadowed(
+    model: ModelShape, room_nbytes: int, chosen: Machine | None, *, dense: int | None
+) -> list[Shadowed]:
+    """Return a row for each width at which every expert fits into `room_nbytes`, by rising bits; no
+    rows where all experts fit whole."""
+    shape = model.shape
+    rows = []
+    if room_nbytes >= shape.nbytes:
+        return rows
+    for bits in (bits for bits in TRELLIS_WIDTHS if bits <= WIDEST):
+        replica = replica_nbytes(model, bits)
+        left = room_nbytes - replica * shape.num_keys
+        if left < 0 or replica >= shape.expert_nbytes:
+            break
+        share = min(1.0, left // shape.expert_nbytes / shape.num_keys)
+        speed = chosen and _speed(
+            model, Costs.of(model, chosen).with_dense(dense), share, replica / shape.expert_nbytes
+        )
+        rows.append(Shadowed(bits, replica * shape.num_keys, share, speed))
+    return rows
+
+
+def replica_nbytes(model: ModelShape, bits: Width) -> int:
+    """Bytes of one expert's replica, all tensors counted."""
+    return in_memory(ceil(model.shape.expert_nbytes / model.weight_nbytes * bits / 8))
+
+
+def _speed(model: ModelShape, costs: Costs, share: float, of_bytes: float) -> float:
+    shape = model.shape
+    expert_s = share * costs.expert.seconds(1) + (1 - share) * costs.expert.seconds(
+        1, share=of_bytes
+    )
+    return 1 / (
+        costs.head.seconds(1) + shape.num_layers * (costs.rest.seconds(1) + shape.top_k * expert_s)
+    )
 
 
 @dataclass(frozen=True, slots=True)
