@@ -1,9 +1,8 @@
-"""The command line: `moectl COMMAND`, one module for each command."""
+"""The command line: finds the file of a command, and has the options that commands share."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Annotated
@@ -30,7 +29,7 @@ _CHAPTERS = {
     "build": "profile build-buddies quantize split build-maps build-predictor",
     "store": "inspect export merge import-trace pack",
 }
-"""Chapters of `moectl --help`, with the order of commands that have a place in it; others follow."""
+"""Chapters of `moectl --help`, each with the order of its commands; others follow these."""
 
 
 @contextmanager
@@ -64,8 +63,7 @@ class _Commands(Mapping[str, TyperCommand]):
     def __getitem__(self, name: str) -> TyperCommand:
         chapter = self._chapters[name]
         stem = name.replace("-", "_")
-        torn = find_spec(f"moectl.cli.{stem}") is not None
-        module = import_module(f"moectl.{'cli' if torn else f'commands.{chapter}'}.{stem}")
+        module = import_module(f"moectl.commands.{chapter}.{stem}")
         alone = typer.Typer(add_completion=False)
         alone.command(name, rich_help_panel=chapter.title())(flattened(getattr(module, stem)))
         return get_command(alone)

@@ -2,7 +2,7 @@
 (fMoE)."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,10 @@ from moectl.cli.groups import fill
 from moectl.cli.options import Data, EngineOptions, Json, Model, Seed, StorePath
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import importing
+
+if TYPE_CHECKING:
+    from moectl.show.render import Sheet
+    from profilers.routing.maps import BuiltMaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ def build_maps(
     """
     with importing():
         from moectl.shared.build_on_text import build_on_text
-        from moectl.show.render import NumBytes, Sheet, fewer, show_json, show_sheet
+        from moectl.show.render import show_json, show_sheet
         from profilers.routing.maps import ExpertMapPlan
         from profilers.routing.maps import build_maps as builder
         from profilers.text.batches import Batching
@@ -70,6 +74,25 @@ def build_maps(
         store=store,
         doing="running requests",
     )
+    sheet = _sheet(built)
+    if json:
+        [record] = sheet.records()
+        show_json(
+            {
+                "run": built.run_id,
+                **record,
+                "dtype": built.maps.dtype,
+                "seconds": built.seconds,
+                "shortfall": built.shortfall,
+            }
+        )
+        return
+    show_sheet(sheet)
+
+
+def _sheet(built: "BuiltMaps") -> "Sheet":
+    from moectl.show.render import NumBytes, Sheet, fewer
+
     maps = built.maps
     row = (
         len(maps),
@@ -95,17 +118,4 @@ def build_maps(
         f"run {built.run_id}: {built.num_tokens:,} tokens in {built.seconds:.1f} "
         f"s{fewer(built.shortfall)}"
     )
-    sheet = Sheet("Expert maps", columns, [row], note)
-    if json:
-        [record] = sheet.records()
-        show_json(
-            {
-                "run": built.run_id,
-                **record,
-                "dtype": maps.dtype,
-                "seconds": built.seconds,
-                "shortfall": built.shortfall,
-            }
-        )
-        return
-    show_sheet(sheet)
+    return Sheet("Expert maps", columns, [row], note)

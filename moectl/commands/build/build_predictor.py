@@ -2,7 +2,7 @@
 (ProMoE)."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,9 @@ from moectl.cli.groups import fill
 from moectl.cli.options import Data, EngineOptions, Json, Model, Seed, StorePath
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import importing
+
+if TYPE_CHECKING:
+    from profilers.routing.predictors import FittedPredictors
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,6 @@ def build_predictor(
     """
     with importing():
         from moectl.shared.build_on_text import build_on_text
-        from moectl.show.predictors import distances, layers
-        from moectl.show.render import fewer, human_bytes, show_json, show_sheet
         from profilers.routing.predictors import PredictorPlan, build_predictors
         from profilers.text.batches import Batching
 
@@ -64,6 +65,14 @@ def build_predictor(
         store=store,
         doing="running text",
     )
+    _show(fitted, as_json=json)
+
+
+def _show(fitted: "FittedPredictors", *, as_json: bool) -> None:
+    """Print the recall of the predictors by layer and by distance, or one JSON object."""
+    from moectl.show.predictors import distances, layers
+    from moectl.show.render import fewer, human_bytes, show_json, show_sheet
+
     note = (
         f"run {fitted.run_id}: {fitted.num_tokens:,} tokens in {fitted.seconds:.1f} s, "
         f"{fitted.num_tested:,} of them only to test on; {human_bytes(fitted.predictors.nbytes)} "
@@ -71,7 +80,7 @@ def build_predictor(
     )
     by_distance = distances(fitted.recalls, note=note)
     by_layer = layers(fitted.recalls, fitted.target)
-    if json:
+    if as_json:
         show_json(
             {
                 "run": fitted.run_id,

@@ -103,7 +103,6 @@ def quantize(
     Stopped half-way, the same command goes on.
     """
     with importing():
-        from moectl.show.render import show_json, show_sheet
         from profilers.quantise.method import Method
         from profilers.workers.choose import check_executor
 
@@ -112,8 +111,15 @@ def quantize(
     method = fill(Method, options, bits=bits, recipe=recipe, group_size=group_size)
     check_executor(options.executor)
     built = make_replicas(model, method, options, seed=seed, store=store)
+    _show(built, as_json=json)
+
+
+def _show(built: "BuiltReplicas", *, as_json: bool) -> None:
+    """Print the loss of each width, layer by layer, or one JSON object."""
+    from moectl.show.render import show_json, show_sheet
+
     sheet = _layer_sheet(built)
-    if json:
+    if as_json:
         summary = {
             "run": built.run_id,
             "tokens": built.num_tokens,

@@ -129,20 +129,12 @@ def split(
     So that compute waits least (MoEpic).
     """
     with importing():
-        from artifacts.splits.solve import SOLVERS
         from moectl.shared.trace_source import TraceSource
         from moectl.show import splits as views
         from moectl.show.render import show_json, show_sheet
-        from runtime.policies import parse
 
     source = fill(TraceSource, options, store=store)
-    if options.machine != HERE:
-        machine(options.machine)
-        if options.link is not None:
-            raise BadUsage("--link picks from a hardware profile: leave it out with --machine")
-    if options.solver not in (*SOLVERS, REPLAY):
-        raise BadUsage(unknown("solver", options.solver, (*SOLVERS, REPLAY)))
-    parse("eviction", options.eviction)
+    _check(options)
     solved = _split(source, options)
     sheet = _layers(solved)
     if json:
@@ -160,6 +152,20 @@ def split(
     show_sheet(views.with_bars(sheet, solved.curves.prediction.shape[1]))
     for line in solved.assumed:
         print(f"assumed: {line}")
+
+
+def _check(options: SplitOptions) -> None:
+    """Raise BadUsage for a value that is not understood."""
+    from artifacts.splits.solve import SOLVERS
+    from runtime.policies import parse
+
+    if options.machine != HERE:
+        machine(options.machine)
+        if options.link is not None:
+            raise BadUsage("--link picks from a hardware profile: leave it out with --machine")
+    if options.solver not in (*SOLVERS, REPLAY):
+        raise BadUsage(unknown("solver", options.solver, (*SOLVERS, REPLAY)))
+    parse("eviction", options.eviction)
 
 
 @resumable()

@@ -46,10 +46,10 @@ def report(
     if json:
         show_json({"pictures": pictures, "missing": missing})
         return
-    for path, title in pictures.items():
-        console().print(f"{path}: {title}", markup=False)
-    for name, why in missing.items():
-        console().print(f"no {name}.svg: it needs {why}", markup=False)
+    lines = [f"{path}: {title}" for path, title in pictures.items()]
+    lines += [f"no {name}.svg: it needs {why}" for name, why in missing.items()]
+    for line in lines:
+        console().print(line, markup=False)
 
 
 def check_report(path: Path) -> None:

@@ -138,22 +138,15 @@ def simulate(
         _reproduce(source, replay, as_json=json)
         return
     with importing():
-        from artifacts.quantisation.replicas import check_base
         from artifacts.traces.clients import clients_of
         from moectl.commands.measure.simulate.table import show
         from moectl.shared.trace_source import TraceSource
         from runtime.control.serving import controller_kind
-        from runtime.policies.presets import Scope
         from runtime.session.presets import find_presets
 
     clients = clients_of(replay.clients, replay.chunk, seed=replay.seed)
     stored = find_presets([preset, *names_in(replay.compare or "")], store)
-    if replay.scope not in (None, *Scope):
-        raise BadUsage(f"scope is layer or global, not {replay.scope!r}")
-    check_base(replay.base)
-    check_dense(replay.dense)
-    if source.machine != HERE:
-        timed_machine(source.machine)
+    _check(source, replay)
     given = policies.given(avg_bits)
     for setting in _settings(preset, given, replay, stored):
         controller_kind(replay.serving, setting.build())
@@ -167,6 +160,19 @@ def simulate(
         stored=stored,
     )
     show(simulated, as_json=json)
+
+
+def _check(source: TraceOptions, replay: ReplayOptions) -> None:
+    """Raise BadUsage for a value that is not understood."""
+    from artifacts.quantisation.replicas import check_base
+    from runtime.policies.presets import Scope
+
+    if replay.scope not in (None, *Scope):
+        raise BadUsage(f"scope is layer or global, not {replay.scope!r}")
+    check_base(replay.base)
+    check_dense(replay.dense)
+    if source.machine != HERE:
+        timed_machine(source.machine)
 
 
 def _reproduce(source: TraceOptions, replay: ReplayOptions, *, as_json: bool) -> None:

@@ -1,5 +1,5 @@
-"""A plan from a config alone: where a model runs, what fits into the memory there, and between which
-speeds a run will be."""
+"""A plan from a config alone: where a model runs, what fits into the memory there, and between
+which speeds a run will be."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -22,8 +22,6 @@ from runtime.model.gguf_shape import gguf_shape
 from runtime.model.locate import local_gguf
 
 RESERVE_NBYTES = 1 << 30  # for the driver, activations and buffers
-
-
 # simulated: so many, of so many tokens
 _REQUESTS = 4
 _LENGTH = 128

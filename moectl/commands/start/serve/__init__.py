@@ -34,6 +34,7 @@ from moectl.shared.importing import importing
 
 if TYPE_CHECKING:
     from moectl.serving.app import Serving
+    from moectl.serving.guard import ServerLimits
     from moectl.serving.request import ServeRequest
 
 
@@ -85,30 +86,29 @@ class ServerOptions:
         ),
     ] = 1024
 
-    @property
-    def num_rows(self) -> int:
-        """Requests answered at a time. Raises BadUsage for turns of requests that share passes."""
-        if self.batch == 1:
-            return self.rows or _TURNS
-        if self.rows:
+    def limits(self) -> "ServerLimits":
+        """Return the limits of the server. Raises BadUsage for turns of requests that share passes,
+        and for kept prompts of turns, which keep none."""
+        from moectl.serving.guard import ServerLimits
+        from runtime.control.sizes import nbytes
+
+        if self.rows and self.batch > 1:
             raise BadUsage(
                 f"--rows {self.rows} is for turns: leave it out, --batch {self.batch} says how "
                 "many run"
             )
-        return self.batch
-
-    @property
-    def kept_nbytes(self) -> int | None:
-        """Bytes that kept prompts may take, None by default. Raises BadUsage for turns, which keep
-        none."""
-        from runtime.control.sizes import nbytes
-
         if self.kept_prompts and self.batch == 1:
             raise BadUsage(
                 "--kept-prompts is for requests that share passes: give --batch N too, or leave "
                 "it out"
             )
-        return nbytes(self.kept_prompts) if self.kept_prompts else None
+        return ServerLimits(
+            num_rows=(self.rows or _TURNS) if self.batch == 1 else self.batch,
+            shares_passes=self.batch > 1,
+            num_waiting=self.queue,
+            max_tokens=self.max_new_tokens,
+            kept_nbytes=nbytes(self.kept_prompts) if self.kept_prompts else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,6 @@ def serve(
     """
     try:
         import moectl.commands.start.serve.server  # noqa: F401
-        from moectl.serving.guard import ServerLimits
         from moectl.serving.request import ServeRequest
     except ModuleNotFoundError as missing:
         raise BadInput(f"serving needs {missing.name}: pip install 'moectl[serve]'") from None
@@ -148,13 +147,7 @@ def serve(
     settings = chosen.settings(
         store, options, model=model, base=options.base, policies=policies.given()
     )
-    limits = ServerLimits(
-        num_rows=server.num_rows,
-        shares_passes=server.batch > 1,
-        num_waiting=server.queue,
-        max_tokens=server.max_new_tokens,
-        kept_nbytes=server.kept_nbytes,
-    )
+    limits = server.limits()
     request = fill(
         ServeRequest, server, settings=settings, limits=limits, store=store, base=options.base
     )

@@ -1,5 +1,5 @@
-"""The server of `moectl serve`, on a thread of its own: it answers before there is a model, and ends
-in time."""
+"""The server of `moectl serve`, on a thread of its own: it answers before there is a model, and
+ends in time."""
 
 import asyncio
 import signal

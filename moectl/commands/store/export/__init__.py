@@ -1,7 +1,6 @@
 """`moectl export`: write a store's content, or the model, for other programs: GPTQ checkpoint, GGUF
 file, JSON, CSV, an option of llama.cpp."""
 
-import re
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
     from artifacts.store.runs import StoredRun
     from artifacts.store.store import Store
 
-_BLOCK = re.compile(r"\.(\d+)\.")
+_Told = dict[str, object]
+"""An export as JSON values; beside it stands its line."""
 
 
 def export(
@@ -52,58 +52,33 @@ def export(
     json: Json = False,
 ) -> None:
     """Write a store, or the model, for other programs."""
-    with importing():
-        from moectl.show.render import console, human_bytes, show_json
-
     if what == "gguf":
-        file = _write_gguf(model, out, type)
-        nbytes = file.stat().st_size
-        if json:
-            show_json({"file": str(file), "type": type, "nbytes": nbytes})
-            return
-        line = f"{file}: matrices in {type}, {human_bytes(nbytes)}"
+        told, line = _write_gguf(model, out, type)
     elif what == "gptq":
-        folder, run = _write_gptq(model, out, bits=bits, store=store, run=run)
-        nbytes = sum(path.stat().st_size for path in folder.iterdir())
-        if json:
-            show_json({"folder": str(folder), "run": run, "bits": bits, "nbytes": nbytes})
-            return
-        what = f"{bits}-bit experts of run {run}, {human_bytes(nbytes)}"
-        line = f"{folder}: {what}, in the layout gptq_v2"
+        told, line = _write_gptq(model, out, bits=bits, store=store, run=run)
     else:
-        content, run = _content(model, what, budget=budget, store=store, run=run)
-        text = content if isinstance(content, str) else dumps(content) + "\n"
-        if out:
-            with replacing(out) as temporary:
-                temporary.write_text(text, encoding="utf-8")
-        if json:
-            show_json({"what": what, "run": run, "out": out and str(out), "content": content})
-            return
-        if out is None:
-            print(text, end="")
-            return
-        line = f"{out}: {what} of run {run}"
-    console().print(line, markup=False)
+        told, line = _write_text(model, what, out, budget=budget, store=store, run=run)
+    from moectl.show.render import console, show_json
+
+    if json:
+        show_json(told)
+    elif what in ("gguf", "gptq") or out:
+        console().print(line, markup=False)
+    else:
+        print(line, end="")
 
 
-def _content(
-    name: str | None, what: str, *, budget: str, store: Path, run: int | None
-) -> tuple[dict[str, object] | str, int]:
-    """Return what the newest fitting run holds, of the model `name` if one is named, and the number
-    of the run.
+def _write_text(
+    name: str | None, what: str, out: Path | None, *, budget: str, store: Path, run: int | None
+) -> tuple[_Told, str]:
+    """Write what the newest fitting run holds, of the model `name` if one is named, to `out`;
+    without that it is what to print.
 
     Raises BadUsage (unknown name), BadInput (store) and Incompatible (no such run, another model).
     """
     with importing():
         from artifacts.store.store import Store
-        from moectl.commands.store.export.forms import (
-            FORMS,
-            JSON_FORMS,
-            OVERRIDE_TENSOR,
-            find,
-            override_tensor,
-            routing,
-        )
+        from moectl.commands.store.export.forms import FORMS, find
         from moectl.shared.opening import open_quietly
 
     if what not in FORMS:
@@ -112,20 +87,19 @@ def _content(
     with Store.open(store, read_only=True) as kept:
         model = kept.require_model(opened.fingerprint, name=name) if opened else None
         source = find(kept, what, run_id=run, model=model, budget=budget)
-        if what in JSON_FORMS:
-            content = JSON_FORMS[what](source)
-        elif what == OVERRIDE_TENSOR:
-            # the numbers of the MoE layers among all layers: earlier layers may be dense
-            layers = open_quietly(source.model.name, device="cpu").layers
-            blocks = [int(_BLOCK.search(layer.name)[1]) for layer in layers]
-            content = override_tensor(source, blocks)
-        else:
-            content = routing(source)
-    return content, source.run.run_id
+        content = FORMS[what](source)
+    text = content if isinstance(content, str) else dumps(content) + "\n"
+    run = source.run.run_id
+    told = {"what": what, "run": run, "out": out and str(out), "content": content}
+    if out is None:
+        return told, text
+    with replacing(out) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return told, f"{out}: {what} of run {run}"
 
 
 @resumable()
-def _write_gguf(name: str | None, out: Path | None, type_: str) -> Path:
+def _write_gguf(name: str | None, out: Path | None, type_: str) -> tuple[_Told, str]:
     """Write the model `name` (None: the bundled one) to the new file `out`.
 
     Raises BadUsage (no file, unknown type) and what `export_gguf` raises.
@@ -133,6 +107,7 @@ def _write_gguf(name: str | None, out: Path | None, type_: str) -> Path:
     with importing():
         from moectl.shared.opening import open_quietly
         from moectl.shared.progress import progress_bar
+        from moectl.show.render import human_bytes
         from profilers.export.gguf import TYPES, export_gguf
         from runtime.model.locate import locate
 
@@ -146,15 +121,17 @@ def _write_gguf(name: str | None, out: Path | None, type_: str) -> Path:
     opened = open_quietly(name, device="cpu")
     with progress_bar("exporting", unit="matrices") as advance:
         export_gguf(opened, locate(name), out, type_, progress=advance)
-    return out
+    nbytes = out.stat().st_size
+    told = {"file": str(out), "type": type_, "nbytes": nbytes}
+    return told, f"{out}: matrices in {type_}, {human_bytes(nbytes)}"
 
 
 @resumable()
 def _write_gptq(
     name: str | None, out: Path | None, *, bits: int, store: Path, run: int | None
-) -> tuple[Path, int]:
+) -> tuple[_Told, str]:
     """Write the model `name` (None: the bundled one) with its experts at `bits` to the new folder
-    `out`; return that, and the run of the replicas.
+    `out`.
 
     Every replica file is compared with its hash before it is used.
     """
@@ -166,6 +143,7 @@ def _write_gptq(
         from artifacts.store.store import Store
         from moectl.shared.opening import open_quietly
         from moectl.shared.progress import progress_bar
+        from moectl.show.render import human_bytes
         from profilers.export.gptq import export_gptq
         from runtime.model.checkpoint import open_checkpoint
         from runtime.model.locate import locate
@@ -202,7 +180,11 @@ def _write_gptq(
     with progress_bar("exporting", unit="layers") as advance:
         checkpoint = open_checkpoint(locate(name))
         export_gptq(opened, checkpoint, read, out, first_file=files[0, 0][0], progress=advance)
-    return out, chosen.run_id
+    run = chosen.run_id
+    nbytes = sum(path.stat().st_size for path in out.iterdir())
+    told = {"folder": str(out), "run": run, "bits": bits, "nbytes": nbytes}
+    what = f"{bits}-bit experts of run {run}, {human_bytes(nbytes)}"
+    return told, f"{out}: {what}, in the layout gptq_v2"
 
 
 def _run(store: "Store", run_id: int | None, model_id: str) -> "StoredRun":

@@ -3,6 +3,7 @@ llama.cpp."""
 
 import csv
 import io
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -18,8 +19,10 @@ from artifacts.store.rows import (
 )
 from artifacts.store.runs import ModelInfo, StoredRun
 from artifacts.store.store import Store
+from moectl.shared.opening import open_quietly
 from runtime.control import sizes
 
+_BLOCK = re.compile(r"\.(\d+)\.")
 # llama.cpp's own names, one tensor for all experts of a layer
 _TENSORS = "ffn_(up|down|gate|gate_up)_(ch|)exps"
 
@@ -52,7 +55,7 @@ def find(
     """
     if what not in FORMS:
         raise BadUsage(unknown("export", what, FORMS))
-    table, command = _SOURCES[what]
+    table, command = _SOURCES.get(what, ("activations", "moectl profile"))
     candidates = store.runs() if run_id is None else [store.run(run_id)]
     runs = [run for run in candidates if table in run.contents and run.info.model_id]
     if model is not None:
@@ -143,13 +146,16 @@ def routing(source: Exportable) -> str:
     return out.getvalue()
 
 
-def override_tensor(source: Exportable, blocks: list[int]) -> str:
+def override_tensor(source: Exportable) -> str:
     """Return the option of llama.cpp that keeps cold layers in host memory.
 
-    `blocks` are the numbers of the MoE layers among all layers. llama.cpp holds all experts of a
+    It names MoE layers by their numbers among all layers, of which earlier ones may be dense.
+    llama.cpp holds all experts of a
     layer in one tensor, so a layer stays or goes as a whole. As many layers stay as the budget
     holds, those with the most of the hottest experts first.
     """
+    layers = open_quietly(source.model.name, device="cpu").layers
+    blocks = [int(_BLOCK.search(layer.name)[1]) for layer in layers]
     hot = hottest(source.counts(), source).sum(axis=1)
     fitting = int(sizes.budget_nbytes(source.budget, source.model.shape) // _layer_nbytes(source))
     kept = sorted(np.argsort(-hot, kind="stable")[:fitting].tolist())
@@ -187,18 +193,15 @@ def _head(source: Exportable) -> dict[str, object]:
     }
 
 
-OVERRIDE_TENSOR = "override-tensor"
-JSON_FORMS: Mapping[str, Callable[[Exportable], dict[str, object]]] = {
+FORMS: Mapping[str, Callable[[Exportable], dict[str, object] | str]] = {
     "buddies": buddies,
     "splits": splits,
     "placement": placement,
     "profile": profile,
+    "routing": routing,
+    "override-tensor": override_tensor,
 }
 _SOURCES = {
     "buddies": ("buddies", "moectl build-buddies"),
     "splits": ("splits", "moectl split"),
-    **dict.fromkeys(
-        ("placement", "profile", "routing", OVERRIDE_TENSOR), ("activations", "moectl profile")
-    ),
 }
-FORMS = tuple(_SOURCES)
