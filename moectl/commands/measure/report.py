@@ -1,8 +1,10 @@
 """`moectl report`: what a store knows of a model, as one self-contained page or as a folder of
 pictures."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +12,9 @@ from artifacts.common.files import check_writable, replacing
 from artifacts.errors import BadUsage, Incompatible
 from moectl.cli.options import Json, StorePath
 from moectl.shared.defaults import DEFAULT_STORE
+
+if TYPE_CHECKING:
+    from artifacts.store.store import Store
 
 _SUFFIXES = (".html", ".htm")
 
@@ -33,21 +38,16 @@ def report(
     """
     from moectl.show.render import console, human_bytes, show_json
 
-    if out.suffix and not out.is_dir():
-        write_page(out, store=store, run=run)
-        nbytes = out.stat().st_size
-        if json:
-            show_json({"path": str(out), "nbytes": nbytes})
-        else:
-            line = f"{out}: {human_bytes(nbytes)}, one page that needs nothing else"
-            console().print(line, markup=False)
-        return
-    pictures, missing = _draw(out, store=store, run=run)
+    if not out.suffix or out.is_dir():
+        told = _draw(out, store=store, run=run)
+        lines = _lines(**told)
+    else:
+        nbytes = write_page(out, store=store, run=run)
+        told = {"path": str(out), "nbytes": nbytes}
+        lines = [f"{out}: {human_bytes(nbytes)}, one page that needs nothing else"]
     if json:
-        show_json({"pictures": pictures, "missing": missing})
+        show_json(told)
         return
-    lines = [f"{path}: {title}" for path, title in pictures.items()]
-    lines += [f"no {name}.svg: it needs {why}" for name, why in missing.items()]
     for line in lines:
         console().print(line, markup=False)
 
@@ -61,40 +61,37 @@ def check_report(path: Path) -> None:
     check_writable(path)
 
 
-def write_page(path: Path, *, store: Path, job: str | None = None, run: int | None = None) -> None:
+def write_page(path: Path, *, store: Path, job: str | None = None, run: int | None = None) -> int:
     """Write the page of a model: the model of the run, else the model of the newest bench in the
-    store.
+    store. Return its bytes.
 
     `job` names the bench that comes first. A run of a bench names its own; otherwise it is the
     newest live one.
     """
-    from artifacts.store.store import Store
     from moectl.report.page import render
 
     check_report(path)
-    _bring_up_to_date(store)
-    with Store.open(store, read_only=True) as opened:
-        asked = opened.run(run).info if run is not None else None
-        job = job or (asked and asked.parameters.get("job"))
-        page = render(opened, job=job, model_id=asked and asked.model_id)
+    with _asked(store, run) as (opened, own_job, model_id):
+        page = render(opened, job=job or own_job, model_id=model_id)
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
+    return path.stat().st_size
 
 
-def _draw(folder: Path, *, store: Path, run: int | None) -> tuple[dict[str, str], dict[str, str]]:
+def _lines(pictures: dict[str, str], missing: dict[str, str]) -> list[str]:
+    written = [f"{path}: {title}" for path, title in pictures.items()]
+    return written + [f"no {name}.svg: it needs {why}" for name, why in missing.items()]
+
+
+def _draw(folder: Path, *, store: Path, run: int | None) -> dict[str, dict[str, str]]:
     """Write the store's knowledge of a model, of the run or of the newest bench, as SVG files into
-    a folder. Return their titles by path, and what others wait for, by name."""
-    from artifacts.store.store import Store
+    a folder. Return the titles of these pictures by path, and what missing ones need, by name."""
     from moectl.report.gallery import gallery
     from moectl.show.pictures import write_picture
 
-    _bring_up_to_date(store)
     pictures = {}
     missing = {}
-    with Store.open(store, read_only=True) as opened:
-        asked = opened.run(run).info if run is not None else None
-        job = asked and asked.parameters.get("job")
-        model_id = asked and asked.model_id
+    with _asked(store, run) as (opened, job, model_id):
         for picture in gallery(opened, job=job, model_id=model_id):
             if picture.drawing is None:
                 missing[picture.name] = picture.why
@@ -107,12 +104,16 @@ def _draw(folder: Path, *, store: Path, run: int | None) -> tuple[dict[str, str]
         raise Incompatible(
             f"{store} holds nothing to draw: `moectl bench` and `moectl profile --trace` make some"
         )
-    return pictures, missing
+    return {"pictures": pictures, "missing": missing}
 
 
-def _bring_up_to_date(path: Path) -> None:
-    """Migrate an older store, whose missing tables the queries name. Opening it for writing copies
-    it first."""
+@contextmanager
+def _asked(path: Path, run: int | None) -> Iterator[tuple["Store", str | None, str | None]]:
+    """Open a store for reading; lend it with the job and the model of a run, if one is named.
+
+    An older store, whose missing tables the queries name, is migrated: opening it for writing
+    copies it first.
+    """
     from artifacts.store.schema import ARTEFACT_TABLES
     from artifacts.store.store import Store
 
@@ -120,3 +121,6 @@ def _bring_up_to_date(path: Path) -> None:
         tables = opened.columns().keys()
     if not ARTEFACT_TABLES.keys() <= tables:
         Store.open(path).close()
+    with Store.open(path, read_only=True) as opened:
+        asked = opened.run(run).info if run is not None else None
+        yield opened, asked and asked.parameters.get("job"), asked and asked.model_id

@@ -36,6 +36,8 @@ from moectl.shared.importing import importing
 from moectl.shared.resuming import resumable
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from artifacts.routing.similarity import Similarity
     from artifacts.traces.trace import Trace
     from moectl.shared.trace_source import OpenedTrace
@@ -333,22 +335,10 @@ def _keep(
     seconds: float,
     receipt: Mapping[str, object],
 ) -> int:
-    from artifacts.store import presets as stored_presets
+    from artifacts.store.presets import TABLE
     from artifacts.store.store import add_run
     from moectl.shared.opening import model_info
 
-    rows = [
-        stored_presets.StoredPreset(
-            pick.name,
-            **pick.tried.combination._asdict(),
-            budget=request.budget,
-            machine=request.machine_name,
-            max_loss=0.0 if pick.tried.is_lossless else request.max_loss,
-            tpot_ms=pick.live.measured.tpot_ms.median if pick.live else None,
-            perplexity_ratio=1 + pick.quality.loss if pick.quality else None,
-        )
-        for pick in picks
-    ]
     model = model_info(name, opened)
     info = RunInfo(
         command=COMMAND,
@@ -364,4 +354,22 @@ def _keep(
             "quality": {pick.name: asdict(pick.quality) for pick in picks if pick.quality},
         },
     )
-    return add_run(path, info, {stored_presets.TABLE: stored_presets.to_rows(rows)}, model=model)
+    return add_run(path, info, {TABLE: _rows(picks, request)}, model=model)
+
+
+def _rows(picks: list["Pick"], request: "TuneRequest") -> "pa.Table":
+    from artifacts.store.presets import StoredPreset, to_rows
+
+    rows = [
+        StoredPreset(
+            pick.name,
+            **pick.tried.combination._asdict(),
+            budget=request.budget,
+            machine=request.machine_name,
+            max_loss=0.0 if pick.tried.is_lossless else request.max_loss,
+            tpot_ms=pick.live.measured.tpot_ms.median if pick.live else None,
+            perplexity_ratio=1 + pick.quality.loss if pick.quality else None,
+        )
+        for pick in picks
+    ]
+    return to_rows(rows)

@@ -144,18 +144,13 @@ def _demonstrated(
         Phases(3, 4, 10) as phases,
     ):
         artefacts = _artefacts(opened, store or Path(scratch) / "demo.duckdb", tokens, phases)
-        rates = max(
-            (scaled_rates(opened, target) for _ in range(_PROBES)), key=lambda rates: rates.link
-        )
+        probes = [scaled_rates(opened, target) for _ in range(_PROBES)]
+        rates = max(probes, key=lambda rates: rates.link)
         phases.begin("measuring presets on held-out text")
-        entries = [
-            _Entry(
-                preset,
-                held,
-                sessions.enter_context(_session(preset, held, artefacts, rates, window)),
-            )
-            for preset, held in _places(budget)
-        ]
+        entries = []
+        for preset, held in _places(budget):
+            session = sessions.enter_context(_session(preset, held, artefacts, rates, window))
+            entries.append(_Entry(preset, held, session))
         sequences = _held_out(opened)
         _measure(entries, sequences)
         return _demonstration(entries, budget, scaled_to)

@@ -16,6 +16,8 @@ from moectl.shared.importing import importing
 from moectl.shared.resuming import resumable
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from moectl.show.render import Sheet
     from profilers.routing.profile import Profiled
     from profilers.text.batches import Batching
@@ -207,18 +209,12 @@ def show(profiled: "Profiled", *, as_json: bool) -> None:
 
 def _layer_sheet(profiled: "Profiled") -> "Sheet":
     """Return how evenly each layer uses its experts and how undecided its router is."""
-    import numpy as np
-
     from moectl.show.render import Sheet, fewer
 
     rows = []
     for layer, use in enumerate(profiled.profile.use):
-        share = np.sort(use.sum(axis=0))[::-1] / max(1, use.sum())
-        active = share[share > 0]
-        evenness = -(active * np.log(active)).sum() / np.log(len(share)) if len(share) > 1 else 0.0
-        quarter = share[: max(1, len(share) // 4)].sum()
         median = float(profiled.profile.entropy[layer].percentiles()[50])
-        rows.append((layer, int((share > 0).sum()), evenness, quarter, median))
+        rows.append((layer, *_evenness(use), median))
     columns = (
         "layer",
         "experts used",
@@ -231,3 +227,14 @@ def _layer_sheet(profiled: "Profiled") -> "Sheet":
         f"s{fewer(profiled.shortfall)}"
     )
     return Sheet("Routing profile", columns, rows, note)
+
+
+def _evenness(use: "np.ndarray") -> tuple[int, float, float]:
+    """Return the number of experts used, the evenness of their use, and the share of the busiest
+    quarter."""
+    import numpy as np
+
+    share = np.sort(use.sum(axis=0))[::-1] / max(1, use.sum())
+    active = share[share > 0]
+    evenness = -(active * np.log(active)).sum() / np.log(len(share)) if len(share) > 1 else 0.0
+    return len(active), evenness, share[: max(1, len(share) // 4)].sum()

@@ -55,13 +55,14 @@ def plan(
     place = PlanPlace.find(vram, machine)
     named = as_named(model) or str(demo_model())
     deployment = plan_deployment(PlanRequest(named, place, context, dense, clients_of(clients)))
+    if not json:
+        tables.show(deployment)
+    if simulate:
+        deployment = _simulated(deployment)
     if json:
-        show_json(tables.record(_simulated(deployment) if simulate else deployment))
-        return
-    tables.show(deployment)
-    deployment = _simulated(deployment) if simulate else deployment
-    tables.show_simulated(deployment)
-    tables.show_advice(deployment)
+        show_json(tables.record(deployment))
+    else:
+        tables.show_simulated(deployment)
 
 
 @resumable()

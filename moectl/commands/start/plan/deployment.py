@@ -362,18 +362,12 @@ def divided(request: PlanRequest, model: ModelShape, needs: BackboneMemory) -> M
     taken = needs.weights_nbytes + cache + RESERVE_NBYTES
     least = taken + shape.num_layers * shape.expert_nbytes
     if request.place.vram_nbytes < least:
-        ways = {
-            "a shorter --context": True,
-            "fewer --clients": request.num_clients > 1,
-            "--dense 4": not request.dense,
-        }
-        less = f"{' or '.join(way for way, is_left in ways.items() if is_left)} takes less"
         raise OutOfResources(
             f"{model.name} does not fit into {request.place.shown}: it takes {human_bytes(least)} "
             f"at least, {human_bytes(needs.weights_nbytes)} of weights besides experts, "
             f"{human_bytes(cache)} of attention cache for {request.cached}, "
             f"{human_bytes(RESERVE_NBYTES)} in reserve and one expert a layer; "
-            f"{smallest_with(least)}; {less}"
+            f"{smallest_with(least)}; {_ways_to_less(request)} takes less"
         )
     return Memory(
         vram_nbytes=request.place.vram_nbytes,
@@ -384,3 +378,12 @@ def divided(request: PlanRequest, model: ModelShape, needs: BackboneMemory) -> M
         experts_nbytes=request.place.vram_nbytes - taken,
         all_experts_nbytes=shape.nbytes,
     )
+
+
+def _ways_to_less(request: PlanRequest) -> str:
+    ways = {
+        "a shorter --context": True,
+        "fewer --clients": request.num_clients > 1,
+        "--dense 4": not request.dense,
+    }
+    return " or ".join(way for way, is_left in ways.items() if is_left)

@@ -8,6 +8,7 @@ from moectl.bundled import is_bundled
 from moectl.commands.start.plan.deployment import (
     DeploymentPlan,
     Expected,
+    PlanRequest,
     replica_nbytes,
     requests_of,
     smallest_with,
@@ -60,16 +61,12 @@ def _show_shadows(deployment: DeploymentPlan) -> None:
 
 
 def show_simulated(deployment: DeploymentPlan) -> None:
-    """Print the presets that were replayed, if any were."""
-    if not deployment.offered:
-        return
-    show_sheet(_speeds(deployment))
-    for line in (*_first(deployment.offered), *_not_tried(deployment.rows)):
-        console().print(line, markup=False)
-
-
-def show_advice(deployment: DeploymentPlan) -> None:
-    """Print what to do with it, and what it assumes."""
+    """Print the presets that were replayed, if any were; then what to do, and what the plan
+    assumes."""
+    if deployment.offered:
+        show_sheet(_speeds(deployment))
+        for line in (*_first(deployment.offered), *_not_tried(deployment.rows)):
+            console().print(line, markup=False)
     steps = (f"next: {step}" for step in next_steps(deployment))
     for line in (
         *advice(deployment),
@@ -114,9 +111,7 @@ def _bounds(deployment: DeploymentPlan) -> Sheet:
         resident | {"every one that is wanted": bounds.all} if share < 1 else {"all": bounds.all}
     )
     if deployment.is_toy:
-        rows = [(what, compared(bounds.all / speed)) for what, speed in speeds.items()]
-        note = "by bytes over bandwidth; so small a model has no times on a data sheet, only ratios"
-        return Sheet(title, ("experts in fast memory", "beside all of them"), rows, note)
+        return _ratios(title, speeds, bounds.all)
     rows = [(what, _rounded(speed), _rounded(1e3 / speed)) for what, speed in speeds.items()]
     low = f"{cell_text(_rounded(bounds.none))} to " if share < 1 else "at most "
     title = f"{title}: {low}{cell_text(_rounded(bounds.all))} tokens/s"
@@ -126,6 +121,12 @@ def _bounds(deployment: DeploymentPlan) -> Sheet:
         "the checkpoint's it may be faster"
     )
     return Sheet(title, ("experts in fast memory", "tokens/s", "ms/token"), rows, note)
+
+
+def _ratios(title: str, speeds: dict[str, float], to: float) -> Sheet:
+    rows = [(what, compared(to / speed)) for what, speed in speeds.items()]
+    note = "by bytes over bandwidth; so small a model has no times on a data sheet, only ratios"
+    return Sheet(title, ("experts in fast memory", "beside all of them"), rows, note)
 
 
 def _shadows(deployment: DeploymentPlan) -> Sheet:
@@ -249,13 +250,12 @@ def next_steps(deployment: DeploymentPlan) -> list[str]:
     request = deployment.request
     budget = f"{100 * deployment.memory.share:.3g}%"
     name = "bundled" if is_bundled(request.model) else request.model
-    simulate = " ".join(
-        filter(None, (f"moectl plan {name}", request.place.options, f"--context {request.context}"))
-    )
-    simulate += f" --clients {request.num_clients}" if request.clients else ""
-    simulate += "" if request.dense is None else f" --dense {request.dense}"
     can_simulate = deployment.machine is not None and not deployment.rows
-    steps = [f"{simulate} --simulate: what to expect of each preset"] if can_simulate else []
+    steps = (
+        [f"{_command(deployment.request, name)} --simulate: what to expect of each preset"]
+        if can_simulate
+        else []
+    )
     steps += [
         f"moectl run FOLDER --budget {budget}: chat with it, once its files are there",
         "moectl profile FOLDER --hardware: what this machine really takes, for --machine here",
@@ -276,6 +276,16 @@ def next_steps(deployment: DeploymentPlan) -> list[str]:
         step.replace("FOLDER", name if "/" in name or name == "bundled" else "FOLDER")
         for step in steps
     ]
+
+
+def _command(request: PlanRequest, name: str) -> str:
+    """Return the command of this plan."""
+    command = " ".join(
+        filter(None, (f"moectl plan {name}", request.place.options, f"--context {request.context}"))
+    )
+    command += f" --clients {request.num_clients}" if request.clients else ""
+    command += "" if request.dense is None else f" --dense {request.dense}"
+    return command
 
 
 def assumptions(deployment: DeploymentPlan) -> list[str]:

@@ -62,7 +62,7 @@ def export(
 
     if json:
         show_json(told)
-    elif what in ("gguf", "gptq") or out:
+    elif out:
         console().print(line, markup=False)
     else:
         print(line, end="")
