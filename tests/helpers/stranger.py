@@ -7,12 +7,15 @@ lines: the process id of the command, and its exit code. A command is a fork of 
 has imported all commands already, and compiled what most of them run.
 """
 
+import ast
 import importlib
+import inspect
 import json
 import os
 import pkgutil
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -63,7 +66,11 @@ def warm_up(scratch: Path) -> None:
     import moectl.commands
 
     for found in pkgutil.walk_packages(moectl.commands.__path__, "moectl.commands."):
-        importlib.import_module(found.name)
+        command = importlib.import_module(found.name)
+        for node in ast.walk(ast.parse(inspect.getsource(command))):
+            if isinstance(node, ast.ImportFrom):
+                with suppress(ImportError):  # of an extra that is not installed
+                    importlib.import_module(node.module)
     for line in WARMING:
         run(
             {
