@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from profilers.quantise.method import Method
     from moectl.shared.progress import Phases
     from profilers.quantise.replicas import BuiltReplicas
-    from profilers.text.batches import Data as Read
+    from profilers.text.batches import Data as TextData
     from runtime.model.open import MoeModel
 
 _LONG_S = 1800.0  # of all experts on one core, above which the quick recipe is named
@@ -250,7 +250,7 @@ def spoken(seconds: float) -> str:
     return "a second"
 
 
-def calibration_data(opened: "MoeModel", options: QuantizeOptions, *, seed: int = 0) -> "Read":
+def calibration_data(opened: "MoeModel", options: QuantizeOptions, *, seed: int = 0) -> "TextData":
     """Read the first sequences of the text."""
     from moectl.shared.text import read_data
 

@@ -38,10 +38,10 @@ from moectl.shared.timed_machine import timed_machine
 from runtime.control import sizes
 
 if TYPE_CHECKING:
-    from artifacts.traces.clients import Clients
+    from artifacts.traces.clients import Clients as TraceClients
     from moectl.commands.measure.simulate.table import Simulated
     from moectl.shared.trace_source import TraceSource
-    from runtime.policies.presets import Preset
+    from runtime.policies.presets import Preset as NamedPreset
     from runtime.replay.settings import Setting
 
 
@@ -187,7 +187,10 @@ def _reproduce(source: TraceOptions, replay: ReplayOptions, *, as_json: bool) ->
 
 
 def _settings(
-    preset: str, policies: dict[str, str], replay: ReplayOptions, stored: Mapping[str, "Preset"]
+    preset: str,
+    policies: dict[str, str],
+    replay: ReplayOptions,
+    stored: Mapping[str, "NamedPreset"],
 ) -> list["Setting"]:
     """Return the settings asked for, in their order; `stored` has the store's presets by name.
     Raises BadUsage for an unknown name.
@@ -235,8 +238,8 @@ def _simulated(
     policies: dict[str, str],
     replay: ReplayOptions,
     *,
-    clients: "Clients | None",
-    stored: Mapping[str, "Preset"],
+    clients: "TraceClients | None",
+    stored: Mapping[str, "NamedPreset"],
 ) -> "Simulated":
     """Replay the source's trace once for each setting, for on-demand loading and for the
     oracles."""
