@@ -1,11 +1,15 @@
-"""The command line: `moectl COMMAND`, one module for each command."""
+"""The command line: finds the file of a command, and has the options that commands share."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from moectl.shared.neighbours import refuse_foreign
 
@@ -13,34 +17,19 @@ from moectl.shared.neighbours import refuse_foreign
 refuse_foreign()
 
 from artifacts.errors import BadUsage  # noqa: E402
-from moectl.cli import (  # noqa: E402
-    bench,
-    build_buddies,
-    build_maps,
-    build_predictor,
-    demo,
-    doctor,
-    export,
-    fit_trace,
-    generate,
-    import_trace,
-    inspect,
-    pack,
-    plan,
-    profile,
-    quantize,
-    report,
-    run,
-    serve,
-    simulate,
-    split,
-    tune,
-)
 from moectl.cli.groups import flattened  # noqa: E402
 from moectl.shared.exit_codes import exit_code_of  # noqa: E402
 from moectl.shared.streams import prepare_streams  # noqa: E402
 
 __all__ = ["app", "main"]
+
+_CHAPTERS = {
+    "start": "demo run generate serve plan doctor",
+    "measure": "bench tune simulate report fit-trace",
+    "build": "profile build-buddies quantize split build-maps build-predictor",
+    "store": "inspect export merge import-trace pack",
+}
+"""Chapters of `moectl --help`, each with the order of its commands; others follow these."""
 
 
 @contextmanager
@@ -59,7 +48,37 @@ def _in_one_line() -> Iterator[None]:
         ) from None
 
 
+class _Commands(Mapping[str, TyperCommand]):
+    """The commands by name, in the order of `moectl --help`. Each is a module, or a folder, in the
+    folder of its chapter in `moectl/commands`, with a function of its name; what is not asked for
+    is not imported."""
+
+    def __init__(self) -> None:
+        self._chapters: dict[str, str] = {}
+        for chapter, names in _CHAPTERS.items():
+            modules = iter_modules([str(Path(__file__).parents[1] / "commands" / chapter)])
+            found = sorted(module.name.replace("_", "-") for module in modules)
+            self._chapters |= dict.fromkeys([*names.split(), *found], chapter)
+
+    def __getitem__(self, name: str) -> TyperCommand:
+        chapter = self._chapters[name]
+        stem = name.replace("-", "_")
+        module = import_module(f"moectl.commands.{chapter}.{stem}")
+        alone = typer.Typer(add_completion=False)
+        alone.command(name, rich_help_panel=chapter.title())(flattened(getattr(module, stem)))
+        return get_command(alone)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._chapters)
+
+    def __len__(self) -> int:
+        return len(self._chapters)
+
+
 class _Program(TyperGroup):
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options | {"commands": _Commands()})
+
     def make_context(self, *args: object, **options: object) -> typer.Context:
         with _in_one_line():
             return super().make_context(*args, **options)
@@ -76,43 +95,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-# The chapters and their commands, in the order of `moectl --help`.
-_CHAPTERS: dict[str, dict[str, Callable[..., None]]] = {
-    "Start": {
-        "demo": demo.demo,
-        "run": run.run,
-        "generate": generate.generate,
-        "serve": serve.serve,
-        "plan": plan.plan,
-        "doctor": doctor.doctor,
-    },
-    "Measure": {
-        "bench": bench.bench,
-        "tune": tune.tune,
-        "simulate": simulate.simulate,
-        "report": report.report,
-        "fit-trace": fit_trace.fit_trace,
-    },
-    "Build": {
-        "profile": profile.profile,
-        "build-buddies": build_buddies.build_buddies,
-        "quantize": quantize.quantize,
-        "split": split.split,
-        "build-maps": build_maps.build_maps,
-        "build-predictor": build_predictor.build_predictor,
-    },
-    "Store": {
-        "inspect": inspect.inspect,
-        "export": export.export,
-        "merge": profile.merge,
-        "import-trace": import_trace.import_trace,
-        "pack": pack.pack,
-    },
-}
-for _chapter, _commands in _CHAPTERS.items():
-    for _name, _command in _commands.items():
-        app.command(_name, rich_help_panel=_chapter)(flattened(_command))
 
 
 def _show_version(is_asked: bool) -> None:

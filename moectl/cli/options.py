@@ -310,3 +310,45 @@ class PolicyOptions:
                 )
             policies["residency"] = f"hot:avg_bits={avg_bits:g}"
         return {axis: text for axis, text in policies.items() if text is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options of a run that say how experts are reached and computed."""
+
+    link: Link = "auto"
+    near: Annotated[str | None, typer.Option(help="Emulate a near tier of this rate: 40GB/s.")] = (
+        None
+    )
+    scaled_to: ScaledTo = None
+    window: Window = None
+    base: Base = 16
+    dense: Dense = None
+    experts: Experts = "exact"
+    decide: Decide = "host"
+    reconfigure_every: ReconfigureEvery = None
+    device: Device = "auto"
+    devices: Devices = 1
+    threads: Threads = DEFAULT_THREADS
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """Options of the sampler: the choice of the next token, and the end of the text."""
+
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 128
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always the most probable token.")] = (
+        False
+    )
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.8
+    top_k: Annotated[int, typer.Option(min=0, help="Draw from the N likeliest; 0: all.")] = 50
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest up to this.")] = 0.95
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1 repeats less; else the model's.")
+    ] = None
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")
+    ] = False
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of what is drawn.", rich_help_panel="Sampling")
+    ] = 0

@@ -2,9 +2,12 @@
 
 import re
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
+from moectl import cli
+from moectl.commands import measure
 from tests import ROOT
 from tools.docs import house
 from tools.docs.rooms import PACKAGES
@@ -26,6 +29,21 @@ def test_paths_on_the_page_exist() -> None:
     )
     assert len(paths) > 30
     assert not [path for path in paths if not (ROOT / path).exists()]
+
+
+def test_the_command_of_the_page_is_found_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "commands" / "measure"
+    folder.mkdir(parents=True)
+    [code] = re.findall(r"```python\n(.*?)```", ARCHITECTURE, re.DOTALL)
+    (folder / "hello_world.py").write_text(code)
+    monkeypatch.setattr(cli, "__file__", str(tmp_path / "cli" / "__init__.py"))
+    monkeypatch.setattr(measure, "__path__", [*measure.__path__, str(folder)])
+    assert cli.main(["hello-world", "--store", "my.duckdb", "--json"]) == 0
+    assert capsys.readouterr().out == '{"store": "my.duckdb"}\n'
+    assert cli.main(["--help"]) == 0
+    assert re.search(r"fit-trace .*\n.*hello-world +Greet\.", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("address", sorted(set(ADDRESSES)))

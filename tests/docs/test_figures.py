@@ -7,7 +7,7 @@ import pytest
 
 from artifacts.hardware.machines import machine
 from moectl.bundled import demo_model
-from moectl.commands import demo
+from moectl.commands.start import demo
 from moectl.shared.opening import open_quietly
 from moectl.shared.trace_source import TraceSource, open_source
 from runtime.control.counters import hit_rate

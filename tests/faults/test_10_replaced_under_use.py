@@ -11,7 +11,7 @@ from artifacts.errors import BadInput
 from artifacts.shape import Shape
 from artifacts.store.file import wal_of
 from artifacts.store.store import Store, add_run
-from moectl.commands.run import keeping_maps
+from moectl.commands.start.run import keeping_maps
 from runtime.model.checkpoint import Shard, open_checkpoint
 from runtime.model.open import open_model
 from runtime.model.pack import pack

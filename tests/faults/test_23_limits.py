@@ -20,7 +20,9 @@ from artifacts.store.check import check_store
 from artifacts.store.database import translated
 from artifacts.store.store import Store
 from moectl.cli import main
-from moectl.commands import run
+from moectl.commands.start import run
+from moectl.shared import opening
+from runtime.session import learn_maps
 from tests import ROOT
 from tests.helpers.stores import said_by, verified, write
 from tools.docs.house import PACKAGES
@@ -137,8 +139,10 @@ def test_a_clock_that_goes_backwards_makes_no_negative_duration(
     hours = iter(range(9, 0, -1))
     said = {}
     monkeypatch.setattr(run, "utc_now", lambda: datetime(2026, 1, 1, next(hours)))
-    monkeypatch.setattr(run, "write_learned_maps", lambda learned, **given: said.update(given))
-    monkeypatch.setattr(run, "model_info", lambda *names: None)
+    monkeypatch.setattr(
+        learn_maps, "write_learned_maps", lambda learned, **given: said.update(given)
+    )
+    monkeypatch.setattr(opening, "model_info", lambda *names: None)
     with run.keeping_maps(MagicMock(), "model", store=path):
         pass
     assert said["started_at"].hour == 9 and said["seconds"] >= 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from openai import OpenAI, Stream
 
-from moectl.commands.serve import Server
+from moectl.commands.start.serve.server import Server
 from moectl.serving.app import Serving
 from moectl.serving.guard import LOOPBACK, ServerLimits
 from moectl.serving.opening import offered, scheduler_of

@@ -7,12 +7,15 @@ lines: the process id of the command, and its exit code. A command is a fork of 
 has imported all commands already, and compiled what most of them run.
 """
 
+import ast
 import importlib
+import inspect
 import json
 import os
 import pkgutil
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -23,14 +26,15 @@ def quickly(scratch: Path) -> None:
     from pyarrow import compute, parquet
 
     from moectl.bundled import bundled_trace
-    from moectl.commands import demo, doctor_measured, hardware
+    from moectl.commands.start import demo
+    from moectl.commands.start.doctor import measured
     from moectl.shared import trace_source
     from profilers.compare import check_prediction, continuations
-    from profilers.hardware.load_times import TimingEffort
+    from profilers.hardware import load_times
 
-    little = TimingEffort(lengths=(16,), turns=3)
-    hardware.THOROUGH = little
-    doctor_measured.QUICK = little
+    little = load_times.TimingEffort(lengths=(16,), turns=3)
+    load_times.THOROUGH = little
+    measured.QUICK = little
     check_prediction._TIMES = 1
     demo._NUM_SEQUENCES = 1
     demo._DECODE = 8
@@ -69,7 +73,11 @@ def warm_up(scratch: Path) -> None:
     import moectl.commands
 
     for found in pkgutil.walk_packages(moectl.commands.__path__, "moectl.commands."):
-        importlib.import_module(found.name)
+        command = importlib.import_module(found.name)
+        for node in ast.walk(ast.parse(inspect.getsource(command))):
+            if isinstance(node, ast.ImportFrom):
+                with suppress(ImportError):  # of an extra that is not installed
+                    importlib.import_module(node.module)
     for line in WARMING:
         run(
             {

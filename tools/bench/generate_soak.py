@@ -25,7 +25,7 @@ from pathlib import Path
 
 from moectl.bundled import demo_model
 from moectl.cli import main as moectl
-from moectl.commands import generate  # noqa: F401  imported once: the processes are forks of this one
+from moectl.commands.start import generate  # noqa: F401  imported once: the processes are forks of this one
 from profilers.text.corpus import documents
 
 KILL = "kill"

@@ -63,13 +63,13 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, int]:
     sizes beside it."""
     import transformers.models.olmoe.modeling_olmoe  # noqa: F401 - what opening the model would import
 
-    from moectl.commands.quantize import QuantizeRequest, calibration_data
+    from moectl.commands.build.quantize import QuantizeOptions, calibration_data
     from moectl.shared.opening import open_quietly
 
     _import_quantisation()
     imports = _peak(os.getpid())
     opened = open_quietly(str(folder), device="cpu")
-    data = calibration_data(opened, QuantizeRequest(samples=options.samples, length=LENGTH))
+    data = calibration_data(opened, QuantizeOptions(samples=options.samples, length=LENGTH))
 
     worker = _quantise(opened, data, options)
     tokens = sum(map(len, data.sequences))

@@ -23,8 +23,6 @@ MOST_ENTRIES = 15  # modules and folders of a folder
 CROWDED = {
     "artifacts/formats": 24,
     "artifacts/quantisation": 17,
-    "moectl/cli": 25,
-    "moectl/commands": 33,
     "moectl/serving": 19,
     "moectl/shared": 20,
     "moectl/show": 17,

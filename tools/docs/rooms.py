@@ -64,8 +64,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "serving": "show shared bundled",
         "generating": "show shared bundled",
         "tune": "bench show shared bundled",
-        "commands": "bench tune report serving generating show shared bundled",
-        "cli": "commands tune show shared bundled",
+        "cli": "shared bundled",
+        "commands": "cli bench tune report serving generating show shared bundled",
     },
 }
 """By package and room: the rooms of the same package that it may import. A package's own `__init__`

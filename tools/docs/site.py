@@ -20,9 +20,8 @@ from artifacts.store.schema import SCHEMA_VERSION, TABLES, StoredColumn
 from moectl.cli import app
 from tools import ROOT
 
-# The page that describes a command at length.
+# The page that describes a command at length, where it has another name.
 TOLD = {
-    "profile": "profile",
     "merge": "profile",
     "build-buddies": "profile",
     "build-maps": "maps",
@@ -32,18 +31,10 @@ TOLD = {
     "fit-trace": "simulate",
     "import-trace": "traces",
     "pack": "disk",
-    "simulate": "simulate",
-    "bench": "bench",
-    "tune": "tune",
-    "plan": "plan",
     "run": "running",
     "demo": "first-steps",
     "doctor": "hardware",
     "inspect": "reliability",
-    "report": "report",
-    "export": "export",
-    "serve": "serve",
-    "generate": "generate",
 }
 
 
@@ -101,7 +92,8 @@ def _command(name: str, command: TyperCommand) -> str:
     tables = [_arguments(arguments)] if arguments else []
     tables += [_titled(title, _options(group)) for title, group in _by_panel(options)]
     table = "\n\n".join(tables)
-    told = f"More: [{TOLD[name]}](../{TOLD[name]}.md)."
+    page = TOLD.get(name, name)
+    told = f"More: [{page}](../{page}.md)."
     return (
         f"# moectl {name}\n\n{_line(command.help)}\n\n```text\n{usage}\n```\n\n{table}\n\n{told}\n"
     )

@@ -12,7 +12,13 @@ from artifacts.errors import BadUsage
 from artifacts.store.rows import buddy_matrices, entropy_percentiles
 from artifacts.store.store import Store
 from moectl.bundled import demo_model
-from moectl.commands.build_buddies import DEFAULT_ALPHA, METRICS, cut, find_profile, metric_scores
+from moectl.commands.build.build_buddies import (
+    DEFAULT_ALPHA,
+    METRICS,
+    cut,
+    find_profile,
+    metric_scores,
+)
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_data

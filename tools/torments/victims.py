@@ -22,6 +22,7 @@ from artifacts.store.check import check_store
 from artifacts.store.leftovers import StoreFinding
 from artifacts.store.runs import StoredRun
 from artifacts.store.store import Store
+from tools.docs.rooms import imports, modules
 from tools.torments.cases import Lost
 from tools.torments.content_hash import content_hash
 from tools.torments.victim_commands import BEFORE, COMMANDS, NEW_FOLDER, TIMED, outputs
@@ -258,24 +259,16 @@ def _told(runs: Runs) -> str:
 
 
 def _modules() -> list[str]:
-    """The modules that commands import."""
-    verbs = (
-        "profile",
-        "quantize",
-        "build_maps",
-        "bench",
-        "run",
-        "tune",
-        "report",
-        "pack",
-        "export",
-    )
+    """The modules that commands import, also those that their functions import."""
+    commands = [each for each in modules("moectl") if each[0].startswith("moectl.commands.")]
+    imported = {one.target.rpartition(".")[0] for each in commands for one in imports(*each)}
     return [
         "torch",
         "transformers.models.olmoe.modeling_olmoe",
         "tools.make.checkpoint",
         "moectl.cli",
-    ] + [f"moectl.commands.{verb}" for verb in verbs]
+        *sorted(imported),
+    ]
 
 
 def _made(arguments: list[str]) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import pytest
 import typer
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from moectl.cli import app
@@ -61,7 +62,7 @@ def test_fill_takes_what_both_have_and_others_first() -> None:
 
 
 def test_every_command_is_flat() -> None:
-    for command in app.registered_commands:
+    for command in get_command(app).commands.values():
         assert not [
             one
             for one in signature(command.callback).parameters.values()

@@ -4,12 +4,13 @@ import subprocess
 import sys
 
 import pytest
+from typer.main import get_command
 
 from moectl.cli import app, main
 from moectl.cli.panels import PANELS
 from tests import ROOT
 
-COMMANDS = [command.name for command in app.registered_commands]
+COMMANDS = list(get_command(app).commands)
 
 
 @pytest.fixture(autouse=True)

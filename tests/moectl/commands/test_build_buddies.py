@@ -15,7 +15,7 @@ from artifacts.store.rows import buddy_matrices, similarity_rows
 from artifacts.store.runs import ModelInfo, RunInfo, utc_now
 from artifacts.store.store import Store
 from moectl.cli import main
-from moectl.commands.build_buddies import parse_alphas
+from moectl.commands.build.build_buddies import parse_alphas
 
 SHAPE = Shape(num_layers=3, num_experts=8, top_k=3, expert_nbytes=1000)
 

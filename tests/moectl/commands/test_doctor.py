@@ -13,8 +13,8 @@ import pytest
 from artifacts.hardware.profile import COLD, Load
 from artifacts.shape import Shape
 from moectl.cli import main
-from moectl.commands import doctor_findings as findings
-from moectl.commands import doctor_measured, hardware
+from moectl.commands.start.doctor import findings as findings
+from moectl.commands.start.doctor import measured as doctor_measured
 from profilers.compare import check_prediction as prediction
 from profilers.hardware.load_times import TimingEffort
 from profilers.hardware.this_machine import LocalMachine
@@ -31,7 +31,7 @@ DISK = ("--threads", "1", "--json")
 def quickly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The shortest measurement, in a folder of the test's own."""
     little = TimingEffort(lengths=(4,), turns=2)
-    monkeypatch.setattr(hardware, "THOROUGH", little)
+    monkeypatch.setattr("profilers.hardware.load_times.THOROUGH", little)
     monkeypatch.setattr(doctor_measured, "QUICK", little)
     monkeypatch.setattr(prediction, "_TIMES", 1)
     monkeypatch.setattr(prediction, "_BETWEEN", little)

@@ -17,10 +17,15 @@ from artifacts.modelshapes.known import MODELS, model_shape
 from artifacts.modelshapes.memory import backbone_memory, backbone_of
 from artifacts.traces.synthetic import generate
 from moectl.cli import main
-from moectl.commands import plan_place
-from moectl.commands.plan_place import PlanPlace
-from moectl.commands.plan_rows import RESERVE_NBYTES, PlanRequest, divided, requests_of
-from moectl.commands.plan_simulation import ROUTERS
+from moectl.commands.start.plan import deployment as plan_place
+from moectl.commands.start.plan.deployment import (
+    RESERVE_NBYTES,
+    PlanPlace,
+    PlanRequest,
+    divided,
+    requests_of,
+)
+from moectl.commands.start.plan.simulation import ROUTERS
 from runtime.policies.presets import presets
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moectl.cli import main
-from moectl.commands import doctor_findings as findings
+from moectl.commands.start.doctor import findings as findings
 from runtime.model.open import open_model
 from tests.helpers import families
 from tests.helpers.published import publish

@@ -18,7 +18,7 @@ from artifacts.quantisation.widths import TRELLIS_WIDTHS, USUAL_WIDTHS
 from artifacts.store.check import check_store
 from artifacts.store.store import Store
 from moectl.cli import main
-from moectl.commands.quantize import parse_bits, spoken
+from moectl.commands.build.quantize import parse_bits, spoken
 from runtime.model.checkpoint import StoredTensor, open_checkpoint
 from runtime.model.fingerprint import _places
 from runtime.model.open import open_model

@@ -11,7 +11,6 @@ import openai
 import pytest
 from openai import OpenAI
 
-import moectl.commands
 from moectl.cli import main
 from moectl.serving.guard import ServerLimits
 from runtime.model.open import open_model
@@ -94,7 +93,7 @@ def test_it_is_said_what_cannot_be_served(
         assert main(["serve", *arguments]) == code
         assert told in capfd.readouterr().err
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "moectl.commands.serve")
-    monkeypatch.delattr(moectl.commands, "serve")
+    monkeypatch.delitem(sys.modules, "moectl.commands.start.serve.server")
+    monkeypatch.delattr("moectl.commands.start.serve.server")
     assert main(["serve"]) == 3
     assert capfd.readouterr().err == "moectl: serving needs uvicorn: pip install 'moectl[serve]'\n"

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from moectl.cli import main
-from moectl.commands import generate as command
 from moectl.generating.prompts import PromptRow
 from moectl.generating.spread import AnswerRows, RowsAnswered
 from tests.conftest import Checkpoint
@@ -72,7 +71,7 @@ def test_the_answers_are_those_of_one_process_though_a_worker_is_killed(
     here = tmp_path / "here.jsonl"
     spread = tmp_path / "spread.jsonl"
     monkeypatch.setenv(MARK, str(tmp_path / "begun"))
-    monkeypatch.setattr(command, "AnswerRows", KilledOnce)
+    monkeypatch.setattr("moectl.generating.spread.AnswerRows", KilledOnce)
     assert main([*asked, str(here), "--threads", "1", "--json"]) == 6
     alone = json.loads(capfd.readouterr().out)
     assert main([*asked, str(spread), "--jobs", "2", "--json"]) == 6
@@ -92,7 +91,7 @@ def test_a_part_that_always_fails_is_named_and_the_same_command_goes_on_there(
 ) -> None:
     out = tmp_path / "answers.jsonl"
     with monkeypatch.context() as broken:
-        broken.setattr(command, "AnswerRows", Fails)
+        broken.setattr("moectl.generating.spread.AnswerRows", Fails)
         assert main([*asked, str(out), "--jobs", "2", "--json"]) == 6
     assert (
         "rows 9 to 10 were tried 3 times and could not be answered: ValueError: not finite"

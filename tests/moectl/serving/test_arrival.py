@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from starlette.requests import Request
 
-from moectl.commands.serve import Server
+from moectl.commands.start.serve.server import Server
 from moectl.serving.guard import LOOPBACK, ServerLimits
 from moectl.serving.refusal import Refusal
 from moectl.serving.wire import AsciiJson, object_of

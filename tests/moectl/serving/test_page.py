@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 
 from moectl.bundled import demo_model
-from moectl.commands.serve import Server
+from moectl.commands.start.serve.server import Server
 from moectl.serving.guard import LOOPBACK, ServerLimits
 from moectl.serving.metrics import live
 from runtime.model.open import open_model

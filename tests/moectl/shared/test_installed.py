@@ -12,7 +12,7 @@ import pytest
 from artifacts.errors import Incompatible
 from artifacts.shape import Shape
 from moectl.cli import main
-from moectl.commands import doctor_findings as findings
+from moectl.commands.start.doctor import findings as findings
 from moectl.shared import installed
 from tests import ROOT
 

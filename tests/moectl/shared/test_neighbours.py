@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moectl.commands.doctor_findings import of_installation
+from moectl.commands.start.doctor.findings import of_installation
 from moectl.shared import neighbours
 from tests import ROOT
 

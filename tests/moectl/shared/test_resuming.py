@@ -6,9 +6,9 @@ import pytest
 import typer
 
 from moectl.cli import main
-from moectl.commands import profile
 from moectl.shared.exit_codes import exit_code_of
 from moectl.shared.resuming import resumable
+from profilers.routing import shards
 
 
 def raising(error: BaseException) -> None:
@@ -48,7 +48,7 @@ def test_the_whole_way_of_a_command(
     def merged(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(profile, "merge", merged)
+    monkeypatch.setattr(shards, "merge_shards", merged)
     assert main(["merge", "a.duckdb"]) == 130
     assert (
         capsys.readouterr().err

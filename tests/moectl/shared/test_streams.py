@@ -12,7 +12,7 @@ import pytest
 
 from artifacts.errors import BadInput
 from moectl.cli import main
-from moectl.commands import chat
+from moectl.generating import chat
 from moectl.shared import streams
 from moectl.shared.exit_codes import exit_code_of
 from moectl.show.render import show_json

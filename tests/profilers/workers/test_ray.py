@@ -14,7 +14,7 @@ import pytest
 
 from artifacts.errors import OutOfResources
 from moectl.cli import main
-from moectl.commands import generate as answering
+from moectl.generating import spread
 from moectl.generating.prompts import PromptRow
 from moectl.generating.spread import AnswerRows, RowsAnswered
 from profilers.quantise import one_expert, replicas
@@ -160,7 +160,7 @@ def test_prompts_are_answered_once_though_a_worker_is_killed(
         "--json",
         "--out",
     ]
-    monkeypatch.setattr(answering, "AnswerRows", KilledOnce)
+    monkeypatch.setattr(spread, "AnswerRows", KilledOnce)
     assert main([*asked, "spread.jsonl", "--executor", "ray:auto"]) == 0
     told = json.loads(capfd.readouterr().out)
     assert (told["rows"], told["errors"]) == (40, 0) and begun.exists()

@@ -55,8 +55,8 @@ def test_what_the_hub_cannot_have_is_refused_at_once(
     with pytest.raises(BadInput) as refused:
         locate.locate(name)
     assert str(refused.value) == told
+    monkeypatch.setitem(sys.modules, "moectl.shared.opening", None)
     for command in (["run", name, "--prompt", "a"], ["pack", name, "out"]):
-        monkeypatch.setitem(sys.modules, f"moectl.commands.{command[0]}", None)
         assert main(command) == 3
         assert capsys.readouterr().err == f"moectl: {told}\n"
 

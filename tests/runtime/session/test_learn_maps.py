@@ -18,7 +18,7 @@ from artifacts.store import database
 from artifacts.store.expert_maps import COMMAND, LEARN, TABLE, map_rows, stored_maps
 from artifacts.store.runs import RunInfo, utc_now
 from artifacts.store.store import Store
-from moectl.commands.run import keeping_maps
+from moectl.commands.start.run import keeping_maps
 from runtime.policies.shared.maps import LearnedMaps
 from runtime.session.generation.sampling import Sampling
 from runtime.session.learn_maps import WrittenMaps

@@ -22,9 +22,9 @@ from artifacts.shape import Shape
 from artifacts.traces.synthetic import parse_dials
 from moectl.bench.other_tools import read_results
 from moectl.bench.request import BenchRequest
-from moectl.commands.build_buddies import parse_alphas
-from moectl.commands.profile import parse_shard
-from moectl.commands.quantize import parse_bits
+from moectl.commands.build.build_buddies import parse_alphas
+from moectl.commands.build.profile import parse_shard
+from moectl.commands.build.quantize import parse_bits
 from moectl.shared.trace_source import TraceSource, open_source
 from profilers.compare.tasks import check_tasks, load_tasks
 from profilers.text.corpus import documents, token_sequences

@@ -1,0 +1,1 @@
+"""Commands of the chapter Measure: presets and policies beside each other."""

@@ -1,0 +1,296 @@
+"""`moectl simulate`: replay a trace through the policies on virtual time, beside on-demand loading
+and the oracles."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from artifacts.errors import BadUsage
+from artifacts.formats.dense import check_dense
+from artifacts.hardware.machines import HERE
+from moectl.cli import completion
+from moectl.cli.groups import fill
+from moectl.cli.options import (
+    AvgBits,
+    Base,
+    Budget,
+    Clients,
+    Dense,
+    Devices,
+    Json,
+    PolicyOptions,
+    Preset,
+    ReconfigureEvery,
+    Scope,
+    Seed,
+    StorePath,
+    Window,
+    known_machine,
+)
+from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.importing import importing, of_clone
+from moectl.shared.names import names_in
+from moectl.shared.resuming import resumable
+from moectl.shared.timed_machine import timed_machine
+from runtime.control import sizes
+
+if TYPE_CHECKING:
+    from artifacts.traces.clients import Clients as TraceClients
+    from moectl.commands.measure.simulate.table import Simulated
+    from moectl.shared.trace_source import TraceSource
+    from runtime.policies.presets import Preset as NamedPreset
+    from runtime.replay.settings import Setting
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """The trace to replay, and the model and machine that it is replayed for."""
+
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="A Parquet trace, as `moectl run --trace` writes it; or gpt-oss-20b, bundled."
+        ),
+    ] = None
+    run: Annotated[
+        int | None,
+        typer.Option(
+            "--run", min=1, help="A run of the store that kept its trace; else the newest."
+        ),
+    ] = None
+    synthetic: Annotated[
+        str | None, typer.Option(help="Make a trace by dials: skew=0.8,locality=0.4,...")
+    ] = None
+    num_experts: Annotated[int | None, typer.Option(help="Experts of a layer.")] = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose shape: a name as mixtral-8x7b, a folder with a config.json, or bundled."
+        ),
+    ] = None
+    machine: Annotated[
+        str,
+        typer.Option(
+            help="Whose bandwidths; `moectl inspect machines` lists them; "
+            "NAME:load=14ms,layer=1ms,head=1ms: by times; here: as profiled.",
+            autocompletion=completion.machines,
+            callback=known_machine,
+        ),
+    ] = "a100-pcie4"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """Options of a replay: several settings or a paper's figures in place of one preset, and the
+    fast tier."""
+
+    compare: Annotated[
+        str | None,
+        typer.Option(help="Several instead of one: names of presets or eviction policies, a,b,c."),
+    ] = None
+    reproduce: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "A paper's figures: moepic-table1, moepic, specmd, buddymoe, context-aware or fmoe."
+            )
+        ),
+    ] = None
+    budget: Budget = "25%"
+    scope: Scope = None
+    devices: Devices = 1
+    window: Window = None
+    reconfigure_every: ReconfigureEvery = None
+    base: Base = 16
+    dense: Dense = None
+    clients: Clients = None
+    chunk: Annotated[
+        int | None, typer.Option(help="With --clients: tokens of prompts read in a pass.")
+    ] = None
+    seed: Seed = 0
+    serving: Annotated[
+        str,
+        typer.Option(
+            help="How a step is served: pinned, as in a run; unprotected, proposals may be evicted "
+            "for others; one_by_one, as in SpecMD's framework."
+        ),
+    ] = "pinned"
+
+
+def simulate(
+    *,
+    source: TraceOptions,
+    preset: Preset = "on-demand",
+    policies: PolicyOptions,
+    avg_bits: AvgBits = None,
+    replay: ReplayOptions,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Replay a trace through policies, in virtual time.
+
+    Loading on demand and the oracle, which knows the future, stand beside.
+    """
+    if replay.reproduce is not None:
+        _reproduce(source, replay, as_json=json)
+        return
+    with importing():
+        from artifacts.traces.clients import clients_of
+        from moectl.commands.measure.simulate.table import show
+        from moectl.shared.trace_source import TraceSource
+        from runtime.control.serving import controller_kind
+        from runtime.session.presets import find_presets
+
+    clients = clients_of(replay.clients, replay.chunk, seed=replay.seed)
+    stored = find_presets([preset, *names_in(replay.compare or "")], store)
+    _check(source, replay)
+    given = policies.given(avg_bits)
+    for setting in _settings(preset, given, replay, stored):
+        controller_kind(replay.serving, setting.build())
+    simulated = _simulated(
+        fill(TraceSource, source, store=store),
+        source.machine,
+        preset,
+        given,
+        replay,
+        clients=clients,
+        stored=stored,
+    )
+    show(simulated, as_json=json)
+
+
+def _check(source: TraceOptions, replay: ReplayOptions) -> None:
+    """Raise BadUsage for a value that is not understood."""
+    from artifacts.quantisation.replicas import check_base
+    from runtime.policies.presets import Scope
+
+    if replay.scope not in (None, *Scope):
+        raise BadUsage(f"scope is layer or global, not {replay.scope!r}")
+    check_base(replay.base)
+    check_dense(replay.dense)
+    if source.machine != HERE:
+        timed_machine(source.machine)
+
+
+def _reproduce(source: TraceOptions, replay: ReplayOptions, *, as_json: bool) -> None:
+    with importing():
+        command = of_clone("tools.reproductions.command", "--reproduce")
+    others = (source.run, source.synthetic, source.num_experts, source.model, replay.compare)
+    is_other = any(option is not None for option in others)
+    command.show(
+        command.reproduce(replay.reproduce, trace=source.trace, other_options=is_other),
+        as_json=as_json,
+    )
+
+
+def _settings(
+    preset: str,
+    policies: dict[str, str],
+    replay: ReplayOptions,
+    stored: Mapping[str, "NamedPreset"],
+) -> list["Setting"]:
+    """Return the settings asked for, in their order; `stored` has the store's presets by name.
+    Raises BadUsage for an unknown name.
+
+    A name that presets and evictions share is an eviction beside other evictions. Only policies
+    that split experts solve their split anew.
+    """
+    from runtime.policies import names, parse
+    from runtime.policies.presets import presets
+    from runtime.replay.settings import Setting
+
+    def setting(label: str, preset: str, policies: dict[str, str]) -> Setting:
+        return Setting(
+            label,
+            stored.get(preset, preset),
+            policies,
+            replay.scope,
+            replay.budget,
+            replay.reconfigure_every,
+            replay.devices,
+            replay.serving,
+        )
+
+    if replay.compare is None:
+        return [setting("asked", preset, policies)]
+    compared = names_in(replay.compare)
+    named = {name for name in compared if name in presets() or name in stored}
+    evictions = {name for name in compared if name.partition(":")[0] in names("eviction")}
+    asked = []
+    for name in compared:
+        if name in named and not (evictions - named and name in evictions):
+            one = setting(name, name, policies)
+        else:
+            parse("eviction", name)
+            one = setting(name, preset, policies | {"eviction": name})
+        asked.append(one if one.build().residency.cuts else replace(one, reconfigure_every=None))
+    return asked
+
+
+@resumable()
+def _simulated(
+    source: "TraceSource",
+    machine: str,
+    preset: str,
+    policies: dict[str, str],
+    replay: ReplayOptions,
+    *,
+    clients: "TraceClients | None",
+    stored: Mapping[str, "NamedPreset"],
+) -> "Simulated":
+    """Replay the source's trace once for each setting, for on-demand loading and for the
+    oracles."""
+    from moectl.commands.measure.simulate.table import PLAIN, Simulated, label
+    from moectl.shared.place_trace import place_trace
+    from moectl.shared.trace_source import open_source
+    from runtime.replay.settings import Outcome, Setting, oracles
+    from runtime.replay.workload import Workload
+    from runtime.session.presets import find_presets
+
+    def identity(outcome: Outcome) -> tuple:
+        """Return the key by which two rows are the same."""
+        return label(outcome), outcome.policies, outcome.scope, outcome.num_slots, outcome.window
+
+    settings = _settings(preset, policies, replay, stored)
+    with_maps = any("maps" in setting.build().requires for setting in settings)
+    opened = open_source(replace(source, with_maps=with_maps))
+    if opened.model_id:
+        stored = find_presets(stored, source.store, model_id=opened.model_id)
+        settings = _settings(preset, policies, replay, stored)
+    opened, chosen, costs = place_trace(
+        opened, machine, source.store, base=replay.base, dense=replay.dense
+    )
+    workload = Workload(
+        opened.trace,
+        opened.model,
+        chosen,
+        artefacts=opened.artefacts,
+        window=sizes.nbytes(replay.window) if replay.window else None,
+        costs=costs,
+        dense=replay.dense,
+        clients=clients,
+    )
+    asked = [workload.run(setting) for setting in settings]
+    plain = replace(
+        Setting(PLAIN, PLAIN, budget=replay.budget, devices=replay.devices, serving=replay.serving),
+        scope=settings[0].scope or str(asked[0].scope),
+    )
+    beside = [workload.run(setting) for setting in (plain, *oracles(plain))]
+    shown = [identity(outcome) for outcome in asked]
+    beside = [outcome for outcome in beside if identity(outcome) not in shown]
+    return Simulated(
+        asked,
+        beside,
+        workload.trace,
+        opened.model,
+        workload.machine,
+        opened.name,
+        workload.assumed,
+        replay.base,
+        replay.dense,
+        clients,
+        workload.served,
+    )

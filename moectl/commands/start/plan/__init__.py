@@ -1,0 +1,75 @@
+"""`moectl plan`: from a config alone, without weights: what fits, what to expect, what to do
+next."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moectl.bundled import as_named, demo_model
+from moectl.cli import completion
+from moectl.cli.options import Clients, Dense, Json
+from moectl.shared.resuming import resumable
+
+if TYPE_CHECKING:
+    from moectl.commands.start.plan.deployment import DeploymentPlan
+
+
+def plan(
+    *,
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A name as qwen3-30b-a3b, a config.json's folder, a GGUF file, or bundled.",
+            autocompletion=completion.models,
+        ),
+    ],
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose memory and bandwidths, as rtx4090 or m4-max; `moectl inspect machines` "
+            "lists them; NAME:load=14ms,layer=1ms,head=1ms: by times.",
+            show_default="this machine's GPU",
+            autocompletion=completion.machines,
+        ),
+    ] = None,
+    vram: Annotated[
+        str | None,
+        typer.Option(help="Memory of the GPU, as 24GB.", show_default="all that the machine has"),
+    ] = None,
+    dense: Dense = None,
+    context: Annotated[
+        int, typer.Option(help="Tokens of a request that the attention cache holds.")
+    ] = 4096,
+    clients: Clients = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Replay every preset too, in half a minute.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Say what fits into a GPU, from a model's config alone."""
+    from artifacts.traces.clients import clients_of
+    from moectl.commands.start.plan import tables
+    from moectl.commands.start.plan.deployment import PlanPlace, PlanRequest, plan_deployment
+    from moectl.show.render import show_json
+
+    place = PlanPlace.find(vram, machine)
+    named = as_named(model) or str(demo_model())
+    deployment = plan_deployment(PlanRequest(named, place, context, dense, clients_of(clients)))
+    if not json:
+        tables.show(deployment)
+    if simulate:
+        deployment = _simulated(deployment)
+    if json:
+        show_json(tables.record(deployment))
+    else:
+        tables.show_simulated(deployment)
+
+
+@resumable()
+def _simulated(deployment: "DeploymentPlan") -> "DeploymentPlan":
+    """The plan with every preset replayed on synthetic routers, which takes most of a minute."""
+    from moectl.commands.start.plan.simulation import simulated
+    from moectl.shared.progress import progress_bar
+
+    with progress_bar("simulating", unit="presets") as advance:
+        return simulated(deployment, advance)

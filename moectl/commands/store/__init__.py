@@ -1,0 +1,1 @@
+"""Commands of the chapter Store: what is kept, for reading and for other programs."""
