@@ -29,28 +29,14 @@ from artifacts.traces.trace import Trace
 from moectl.bundled import demo_model
 from moectl.show.render import Sheet, show_sheet
 from tools import ROOT
-from tools.bench import (
-    controller as bench_controller,
-)
-from tools.bench import (
-    disk as bench_disk,
-)
-from tools.bench import (
-    link as bench_link,
-)
-from tools.bench import (
-    performance,
-)
-from tools.bench import (
-    prefill as bench_prefill,
-)
-from tools.bench import (
-    resident as bench_resident,
-)
-from tools.bench import (
-    threads as bench_threads,
-)
+from tools.bench import performance
+from tools.bench.decoding import link as bench_link
+from tools.bench.decoding import prefill as bench_prefill
+from tools.bench.decoding import resident as bench_resident
+from tools.bench.decoding import threads as bench_threads
+from tools.bench.disk import accelerate as bench_disk
 from tools.bench.performance import Ratio, Section, Table
+from tools.bench.traces import controller as bench_controller
 
 BUNDLED = "the bundled model"
 RANDOM = "random, OLMoE's shape"

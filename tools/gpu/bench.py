@@ -245,7 +245,7 @@ def _plain(
 ) -> list[Row]:
     """Rows of every implementation of transformers; statistics of the routing are added to
     `told`."""
-    from tools.bench.resident import STOCK, plain_model
+    from tools.bench.decoding.resident import STOCK, plain_model
 
     try:
         model = plain_model(folder, device=device)

@@ -29,7 +29,7 @@ from moectl.show.render import Sheet, show_sheet
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 from runtime.session.settings import DEVICE, FUSED
-from tools.bench.controller import quartiles
+from tools.bench.traces.controller import quartiles
 from tools.gpu import counted_gpu, models
 from tools.gpu.null_driver import NullDriver, NullGraph
 

@@ -1,0 +1,223 @@
+"""Peak memory of a checkpoint run whole and run offloaded, each in a process of its own.
+
+    python -m tools.bench.disk.peak_memory
+
+makes a random checkpoint of 2 GiB in a temporary folder, one layer at a time, and generates the
+same number of tokens with plain transformers and with moectl over the disk link, at a quarter of
+the experts and at one expert a layer. It ends with exit code 1 unless the offloaded processes stay
+so small that they cannot have held all experts.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tools import ROOT
+
+PROMPT = "Offloading moves experts, not tokens."
+# a run of the whole model; any other value is the budget of a session
+NOTHING = "nothing"
+PLAIN = "plain"
+SHAPE = {"layers": 10, "experts": 64, "hidden": 1024, "intermediate": 512}
+NAMES = {NOTHING: "imports alone", PLAIN: "transformers, from_pretrained"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One process. `expert_nbytes`: of routed experts in the fast tier; `ms_per_token` of those
+    after the first."""
+
+    name: str
+    peak_nbytes: int
+    expert_nbytes: int
+    load_s: float
+    ms_per_token: float
+
+
+def main() -> None:
+    options = _options()
+    if options.measure:
+        print(json.dumps(asdict(measure(options.measure, options.folder, tokens=options.tokens))))
+        return
+    with _checkpoint(options) as folder:
+        smallest = f"{json.loads((folder / 'config.json').read_text())['num_hidden_layers']}x"
+        rows = [_in_process(name, folder, options) for name in (NOTHING, PLAIN, "25%", smallest)]
+        total = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    _show(rows, total, options)
+    if options.json:
+        record = {"checkpoint_nbytes": total, "rows": [asdict(row) for row in rows]}
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    sys.exit(_verdict(rows))
+
+
+# In a process of its own
+
+
+def measure(name: str, folder: Path, *, tokens: int) -> Row:
+    """Load and generate; return the peak resident memory of this process."""
+    import torch
+
+    from runtime.session.session import Session, Settings
+
+    torch.set_num_threads(1)
+    begin_s = time.perf_counter()
+    expert_nbytes = 0
+    seconds = []
+    if name == PLAIN:
+        model, tokenizer = _plain(folder)
+        loaded_s = time.perf_counter()
+        expert_nbytes = sum(p.nbytes for key, p in model.named_parameters() if ".experts." in key)
+        seconds = _generate(model, tokenizer, tokens)
+    elif name != NOTHING:
+        with Session.open(str(folder), Settings(budget=name, link="disk", device="cpu")) as session:
+            loaded_s = time.perf_counter()
+            seconds = _generate(session.opened.model, session.opened.tokenizer, tokens)
+            expert_nbytes = session.parts.slots.nbytes
+    else:
+        loaded_s = begin_s
+    peak_nbytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    per_token = (seconds[-1] - seconds[0]) / (len(seconds) - 1) if seconds else 0.0
+    return Row(name, peak_nbytes, expert_nbytes, loaded_s - begin_s, per_token * 1e3)
+
+
+def _plain(folder: Path) -> tuple:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(
+        folder
+    )
+
+
+def _generate(model, tokenizer, tokens: int) -> list[float]:
+    """Seconds from the prompt to each token."""
+    from runtime.session.generate import Sampling, stream
+
+    prompt = tokenizer(PROMPT, return_tensors="pt").input_ids
+    return [token.seconds for token in stream(model, prompt, Sampling(tokens, ignore_eos=True))]
+
+
+# In the process that compares
+
+
+@contextmanager
+def _checkpoint(options: argparse.Namespace) -> Iterator[Path]:
+    """The given folder, filled if it is empty, or a temporary one."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.folder or Path(scratch) / "checkpoint"
+        if not (folder / "config.json").is_file():
+            shape = [word for name in ("layout", *SHAPE) for word in _flag(options, name)]
+            _python("tools.make.checkpoint", str(folder), *shape)
+        yield folder
+
+
+def _flag(options: argparse.Namespace, name: str) -> list[str]:
+    return [f"--{name}", str(getattr(options, name))]
+
+
+def _in_process(name: str, folder: Path, options: argparse.Namespace) -> Row:
+    if options.cold:
+        _leave_page_cache(folder)
+    output = _python(
+        "tools.bench.disk.peak_memory",
+        "--measure",
+        name,
+        "--folder",
+        str(folder),
+        *_flag(options, "tokens"),
+    )
+    return Row(**json.loads(output))
+
+
+def _python(module: str, *arguments: str) -> str:
+    """The last line that a module of this repository prints."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    }
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{module} {' '.join(arguments)} failed")
+    return done.stdout.strip().rpartition("\n")[2]
+
+
+def _leave_page_cache(folder: Path) -> None:
+    """Drop the files from the page cache, so that they are read from the disk again."""
+    os.sync()
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _show(rows: list[Row], total: int, options: argparse.Namespace) -> None:
+    from moectl.show.render import NumBytes, Sheet, show_sheet
+
+    columns = (
+        "process",
+        "peak resident",
+        "of it beyond imports",
+        "experts in the fast tier",
+        "load, s",
+        "ms/token",
+    )
+    base = rows[0].peak_nbytes
+    cells = [
+        (
+            NAMES.get(row.name, f"moectl, disk link, budget {row.name}"),
+            NumBytes(row.peak_nbytes),
+            NumBytes(row.peak_nbytes - base),
+            NumBytes(row.expert_nbytes),
+            f"{row.load_s:.1f}",
+            f"{row.ms_per_token:.0f}",
+        )
+        for row in rows
+    ]
+    files = "not in the page cache at the start" if options.cold else "in the page cache"
+    note = (
+        f"checkpoint: {total:,} bytes on disk, {files}; {options.tokens} tokens after a short "
+        "prompt; one thread"
+    )
+    show_sheet(Sheet("Peak resident memory, each in a process of its own", columns, cells, note))
+
+
+def _verdict(rows: list[Row]) -> int:
+    """1 if a session grew by at least the bytes of all experts, else 0."""
+    base, plain, *sessions = rows
+    return int(any(row.peak_nbytes - base.peak_nbytes >= plain.expert_nbytes for row in sessions))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="a checkpoint; it is made there, and kept, if it is missing"
+    )
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument(
+        "--cold",
+        action="store_true",
+        help="drop the files from the page cache before every process",
+    )
+    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser.add_argument(
+        "--layout", choices=("hub", "fused"), default="hub", help="of the checkpoint that is made"
+    )
+    for name, default in SHAPE.items():
+        parser.add_argument(
+            f"--{name}", type=int, default=default, help="of the checkpoint that is made"
+        )
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
