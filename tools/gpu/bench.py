@@ -31,7 +31,6 @@ from tools.gpu.futures import ORACLE, Forecast, known_future, other_texts, tuned
 from tools.gpu.groups import tell
 from tools.gpu.models import SHAPES
 from tools.gpu.rows import Rates, Row, Text
-from tools.gpu.table import markdown
 
 PRESETS = ("on-demand", "mixtral-offloading")
 BUDGETS = ("50%", "25%", "12.5%", "5%")
@@ -39,6 +38,18 @@ AIMED_AT = "25%"  # where perfect prefetching, tuned policies and Accelerate run
 EMULATED_GBPS = 0.05  # of the emulated link without a GPU; its models are very small
 ON_DISK = [name for name, shape in SHAPES.items() if not shape.is_sparse]
 NO_TIME = "not measured: out of time"
+_COLUMNS = {
+    "TTFT ms": ("ttft_ms", 1),
+    "TPOT ms": ("tpot_ms", 2),
+    "floor ms": ("floor_ms", 2),
+    "share of the floor": ("floor_share", 2),
+    "predicted ms": ("predicted_ms", 2),
+    "hit rate": ("hit_rate", 2),
+    "MB moved": ("moved_mb", 1),
+    "link used": ("link_utilisation", 2),
+    "stall ms": ("stall_ms", 2),
+}
+"""Of the table: a row's figure, and its digits."""
 
 Run = tuple[str, str, Callable[[], Row]]
 
@@ -281,6 +292,53 @@ def _told(row: Row) -> str:
     times = (("TTFT", row.ttft_ms), ("TPOT", row.tpot_ms))
     told = ", ".join(f"{name} {ms:.2f} ms" for name, ms in times if ms is not None)
     return f"{row.name}, {row.budget}: {row.why_not or told}"
+
+
+def markdown(report: dict) -> str:
+    """A table for each model, with its conditions above it."""
+    about = report["gpu"] or {"name": "no GPU, emulated link"}
+    rates = report["rates"]
+    packages = [f"{name} {version}" for name, version in report["versions"].items() if version]
+    lines = [
+        f"{about['name']}; link {rates['link'] / 1e9:.1f} GB/s, memory "
+        f"{rates['memory'] / 1e9:.0f} GB/s; {', '.join(packages)}"
+    ]
+    for name, model in report["models"].items():
+        lines += ["", _headline(name, model), ""]
+        lines.append(f"| | budget | experts by | {' | '.join(_COLUMNS)} |")
+        lines.append("|---" * (3 + len(_COLUMNS)) + "|")
+        lines += [_line(row) for row in model["rows"]]
+    return "\n".join(lines) + "\n"
+
+
+def _headline(name: str, model: dict) -> str:
+    if "experts" not in model:
+        return f"**{name}**"
+    told = (
+        f"**{name}**, random weights, {model['layers']} of {model['layers_published']} layers, "
+        f"{model['experts']} experts of {model['expert_nbytes'] / 2**20:.1f} MiB, "
+        f"top-{model['top_k']}; prompt of {model['prompt']}, {model['decoded']} tokens decoded."
+    )
+    if best := model.get("tuned"):
+        told += f" Tuned: {', '.join(best.values())}."
+    if (said := model.get("routing")) is None:
+        return told
+    return told + (
+        f" Of a token's experts {said['repeated']:.2f} served the token before, "
+        f"{said['by_chance']:.2f} by chance; the busiest quarter takes "
+        f"{said['busiest_quarter']:.2f} of all choices."
+    )
+
+
+def _line(row: dict) -> str:
+    if row["why_not"]:
+        return f"| {row['name']} | {row['budget']} | {row['why_not']} |" + " |" * len(_COLUMNS)
+    figures = row | {"moved_mb": row["moved_nbytes"] / 1e6}
+    cells = [
+        "" if figures[key] is None else f"{figures[key]:.{digits}f}"
+        for key, digits in _COLUMNS.values()
+    ]
+    return f"| {' | '.join([row['name'], row['budget'], row['experts'], *cells])} |"
 
 
 def _options() -> argparse.Namespace:

@@ -30,8 +30,9 @@ from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 from runtime.session.settings import DEVICE, FUSED
 from tools.bench.traces.controller import quartiles
-from tools.gpu import counted_gpu, models
-from tools.gpu.null_driver import NullDriver, NullGraph
+from tools.gpu import models
+from tools.gpu.faked import counted_gpu
+from tools.gpu.faked.null_driver import NullDriver, NullGraph
 
 SHAPE = replace(models.SHAPES["olmoe-1b-7b"], tiny={"num_experts": 64, "num_experts_per_tok": 8})
 DEEP = replace(SHAPE, tiny=SHAPE.tiny | {"num_hidden_layers": 16})

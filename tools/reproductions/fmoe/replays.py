@@ -10,9 +10,9 @@ from artifacts.modelshapes.known import MODELS, ModelShape, unsized
 from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import Trace
 from runtime.replay import from_trace
-from tools.reproductions import fmoefigures as paper
-from tools.reproductions.fmoefigures import HIT_RATE, RIVALS, TTFT, PaperGain
-from tools.reproductions.fmoefolds import ByRequest, FoldConditions, Folds
+from tools.reproductions.fmoe import figures as paper
+from tools.reproductions.fmoe.figures import HIT_RATE, RIVALS, TTFT, PaperGain
+from tools.reproductions.fmoe.folds import ByRequest, FoldConditions, Folds
 from tools.reproductions.intervals import Interval
 
 OURS = "fmoe"

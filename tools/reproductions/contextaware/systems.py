@@ -21,7 +21,7 @@ from artifacts.traces.synthetic import Dials, generate
 from runtime.policies.presets import Scope
 from runtime.replay.settings import Outcome, Setting
 from runtime.replay.workload import Workload
-from tools.reproductions import contextaware_figures as paper
+from tools.reproductions.contextaware import figures as paper
 
 MACHINE = "h100-cxl-ndp"
 # Uses in prefill and in decoding have a cosine of .89 in this trace, as the paper reports

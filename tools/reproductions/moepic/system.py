@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from artifacts.traces.synthetic import Dials
 from moectl.show.render import Sheet
-from tools.reproductions import moepic, moepicbounds
-from tools.reproductions import moepicpaper as paper
-from tools.reproductions.moepicbench import (
+from tools.reproductions.moepic import bounds as moepicbounds
+from tools.reproductions.moepic import figures as paper
+from tools.reproductions.moepic import hit_rates as moepic
+from tools.reproductions.moepic.bench import (
     ABLATIONS,
     BASELINES,
     EXPERTS_SHARE,

@@ -8,10 +8,10 @@ import numpy as np
 from artifacts.modelshapes.known import MODELS
 from artifacts.routing.expert_maps import map_nbytes
 from moectl.show.render import Sheet
-from tools.reproductions import fmoefigures as paper
-from tools.reproductions.fmoefigures import HIT_RATE, RIVALS, TPOT, TTFT
-from tools.reproductions.fmoefolds import BUDGET, ByRequest, Folds
-from tools.reproductions.fmoereplays import (
+from tools.reproductions.fmoe import figures as paper
+from tools.reproductions.fmoe.figures import HIT_RATE, RIVALS, TPOT, TTFT
+from tools.reproductions.fmoe.folds import BUDGET, ByRequest, Folds
+from tools.reproductions.fmoe.replays import (
     BY_LAYER,
     HITS,
     MAP,

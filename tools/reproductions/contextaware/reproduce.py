@@ -7,9 +7,9 @@ from artifacts.hardware.machines import Machine, machine
 from artifacts.modelshapes.known import MODELS
 from artifacts.quantisation.replicas import typical
 from moectl.show.render import Sheet
-from tools.reproductions import contextaware_figures as paper
-from tools.reproductions.contextaware_claims import NEAR, claims
-from tools.reproductions.contextaware_systems import (
+from tools.reproductions.contextaware import figures as paper
+from tools.reproductions.contextaware.claims import NEAR, claims
+from tools.reproductions.contextaware.systems import (
     DIALS,
     HOBBIT,
     LENGTHS,

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from statistics import mean
 
 from artifacts.modelshapes.known import MODELS
-from tools.reproductions import specmdfigures as paper
 from tools.reproductions.report import DOES_NOT_FOLLOW, NOT_TESTABLE, Claim
+from tools.reproductions.specmd import figures as paper
 
 _MB = 2**20
 _GB = 2**30

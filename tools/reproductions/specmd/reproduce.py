@@ -13,9 +13,9 @@ from runtime.control.counters import hit_rate
 from runtime.control.serving import Service
 from runtime.replay.settings import Outcome, Setting
 from runtime.replay.workload import Workload
-from tools.reproductions import specmdfigures as paper
 from tools.reproductions.report import Claim, Reproduction
-from tools.reproductions.specmdclaims import from_its_tables, not_measured
+from tools.reproductions.specmd import figures as paper
+from tools.reproductions.specmd.claims import from_its_tables, not_measured
 
 # Experts of 4 bits that 5 GB/s move in the time that a layer takes by Table 1, tokens/s of config
 # 5.

@@ -20,7 +20,7 @@ from runtime.policies.base import Artefacts
 from runtime.replay import from_trace
 from runtime.replay.settings import Outcome, Setting
 from runtime.replay.workload import Workload
-from tools.reproductions.fmoefigures import CAPACITY, DISTANCE, MACHINE
+from tools.reproductions.fmoe.figures import CAPACITY, DISTANCE, MACHINE
 from tools.reproductions.intervals import resampled
 
 NUM_FOLDS = 4

@@ -8,7 +8,7 @@ from artifacts.modelshapes.known import MODELS
 from artifacts.traces.synthetic import Dials, generate
 from moectl.show.render import Sheet
 from runtime.replay.fit_synthetic import HitRates, hit_rates
-from tools.reproductions import moepicpaper as paper
+from tools.reproductions.moepic import figures as paper
 from tools.reproductions.report import DOES_NOT_FOLLOW, Claim, Reproduction
 
 HELD = tuple(paper.TABLE_1["lcp"])

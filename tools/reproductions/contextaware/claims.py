@@ -7,8 +7,8 @@ from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import MODELS
 from artifacts.modelshapes.memory import backbone_memory, backbone_of
-from tools.reproductions import contextaware_figures as paper
-from tools.reproductions.contextaware_systems import (
+from tools.reproductions.contextaware import figures as paper
+from tools.reproductions.contextaware.systems import (
     HOBBIT,
     LENGTHS,
     NOTHING,

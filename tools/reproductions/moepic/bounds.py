@@ -5,7 +5,7 @@ import numpy as np
 
 from artifacts.modelshapes.known import MODELS
 from moectl.show.render import Sheet
-from tools.reproductions import moepicpaper as paper
+from tools.reproductions.moepic import figures as paper
 from tools.reproductions.report import DOES_NOT_FOLLOW, Claim
 
 QWEN = "qwen1.5-moe-a2.7b"

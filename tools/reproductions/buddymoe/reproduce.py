@@ -15,7 +15,7 @@ from runtime.control.plan import Plan
 from runtime.policies.base import Step
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
-from tools.reproductions.buddymoefigures import (
+from tools.reproductions.buddymoe.figures import (
     BUDDIES,
     MORE_READS,
     ORIGINAL,
