@@ -24,6 +24,7 @@ import torch
 from runtime.model.open import MoeModel
 from runtime.session.session import Settings
 from runtime.session.settings import DEVICE
+from tools.arguments import parser_of
 from tools.gpu import models, sparse
 from tools.gpu import rows as gpu_rows
 from tools.gpu.check import forget, gpu, versions
@@ -342,37 +343,25 @@ def _line(row: dict) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        out=(Path, "write the JSON report to this file"),
+        table=(Path, "write the Markdown table to this file"),
+        layers=(int, "of every model, instead of its own number"),
+        budgets=(list(BUDGETS), "beside 100%%, the largest first"),
+        prompt=(128, "tokens of a prompt"),
+        long_prompt=(512, "tokens of the prompts that nothing follows"),
+        tokens=(32, "decoded after each prompt"),
+        sequences=(2, "that are measured, after one that warms up"),
+        limit=(450.0, "seconds after which no row is begun"),
+        threads=(4, "of torch on the CPU"),
+        scratch=(Path, "folder for the models, 14 GB each; a temporary one by default"),
+        only=("", "rows of moectl whose name contains this"),
+        lines=(False, "print each row as a line of JSON"),
+        tiny=(False, "very small models, to try the road itself"),
+        device=(str, "cuda:1, or cpu with --tiny"),
     )
-    parser.add_argument("--out", type=Path, help="write the JSON report to this file")
-    parser.add_argument("--table", type=Path, help="write the Markdown table to this file")
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=ON_DISK)
-    parser.add_argument("--layers", type=int, help="of every model, instead of its own number")
-    parser.add_argument(
-        "--budgets", nargs="+", default=list(BUDGETS), help="beside 100%%, the largest first"
-    )
-    parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
-    parser.add_argument(
-        "--long-prompt", type=int, default=512, help="tokens of the prompts that nothing follows"
-    )
-    parser.add_argument("--tokens", type=int, default=32, help="decoded after each prompt")
-    parser.add_argument(
-        "--sequences", type=int, default=2, help="that are measured, after one that warms up"
-    )
-    parser.add_argument(
-        "--limit", type=float, default=450.0, help="seconds after which no row is begun"
-    )
-    parser.add_argument("--threads", type=int, default=4, help="of torch on the CPU")
-    parser.add_argument(
-        "--scratch", type=Path, help="folder for the models, 14 GB each; a temporary one by default"
-    )
-    parser.add_argument("--only", default="", help="rows of moectl whose name contains this")
-    parser.add_argument("--lines", action="store_true", help="print each row as a line of JSON")
-    parser.add_argument(
-        "--tiny", action="store_true", help="very small models, to try the road itself"
-    )
-    parser.add_argument("--device", help="cuda:1, or cpu with --tiny")
     return parser.parse_args()
 
 

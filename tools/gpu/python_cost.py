@@ -29,6 +29,7 @@ from moectl.show.render import Sheet, show_sheet
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 from runtime.session.settings import DEVICE, FUSED
+from tools.arguments import parser_of
 from tools.bench.traces.controller import quartiles
 from tools.gpu import models
 from tools.gpu.faked import counted_gpu
@@ -172,12 +173,8 @@ def _time(
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, tokens=300, profile=(False, "say where the time goes, too"))
     parser.add_argument("--road", nargs="+", default=list(ROADS), choices=ROADS)
-    parser.add_argument("--tokens", type=int, default=300)
-    parser.add_argument("--profile", action="store_true", help="say where the time goes, too")
     return parser.parse_args()
 
 

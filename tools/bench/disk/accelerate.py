@@ -29,6 +29,7 @@ from runtime.model.checkpoint import open_checkpoint
 from runtime.model.open import open_model
 from runtime.model.pack import pack
 from tools import ROOT
+from tools.arguments import parser_of
 from tools.bench.decoding.resident import OLMOE_SHAPED, random_model
 from tools.bench.disk.way import DEVICE_MAP, OURS, WHOLE_MODEL, Reading, Way
 
@@ -188,16 +189,13 @@ def in_process(way: Way, folder: Path, *, tokens: int) -> Reading:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", type=Path, help="a checkpoint in the fused layout")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--tokens", type=int, default=14, help="decoded cold, then warm, by each way in each round"
-    )
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
-    return parser.parse_args()
+    return parser_of(
+        __doc__,
+        model=(Path, "a checkpoint in the fused layout"),
+        rounds=5,
+        tokens=(14, "decoded cold, then warm, by each way in each round"),
+        json=(Path, "write the figures to this file as well"),
+    ).parse_args()
 
 
 if __name__ == "__main__":

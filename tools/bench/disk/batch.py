@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from artifacts.errors import BadInput
+from tools.arguments import parser_of
 from tools.bench import performance
 from tools.bench.decoding.resident import OLMOE_SIZED, random_model
 from tools.bench.disk.batch_way import PROMPT, BatchReading, BatchWay
@@ -108,16 +109,15 @@ def _row(
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, default=64, help="requests together")
-    parser.add_argument("--tokens", type=int, default=16, help="of each answer")
-    parser.add_argument("--memory", type=float, default=2.0, help="GiB of each program")
-    parser.add_argument("--budgets", nargs="+", default=["25%"], help="of moectl")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page")
-    return parser.parse_args()
+    return parser_of(
+        __doc__,
+        rows=(64, "requests together"),
+        tokens=(16, "of each answer"),
+        memory=(2.0, "GiB of each program"),
+        budgets=(["25%"], "of moectl"),
+        rounds=3,
+        write=(Path, "put the table into this page"),
+    ).parse_args()
 
 
 if __name__ == "__main__":

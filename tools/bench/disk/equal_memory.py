@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 
 from artifacts.errors import BadInput
+from tools.arguments import parser_of
 from tools.bench import performance
 from tools.bench.decoding.resident import PROMPT
 from tools.bench.disk.equal_memory_way import LimitedReading, LimitedWay
@@ -142,17 +143,14 @@ def _row(
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--memory", type=float, default=4.5, help="GiB of each program")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=24)
-    parser.add_argument(
-        "--keep", type=Path, help="folder where both files are, or are made, and stay"
-    )
-    parser.add_argument("--write", type=Path, help="page whose section is written")
-    return parser.parse_args()
+    return parser_of(
+        __doc__,
+        memory=(4.5, "GiB of each program"),
+        rounds=3,
+        tokens=24,
+        keep=(Path, "folder where both files are, or are made, and stay"),
+        write=(Path, "page whose section is written"),
+    ).parse_args()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tools import ROOT
+from tools.arguments import parser_of
 from tools.bench import performance
 from tools.bench.disk.full_size_process import (
     Cell,
@@ -183,21 +184,17 @@ def _given(options: argparse.Namespace) -> Sequence[str]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        tokens=(3, "decoded cold, and warm, at each budget"),
+        prompt=(512, "tokens of the prompt"),
+        profiled=(16, "tokens of the profile"),
+        keep=(Path, "folder where the checkpoints are, or are made, and stay"),
+        write=(Path, "page whose sections are written"),
     )
     parser.add_argument(
         "--model", action="append", choices=sorted(CONFIGS), help="only this one; may be repeated"
     )
-    parser.add_argument(
-        "--tokens", type=int, default=3, help="decoded cold, and warm, at each budget"
-    )
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt")
-    parser.add_argument("--profiled", type=int, default=16, help="tokens of the profile")
-    parser.add_argument(
-        "--keep", type=Path, help="folder where the checkpoints are, or are made, and stay"
-    )
-    parser.add_argument("--write", type=Path, help="page whose sections are written")
     return parser.parse_args()
 
 

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tools import ROOT
+from tools.arguments import parser_of
 
 PROMPT = "Offloading moves experts, not tokens."
 # a run of the whole model; any other value is the budget of a session
@@ -195,19 +196,13 @@ def _verdict(rows: list[Row]) -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        folder=(Path, "a checkpoint; it is made there, and kept, if it is missing"),
+        tokens=32,
+        cold=(False, "drop the files from the page cache before every process"),
+        json=(Path, "write the figures to this file as well"),
     )
-    parser.add_argument(
-        "--folder", type=Path, help="a checkpoint; it is made there, and kept, if it is missing"
-    )
-    parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument(
-        "--cold",
-        action="store_true",
-        help="drop the files from the page cache before every process",
-    )
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     parser.add_argument(
         "--layout", choices=("hub", "fused"), default="hub", help="of the checkpoint that is made"
     )

@@ -31,6 +31,7 @@ from runtime.model.open import MoeModel, open_model
 from runtime.model.pack import pack
 from runtime.tiers.open import direct
 from runtime.tiers.slow import SlowTier
+from tools.arguments import parser_of
 from tools.bench.decoding.resident import OLMOE_SHAPED, random_model
 from tools.bench.disk.way import drop, read_nbytes
 
@@ -212,12 +213,9 @@ def sheet(found: Sequence[Row], *, rounds: int) -> Sheet:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
-    return parser.parse_args()
+    return parser_of(
+        __doc__, rounds=40, json=(Path, "write the figures to this file as well")
+    ).parse_args()
 
 
 if __name__ == "__main__":

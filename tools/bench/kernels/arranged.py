@@ -20,6 +20,7 @@ import torch
 
 from moectl.show.render import Sheet, show_sheet
 from runtime.model.layout import aligned
+from tools.arguments import parser_of
 from tools.bench.kernels.published import COLD_NBYTES, GROUP, SHAPES
 from tools.bench.kernels.stored_matrices import Stored, stored_expert, variants
 
@@ -90,11 +91,7 @@ def sheet(results: Sequence[Result], hidden: int, neurons: int, *, rounds: int) 
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=101)
-    return parser.parse_args()
+    return parser_of(__doc__, rounds=101).parse_args()
 
 
 if __name__ == "__main__":

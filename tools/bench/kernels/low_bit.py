@@ -29,6 +29,7 @@ from artifacts.quantisation.widths import SCALAR_WIDTHS
 from moectl.show.render import Sheet, show_sheet
 from runtime.kernels import low_bit
 from runtime.kernels.cpu import low_bit as cpu_low_bit
+from tools.arguments import parser_of
 from tools.gpu.checks.low_bit import copied, random_packed
 
 SHAPES = ((1024, 2048), (64, 128), (128, 32))  # [out, in]: OLMoE-1B-7B's, then the bundled model's
@@ -245,15 +246,15 @@ def sheet(results: list[Result], *, rounds: int) -> Sheet:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        rounds=15,
+        tokens=list(TOKENS),
+        json=(Path, "write the figures to this file as well"),
     )
-    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
         "--bits", type=int, nargs="+", default=list(SCALAR_WIDTHS), choices=SCALAR_WIDTHS
     )
-    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     return parser.parse_args()
 
 

@@ -27,6 +27,7 @@ from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.expert_store import StoredLayout
 from runtime.model.layout import ExpertLayout, aligned
 from runtime.tiers.replica_layouts import ReplicaLayout
+from tools.arguments import parser_of
 from tools.bench.kernels.stored_matrices import random_expert, variants
 from tools.gpu.checks.low_bit import random_packed
 from tools.gpu.checks.packed import laid_out, replica_layout
@@ -167,11 +168,7 @@ def sheet(results: Sequence[Result], *, rounds: int, dtype: str = "bfloat16") ->
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=31)
-    parser.add_argument("--only", default="", help="formats whose name contains this")
+    parser = parser_of(__doc__, rounds=31, only=("", "formats whose name contains this"))
     parser.add_argument(
         "--dtype", default="bfloat16", choices=("bfloat16", "float16"), help="of the model"
     )

@@ -26,6 +26,7 @@ from runtime.model.arithmetic import DOWN, GATE_UP, expert_forward
 from runtime.model.layout import ExpertLayout, aligned
 from runtime.model.quantised_layout import QuantisedLayout
 from runtime.model.quantised_matrix import project_in_tiles
+from tools.arguments import parser_of
 from tools.bench.kernels.stored_matrices import random_expert, variants
 
 Expert = tuple[ExpertLayout | QuantisedLayout, torch.Tensor]  # with its content
@@ -145,15 +146,15 @@ def sheet(
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        rounds=31,
+        only=("", "formats whose name contains this"),
+        tokens=[1, 2, 3, 4, 6, 8, 12, 16, 32],
     )
-    parser.add_argument("--rounds", type=int, default=31)
-    parser.add_argument("--only", default="", help="formats whose name contains this")
     parser.add_argument(
         "--shape", type=int, nargs=2, default=(2048, 1024), help="hidden and intermediate size"
     )
-    parser.add_argument("--tokens", type=int, nargs="+", default=(1, 2, 3, 4, 6, 8, 12, 16, 32))
     return parser.parse_args()
 
 

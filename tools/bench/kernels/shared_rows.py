@@ -25,6 +25,7 @@ from runtime.engine.forms_cpu import TokenKernels
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, Layout, aligned
+from tools.arguments import parser_of
 from tools.bench.kernels.stored_matrices import random_expert, variants
 
 HIDDEN, NEURONS = 2048, 1024
@@ -106,13 +107,8 @@ def _timed(kernels: TokenKernels, places: list[Place], y: np.ndarray) -> float:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, experts=(4, "of a step"), threads=[1, 2], turns=60)
     parser.add_argument("--format", default="bfloat16", choices=("bfloat16", *variants(32)))
-    parser.add_argument("--experts", type=int, default=4, help="of a step")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--turns", type=int, default=60)
     return parser.parse_args()
 
 

@@ -7,7 +7,6 @@ Contenders take turns in rounds, as in `tools.bench.kernels.low_bit`; a ratio is
 bfloat16.
 """
 
-import argparse
 import statistics
 from collections.abc import Callable
 from itertools import cycle
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 
 from moectl.show.render import Sheet, show_sheet
 from runtime.kernels.cpu import low_bit, trellis
+from tools.arguments import parser_of
 from tools.gpu.checks import trellis as coded_matrices
 from tools.gpu.checks.low_bit import copied, random_packed
 
@@ -102,13 +102,7 @@ def rows_of(shape: tuple[int, int], bits: int, tokens: list[int], rounds: int) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--bits", type=int, nargs="+", default=[1, 2, 3, 4])
-    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
-    options = parser.parse_args()
+    options = parser_of(__doc__, rounds=15, bits=[1, 2, 3, 4], tokens=list(TOKENS)).parse_args()
     torch.set_num_threads(1)
     rows = [
         row

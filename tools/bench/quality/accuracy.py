@@ -26,6 +26,7 @@ from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session
 from runtime.session.settings import FUSED, Settings
+from tools.arguments import parser_of
 from tools.bench.performance import Section, Table, conditions, write
 
 
@@ -129,14 +130,14 @@ def _beside(right: np.ndarray, other: np.ndarray) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        model=str,
+        items=continuations.COUNT,
+        threads=1,
+        write=(Path, "put the table into this page"),
     )
-    parser.add_argument("--model")
     parser.add_argument("--store", type=Path, required=True)
-    parser.add_argument("--items", type=int, default=continuations.COUNT)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--write", type=Path, help="put the table into this page")
     return parser.parse_args()
 
 

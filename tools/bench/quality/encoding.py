@@ -9,7 +9,6 @@ Times are of the processor. `--experts N` scales the time of one expert of FOLDE
 FOLDER itself may have fewer.
 """
 
-import argparse
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -23,6 +22,7 @@ from moectl.bundled import demo_model
 from moectl.shared.opening import open_quietly
 from profilers.quantise.estimate import expert_s
 from profilers.quantise.method import TRELLIS, Method
+from tools.arguments import parser_of
 from tools.bench.performance import Section, Table, conditions, write
 
 SHAPE = (2048, 64)
@@ -107,15 +107,14 @@ def hours(name: str, num_experts: int, *, tokens: int) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", help="folder of the model; else the bundled one")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=48000)
-    parser.add_argument("--experts", type=int, help="how many the model has: says the hours of all")
-    parser.add_argument("--write", type=Path)
-    options = parser.parse_args()
+    options = parser_of(
+        __doc__,
+        model=(str, "folder of the model; else the bundled one"),
+        rounds=5,
+        tokens=48000,
+        experts=(int, "how many the model has: says the hours of all"),
+        write=Path,
+    ).parse_args()
     torch.set_num_threads(1)
     name = options.model or str(demo_model())
     command = "python -m tools.bench.quality.encoding"

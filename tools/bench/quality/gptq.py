@@ -26,6 +26,7 @@ from artifacts.quantisation.bit_allocation import prefix_split
 from artifacts.quantisation.gptq import RECIPES, group_size_for, hessian, quantize
 from artifacts.quantisation.widths import USUAL_WIDTHS
 from moectl.show.render import Sheet, show_sheet
+from tools.arguments import parser_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +192,8 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, rounds=5)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--recipe", default="refined", choices=RECIPES)
     return parser.parse_args()
 

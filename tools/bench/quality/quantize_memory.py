@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tools.arguments import parser_of
+
 if TYPE_CHECKING:
     from profilers.text.batches import Data
     from runtime.model.open import MoeModel
@@ -161,17 +163,13 @@ def _show(found: dict[str, int], total: int) -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        folder=(Path, "a checkpoint; it is made there, and kept, if it is missing"),
+        experts=(20, "how many to quantise"),
+        samples=(64, f"sequences of {LENGTH} tokens to calibrate on"),
+        jobs=2,
     )
-    parser.add_argument(
-        "--folder", type=Path, help="a checkpoint; it is made there, and kept, if it is missing"
-    )
-    parser.add_argument("--experts", type=int, default=20, help="how many to quantise")
-    parser.add_argument(
-        "--samples", type=int, default=64, help=f"sequences of {LENGTH} tokens to calibrate on"
-    )
-    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -37,6 +37,7 @@ from profilers.text.batches import padded
 from runtime.kernels.low_bit import dequantise
 from runtime.model.open import MoeModel, open_model
 from runtime.session.artefacts import load_artefacts
+from tools.arguments import parser_of
 from tools.bench.performance import Section, Table, conditions, write
 
 SHARES = (0.175, 0.15, 0.125, 0.1, 0.085, 0.07)
@@ -294,11 +295,16 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        model=(str, "folder of the model; else the bundled one"),
+        name=("bundled", "of the section in the page"),
+        held_out="builtin:held-out",
+        data=("builtin", "text on which layers are weighed"),
+        tokens=24576,
+        threads=1,
+        write=Path,
     )
-    parser.add_argument("--model", help="folder of the model; else the bundled one")
-    parser.add_argument("--name", default="bundled", help="of the section in the page")
     parser.add_argument(
         "--store",
         type=Path,
@@ -306,11 +312,6 @@ def _options() -> argparse.Namespace:
         required=True,
         help="with replicas, once for each recipe",
     )
-    parser.add_argument("--held-out", default="builtin:held-out")
-    parser.add_argument("--data", default="builtin", help="text on which layers are weighed")
-    parser.add_argument("--tokens", type=int, default=24576)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--write", type=Path)
     return parser.parse_args()
 
 

@@ -30,6 +30,7 @@ from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.policies.miss.buddy import BUDDY, RANDOM, STAND_INS
 from runtime.session.session import Session, Settings
+from tools.arguments import parser_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,20 +138,20 @@ def _line(budget: str, quota: float, name: str, price: Price, buddy: Price) -> t
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        model=str,
+        data="builtin:held-out",
+        tokens=3072,
+        length=128,
+        budget=["12.5%", "25%"],
+        quota=[0.05, 0.1, 0.2],
+        limits=("", "further parameters of buddy, as rho=1"),
+        draws=(3, "seeds of the random choice"),
+        seed=(0, "of the order of the documents"),
+        threads=1,
     )
-    parser.add_argument("--model")
     parser.add_argument("--store", type=Path, required=True)
-    parser.add_argument("--data", default="builtin:held-out")
-    parser.add_argument("--tokens", type=int, default=3072)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--budget", nargs="+", default=["12.5%", "25%"])
-    parser.add_argument("--quota", type=float, nargs="+", default=[0.05, 0.1, 0.2])
-    parser.add_argument("--limits", default="", help="further parameters of buddy, as rho=1")
-    parser.add_argument("--draws", type=int, default=3, help="seeds of the random choice")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the documents")
-    parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()
 
 

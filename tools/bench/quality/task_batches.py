@@ -21,6 +21,7 @@ from moectl.shared.opening import open_quietly
 from profilers.compare.continuations import CHOICES, items
 from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
+from tools.arguments import parser_of
 from tools.bench.performance import Ratio, Section, Table, conditions, write
 
 BATCHES = (1, 4, 16, 64)
@@ -119,14 +120,9 @@ def _table(
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model")
-    parser.add_argument("--items", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--write", type=Path, help="put the tables into this page")
-    return parser.parse_args()
+    return parser_of(
+        __doc__, model=str, items=60, rounds=3, write=(Path, "put the tables into this page")
+    ).parse_args()
 
 
 if __name__ == "__main__":

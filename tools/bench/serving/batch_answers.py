@@ -27,6 +27,7 @@ from runtime.session.batch import RequestBatch
 from runtime.session.draw import NextToken, draw
 from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
+from tools.arguments import parser_of
 from tools.bench import performance
 from tools.bench.performance import Section, Table
 from tools.bench.serving.batches import prompts
@@ -155,14 +156,13 @@ def _shown(found: Compared) -> tuple[str, str, str]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, nargs="+", default=[16, 64], help="requests at a time")
-    parser.add_argument("--count", type=int, default=64, help="prompts")
-    parser.add_argument("--tokens", type=int, default=24, help="of each answer")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page")
-    return parser.parse_args()
+    return parser_of(
+        __doc__,
+        rows=([16, 64], "requests at a time"),
+        count=(64, "prompts"),
+        tokens=(24, "of each answer"),
+        write=(Path, "put the table into this page"),
+    ).parse_args()
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from runtime.session.generate import Sampling
 from runtime.session.probe import Rates, scaled_rates
 from runtime.session.session import Session
 from runtime.session.settings import FUSED, Settings
+from tools.arguments import parser_of
 from tools.bench import performance
 from tools.bench.performance import Section, Table
 
@@ -270,17 +271,15 @@ def _marked(text: str, *, missed: bool) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--rows", type=int, nargs="+", default=[1, 16, 64, 256], help="requests at a time"
+    parser = parser_of(
+        __doc__,
+        rows=([1, 16, 64, 256], "requests at a time"),
+        tokens=(24, "of each answer"),
+        rounds=3,
+        write=(Path, "put the table into this page"),
     )
     parser.add_argument("--presets", type=lambda text: text.split("+"), default=list(PRESETS))
     parser.add_argument("--experts", choices=("exact", "fused"), default="exact")
-    parser.add_argument("--tokens", type=int, default=24, help="of each answer")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page")
     return parser.parse_args()
 
 

@@ -9,7 +9,6 @@ answers are compared with an undisturbed run's. In bfloat16 some differ, since o
 a pass after a stop.
 """
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -27,6 +26,7 @@ from moectl.bundled import demo_model
 from moectl.cli import main as moectl
 from moectl.commands import generate  # noqa: F401  imported once: the processes are forks of this one
 from profilers.text.corpus import documents
+from tools.arguments import parser_of
 
 KILL = "kill"
 FULL_DISK = "full disk"
@@ -160,14 +160,7 @@ def _stopped(command: list[str], stop: str, out: Path, *, nbytes: int) -> str | 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--prompts", type=int, default=1000)
-    parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parser_of(__doc__, prompts=1000, tokens=32, batch=64, seed=0).parse_args()
     stops = [KILL, FULL_DISK, KILL, KILL]
     begin_s = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

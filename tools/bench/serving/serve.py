@@ -41,6 +41,7 @@ from profilers.text.corpus import documents
 from runtime.control.counters import hit_rate
 from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
+from tools.arguments import parser_of
 
 OWN = {"temperature": 0, "extra_body": {"ignore_eos": True, "counters": True}}
 
@@ -308,24 +309,19 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--presets", default="on-demand", help="one after the other")
-    parser.add_argument("--budget", default="25%")
-    parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=1, help="requests that share a pass")
-    parser.add_argument("--float32", action="store_true", help="serve a copy in float32")
-    parser.add_argument(
-        "--rounds", type=int, default=0, help="measure speeds in so many rounds instead"
-    )
-    parser.add_argument("--tokens", type=int, default=32, help="the longest answer")
-    parser.add_argument(
-        "--leave", type=float, default=0.15, help="share of clients that hang up in the midst"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+    return parser_of(
+        __doc__,
+        presets=("on-demand", "one after the other"),
+        budget="25%",
+        requests=200,
+        clients=8,
+        batch=(1, "requests that share a pass"),
+        float32=(False, "serve a copy in float32"),
+        rounds=(0, "measure speeds in so many rounds instead"),
+        tokens=(32, "the longest answer"),
+        leave=(0.15, "share of clients that hang up in the midst"),
+        seed=0,
+    ).parse_args()
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from moectl.show.render import Sheet, show_sheet
 from profilers.text.corpus import documents
 from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
+from tools.arguments import parser_of
 from tools.bench.serving.serve import in_float32
 
 CLIENTS = 8
@@ -321,13 +322,9 @@ def _took(answer: dict) -> list[int]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--batch", type=int, default=1, help="requests that share a pass")
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+    return parser_of(
+        __doc__, requests=2000, batch=(1, "requests that share a pass"), seed=0
+    ).parse_args()
 
 
 if __name__ == "__main__":

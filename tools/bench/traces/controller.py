@@ -35,6 +35,7 @@ from runtime.policies.step import Opening
 from runtime.replay.replay import replay
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
+from tools.arguments import parser_of
 from tools.bench.traces.simulator import synthetic
 
 LOSSLESS = (
@@ -196,8 +197,10 @@ def profile(name: str, trace: Trace, owner: Controller) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        passes=(300, "of the synthetic trace"),
+        profile=(False, "say where the time goes instead"),
     )
     parser.add_argument(
         "--preset", nargs="+", default=[*LOSSLESS, TUNED], choices=[*LOSSLESS, TUNED]
@@ -205,8 +208,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--model", default=OLMOE.name, choices=MODELS, help="whose shape the trace has"
     )
-    parser.add_argument("--passes", type=int, default=300, help="of the synthetic trace")
-    parser.add_argument("--profile", action="store_true", help="say where the time goes instead")
     return parser.parse_args()
 
 

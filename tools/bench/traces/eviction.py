@@ -26,6 +26,7 @@ from runtime.policies import build
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Scope, preset
 from runtime.replay.replay import replay
+from tools.arguments import parser_of
 
 RIVALS = ("lru", "lfu", "lcp", "least_stale", "least_stale:within=ascending", "fld", "score")
 
@@ -126,8 +127,11 @@ def _rate(
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        prefetch=("none", "the traces must hold predictions for any other"),
+        window=(2, "experts that the link brings ahead during a layer"),
+        json=False,
     )
     parser.add_argument("traces", nargs="+", type=Path, help="Parquet traces of one model")
     parser.add_argument("--num-experts", type=int, required=True, help="of each layer")
@@ -138,13 +142,6 @@ def _options() -> argparse.Namespace:
         help="of the cache, per cent of all experts",
     )
     parser.add_argument("--scopes", nargs="+", default=list(Scope), choices=list(Scope))
-    parser.add_argument(
-        "--prefetch", default="none", help="the traces must hold predictions for any other"
-    )
-    parser.add_argument(
-        "--window", type=int, default=2, help="experts that the link brings ahead during a layer"
-    )
-    parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
 

@@ -38,6 +38,7 @@ from runtime.policies.base import Artefacts, Now, Step
 from runtime.policies.prefetch.map import MapPrefetch
 from runtime.policies.shared.maps import Matching
 from runtime.policies.step import Opening
+from tools.arguments import parser_of
 
 DISTANCE = 3
 TOP_K = 4
@@ -284,9 +285,7 @@ def _after(
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     for field in fields(Sizes):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, default=field.default)
     parser.add_argument("--dtype", default=DTYPES[0], choices=DTYPES, help="of the maps")

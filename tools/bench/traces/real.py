@@ -34,6 +34,7 @@ from runtime.policies.presets import Scope, preset
 from runtime.replay.checks import check_columns
 from runtime.replay.replay import replay
 from tools import TRACE
+from tools.arguments import parser_of
 from tools.bench.performance import Section, Table, check_places, conditions, write
 from tools.reproductions.intervals import resampled
 
@@ -314,17 +315,15 @@ def half(values: np.ndarray) -> float:
 
 def options(description: str) -> argparse.ArgumentParser:
     """The options that all tables of real traces take."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--traces", type=Path, metavar="FOLDER", help="where the traces are that are not bundled"
+    parser = parser_of(
+        description,
+        traces=(Path, "where the traces are that are not bundled"),
+        tokens=(2500, "of a trace, at most"),
+        write=(Path, "put the tables into this page"),
     )
     parser.add_argument(
         "--only", nargs="+", choices=[real.name for real in TRACES], help="traces by name; else all"
     )
-    parser.add_argument("--tokens", type=int, default=2500, help="of a trace, at most")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page")
     return parser
 
 

@@ -33,6 +33,7 @@ from runtime.policies import POLICIES, build
 from runtime.policies.base import Artefacts, Step
 from runtime.policies.presets import Scope, preset
 from runtime.replay.replay import replay
+from tools.arguments import parser_of
 
 SHAPE = Shape(num_layers=16, num_experts=64, top_k=8, expert_nbytes=1)
 # The policies that need nothing but a trace.
@@ -216,20 +217,18 @@ def _read(path: Path, num_experts: int) -> tuple[Trace, Shape]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        trace=(Path, "a Parquet trace instead of the synthetic one"),
+        num_experts=(32, "of each layer of that trace"),
+        passes=(1000, "of the synthetic trace"),
+        budget=(0.25, "share of all keys that fit"),
+        rounds=3,
+        live=(False, "also time steps in a decode of the bundled model"),
+        profile=(False, "say where the time goes instead"),
     )
-    parser.add_argument("--trace", type=Path, help="a Parquet trace instead of the synthetic one")
-    parser.add_argument("--num-experts", type=int, default=32, help="of each layer of that trace")
-    parser.add_argument("--passes", type=int, default=1000, help="of the synthetic trace")
     parser.add_argument("--eviction", nargs="+", default=EVICTIONS, choices=EVICTIONS)
-    parser.add_argument("--budget", type=float, default=0.25, help="share of all keys that fit")
     parser.add_argument("--scope", default="global", choices=list(Scope))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--live", action="store_true", help="also time steps in a decode of the bundled model"
-    )
-    parser.add_argument("--profile", action="store_true", help="say where the time goes instead")
     return parser.parse_args()
 
 

@@ -24,6 +24,7 @@ from artifacts.traces.parquet import read_parquet
 from artifacts.traces.synthetic import Dials, generate
 from artifacts.traces.trace import DECODE, Trace
 from moectl.show.render import Sheet, show_sheet
+from tools.arguments import parser_of
 
 
 def main() -> None:
@@ -98,16 +99,15 @@ def _traces(options: argparse.Namespace) -> Iterator[tuple[Trace, Shape]]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--trace", type=Path)
-    parser.add_argument("--num-experts", type=int, default=32)
-    parser.add_argument("--shape", nargs="+", default=["24x60x4", "32x8x2", "64x256x8"])
-    parser.add_argument("--tokens", type=int, default=1000)
-    parser.add_argument("--budget", type=float, nargs="+", default=[0.125, 0.25, 0.5])
-    parser.add_argument("--ratio", type=float, nargs="+", default=[3.0, 10.0])
-    return parser.parse_args()
+    return parser_of(
+        __doc__,
+        trace=Path,
+        num_experts=32,
+        shape=["24x60x4", "32x8x2", "64x256x8"],
+        tokens=1000,
+        budget=[0.125, 0.25, 0.5],
+        ratio=[3.0, 10.0],
+    ).parse_args()
 
 
 if __name__ == "__main__":
