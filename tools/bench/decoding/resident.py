@@ -7,8 +7,6 @@ machine affects all alike.
 """
 
 import logging
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +27,7 @@ from profilers.export.gguf import export_gguf
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
+from tools.bench.measuring import in_turns, output_of
 from tools.bench.performance import Ratio, Section, Table
 
 STOCK = ("eager", "grouped_mm", "batched_mm")
@@ -44,7 +43,7 @@ SAME_FILES = {
     "q4_0": 4,
 }  # types of files, and the width of dense weights that moectl reads them with
 PROMPT = 16  # tokens
-OLMOE_SIZED = (
+OLMOE_SIZED = [
     "--layers",
     "2",
     "--experts",
@@ -55,8 +54,8 @@ OLMOE_SIZED = (
     "2048",
     "--intermediate",
     "1024",
-)
-OLMOE_SHAPED = (
+]
+OLMOE_SHAPED = [
     "--layers",
     "16",
     "--experts",
@@ -67,7 +66,7 @@ OLMOE_SHAPED = (
     "512",
     "--intermediate",
     "256",
-)
+]
 
 log = logging.getLogger("bench_decode")
 
@@ -229,12 +228,10 @@ def run_rounds(
     """Median seconds of a token per contender and round, after one round for warm-up. Each round
     begins with another contender."""
     seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    for turn in range(rounds + 1):
-        start = turn % len(contenders)
-        for contender in contenders[start:] + contenders[:start]:
-            steps = contender.decode(ids)
-            if turn:
-                seconds[contender.name].append(median(steps))
+    for turn, contender in in_turns(contenders, rounds + 1):
+        steps = contender.decode(ids)
+        if turn:
+            seconds[contender.name].append(median(steps))
     return seconds
 
 
@@ -270,9 +267,5 @@ def random_model(*shape: str) -> Iterator[Path]:
     """A checkpoint of random weights in a temporary folder; `shape` as tools.make.checkpoint takes
     it."""
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [sys.executable, "-m", "tools.make.checkpoint", folder, *shape],
-            check=True,
-            capture_output=True,
-        )
+        output_of("tools.make.checkpoint", folder, *shape)
         yield Path(folder)

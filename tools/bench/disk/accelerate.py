@@ -14,10 +14,7 @@ checkpoint of OLMoE's shape is written to a temporary folder first (0.8 GB).
 import argparse
 import json
 import logging
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,10 +25,10 @@ from moectl.show.render import Sheet, show_sheet
 from runtime.model.checkpoint import open_checkpoint
 from runtime.model.open import open_model
 from runtime.model.pack import pack
-from tools import ROOT
 from tools.arguments import parser_of
 from tools.bench.decoding.resident import OLMOE_SHAPED, random_model
-from tools.bench.disk.way import DEVICE_MAP, OURS, WHOLE_MODEL, Reading, Way
+from tools.bench.disk.way import DEVICE_MAP, OURS, WHOLE_MODEL, Reading, Way, child
+from tools.bench.measuring import in_turns, last_line, output_of
 
 log = logging.getLogger("bench_disk")
 
@@ -83,13 +80,9 @@ def rows(folder: Path, *, rounds: int, tokens: int, ways: Sequence[Way] = WAYS) 
     way."""
     found: dict[Way, list[Reading]] = {way: [] for way in ways}
     with _packed(folder, is_wanted=any(way.is_packed for way in ways)) as packed:
-        for turn in range(rounds):
-            start = turn % len(ways)
-            for way in (*ways[start:], *ways[:start]):
-                found[way].append(
-                    in_process(way, packed if way.is_packed else folder, tokens=tokens)
-                )
-                log.info("round %d: %s: %s", turn + 1, way.label, found[way][-1])
+        for turn, way in in_turns(ways, rounds):
+            found[way].append(in_process(way, packed if way.is_packed else folder, tokens=tokens))
+            log.info("round %d: %s: %s", turn + 1, way.label, found[way][-1])
     peers = [found[way] for way in ways if way in PEERS]
     return [_row(way, readings, peers) for way, readings in found.items()]
 
@@ -171,21 +164,7 @@ def _times(spread: tuple[float, float, float]) -> str:
 
 def in_process(way: Way, folder: Path, *, tokens: int) -> Reading:
     """Measure one way in a process of its own."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "tools.bench.disk.way",
-        json.dumps(asdict(way)),
-        str(folder),
-        str(tokens),
-    ]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{way.label} failed")
-    return Reading(**json.loads(done.stdout.strip().rpartition("\n")[2]))
+    return Reading(**json.loads(last_line(output_of(*child("decode", way, folder, tokens)[1:]))))
 
 
 def _options() -> argparse.Namespace:

@@ -10,24 +10,18 @@ process of its own that begins with nothing in the page cache.
 """
 
 import argparse
-import json
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 
 from artifacts.errors import BadInput
 from tools.arguments import parser_of
-from tools.bench import performance
 from tools.bench.decoding.resident import OLMOE_SIZED, random_model
-from tools.bench.disk.batch_way import PROMPT, BatchReading, BatchWay
-from tools.bench.disk.memory_limit import process_environment, run_limited
-from tools.bench.disk.way import DEVICE_MAP, OURS, Way, drop
-from tools.bench.performance import Ratio, Section, Table
-
-log = logging.getLogger("bench_disk_batch")
+from tools.bench.disk.memory_limit import LimitedReadings, limited_rounds
+from tools.bench.disk.way import BATCH_PROMPT, DEVICE_MAP, OURS, Way
+from tools.bench.measuring import weights_nbytes
+from tools.bench.performance import Ratio, Section, Table, publish
 
 PRESETS = ("on-demand", "horizon")
 THEIRS = (Way(DEVICE_MAP), Way(DEVICE_MAP, experts="grouped_mm"))
@@ -42,10 +36,7 @@ def main() -> int:
     except BadInput as problem:
         print(problem, file=sys.stderr)
         return 3
-    print(section.tables[0].markdown())
-    if options.write:
-        command = " ".join(["python -m tools.bench.disk.batch", *sys.argv[1:]])
-        performance.write(options.write, [section], performance.conditions(command))
+    publish(section, options.write, " ".join(["python -m tools.bench.disk.batch", *sys.argv[1:]]))
     return 0
 
 
@@ -55,35 +46,20 @@ def _measured(folder: Path, options: argparse.Namespace) -> Table:
         for budget in options.budgets
         for name in PRESETS
     ]
-    ways = [BatchWay(way, options.rows, options.tokens) for way in (*THEIRS, *ours)]
-    found: dict[BatchWay, list[BatchReading]] = {way: [] for way in ways}
-    peaks = dict.fromkeys(ways, 0)
-    for turn in range(options.rounds):
-        start = turn % len(ways)
-        for way in (*ways[start:], *ways[:start]):
-            drop(folder)
-            command = [
-                sys.executable,
-                "-m",
-                "tools.bench.disk.batch_way",
-                json.dumps(asdict(way)),
-                str(folder),
-            ]
-            done = run_limited(
-                command, int(options.memory * 2**30), environment=process_environment()
-            )
-            found[way].append(BatchReading(**json.loads(done.output.strip().rpartition("\n")[2])))
-            peaks[way] = max(peaks[way], done.peak_nbytes)
-            log.info("round %d: %s: %s", turn + 1, way.way.label, found[way][-1])
-    theirs = [
-        min(each, key=lambda one: one.seconds)
-        for each in zip(*(found[way] for way in ways[:2]), strict=True)
-    ]
-    rows = [_row(way, found[way], theirs, peaks[way]) for way in ways]
-    gib = sum(each.stat().st_size for each in folder.glob("*.safetensors")) / 2**30
+    found = limited_rounds(
+        "batch",
+        dict.fromkeys((*THEIRS, *ours), (folder, options.rows, options.tokens)),
+        rounds=options.rounds,
+        memory_gib=options.memory,
+        folders=[folder],
+    )
+    theirs = [min(each) for each in zip(*(found[way].of("seconds") for way in THEIRS), strict=True)]
+    num_tokens = options.rows * options.tokens
+    rows = [_row(way, num_tokens, own, theirs) for way, own in found.items()]
     note = (
-        f"medians of {options.rounds} rounds; {options.rows} requests together, {PROMPT} tokens "
-        f"of prompt and {options.tokens} of answer each, one thread; file of {gib:.1f} GiB; "
+        f"medians of {options.rounds} rounds; {options.rows} requests together, {BATCH_PROMPT} tokens "
+        f"of prompt and {options.tokens} of answer each, one thread; file of "
+        f"{weights_nbytes(folder) / 2**30:.1f} GiB; "
         "times: the tokens/s over those of the faster of the other program's ways in the same "
         "round; GiB: read from the device; peak: with the page cache"
     )
@@ -93,18 +69,13 @@ def _measured(folder: Path, options: argparse.Namespace) -> Table:
     )
 
 
-def _row(
-    way: BatchWay, own: Sequence[BatchReading], theirs: Sequence[BatchReading], peak: int
-) -> tuple:
-    seconds, nbytes = (median(getattr(one, name) for one in own) for name in BatchReading.__slots__)
-    times = Ratio.of([one.seconds for one in theirs], [one.seconds for one in own]).median
-    label = f"{way.way.label}, {way.way.preset if way.way.name == OURS else way.way.experts}"
+def _row(way: Way, num_tokens: int, own: LimitedReadings, theirs: Sequence[float]) -> tuple:
     return (
-        label,
-        f"{way.rows * way.tokens / seconds:.1f}",
-        f"{times:.2f}",
-        f"{nbytes / 2**30:.1f}",
-        f"{peak / 2**30:.2f}",
+        f"{way.label}, {way.preset if way.name == OURS else way.experts}",
+        f"{num_tokens / own.median('seconds'):.1f}",
+        f"{Ratio.of(theirs, own.of('seconds')).median:.2f}",
+        f"{own.median('read_nbytes') / 2**30:.1f}",
+        f"{own.peak_nbytes / 2**30:.2f}",
     )
 
 

@@ -14,30 +14,22 @@ reading how fast it goes on.
 import argparse
 import json
 import logging
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 
 from artifacts.errors import BadInput
 from tools.arguments import parser_of
-from tools.bench import performance
-from tools.bench.decoding.resident import PROMPT
-from tools.bench.disk.equal_memory_way import LimitedReading, LimitedWay
-from tools.bench.disk.memory_limit import process_environment, run_limited
-from tools.bench.disk.way import drop
-from tools.bench.performance import Ratio, Section, Table
+from tools.bench.disk.memory_limit import LimitedReadings, limited_rounds
+from tools.bench.disk.way import LLAMA_CPP, OURS, PROMPT, Way
+from tools.bench.measuring import output_of, weights_nbytes
+from tools.bench.performance import Ratio, Section, Table, publish
 from tools.make.full_size import make
-
-log = logging.getLogger("bench_equal_memory")
 
 MODEL = "qwen3-30b-a3b-fp8"
 CHANGES = {"num_hidden_layers": 12}
-BUDGETS = ("25%",)
-LINKS = ("disk", "direct")
+THEIRS = Way(LLAMA_CPP)
+WAYS = tuple(Way(OURS, "25%", link, "fused") for link in ("disk", "direct"))
 
 
 def main() -> int:
@@ -50,11 +42,9 @@ def main() -> int:
     except BadInput as problem:
         print(problem, file=sys.stderr)
         return 3
-    print(section.tables[0].markdown())
-    if options.write:
-        given = f"--memory {options.memory} --rounds {options.rounds} --tokens {options.tokens}"
-        command = f"python -m tools.bench.disk.equal_memory {given} --write {options.write}"
-        performance.write(options.write, [section], performance.conditions(command))
+    given = f"--memory {options.memory} --rounds {options.rounds} --tokens {options.tokens}"
+    command = f"python -m tools.bench.disk.equal_memory {given} --write {options.write}"
+    publish(section, options.write, command)
     return 0
 
 
@@ -65,46 +55,22 @@ def _files(folder: Path) -> tuple[Path, Path]:
     if not (checkpoint / "config.json").is_file():
         make(MODEL, checkpoint, changes=CHANGES)
     if not file.is_file():
-        command = [
-            "moectl",
-            "export",
-            str(checkpoint),
-            "--what",
-            "gguf",
-            "--type",
-            "q8_0",
-            "--out",
-            str(file),
-        ]
-        subprocess.run([sys.executable, "-m", *command], env=process_environment(), check=True)
+        asked = ["--what", "gguf", "--type", "q8_0", "--out"]
+        print(output_of("moectl", "export", checkpoint, *asked, file), end="")
     return checkpoint, file
 
 
 def _measured(checkpoint: Path, file: Path, options: argparse.Namespace) -> Table:
-    limit = int(options.memory * 2**30)
-    llama_cpp = LimitedWay(str(file))
-    ways = [
-        llama_cpp,
-        *(LimitedWay(str(checkpoint), budget, link) for budget in BUDGETS for link in LINKS),
-    ]
     vocab_size = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
-    found: dict[LimitedWay, list[LimitedReading]] = {way: [] for way in ways}
-    peaks = dict.fromkeys(ways, 0)
-    for turn in range(options.rounds):
-        start = turn % len(ways)
-        for way in (*ways[start:], *ways[:start]):
-            drop(checkpoint, file.parent)
-            arguments = (json.dumps(asdict(way)), str(vocab_size), str(options.tokens))
-            command = [sys.executable, "-m", "tools.bench.disk.equal_memory_way", *arguments]
-            done = run_limited(command, limit, environment=process_environment())
-            found[way].append(LimitedReading(**json.loads(done.output.strip().rpartition("\n")[2])))
-            peaks[way] = max(peaks[way], done.peak_nbytes)
-            log.info("round %d: %s: %s", turn + 1, way.label, found[way][-1])
-    rows = [_row(way, found[way], found[llama_cpp], peaks[way]) for way in ways]
-    gib = [
-        sum(each.stat().st_size for each in files) / 2**30
-        for files in (checkpoint.glob("*.safetensors"), [file])
-    ]
+    ways = {THEIRS: file} | dict.fromkeys(WAYS, checkpoint)
+    found = limited_rounds(
+        "twice",
+        {way: (path, vocab_size, options.tokens) for way, path in ways.items()},
+        rounds=options.rounds,
+        memory_gib=options.memory,
+        folders=[checkpoint, file.parent],
+    )
+    gib = [nbytes / 2**30 for nbytes in (weights_nbytes(checkpoint), file.stat().st_size)]
     note = (
         f"medians over {options.rounds} rounds; {PROMPT} tokens of prompt, {options.tokens} "
         f"decoded, one thread; files of {gib[0]:.1f} GiB (FP8, weights besides experts in "
@@ -113,33 +79,27 @@ def _measured(checkpoint: Path, file: Path, options: argparse.Namespace) -> Tabl
         "from the device for the prompt and the tokens after it, the second time; peak: with the "
         "page cache"
     )
-    columns = ("program", "first token, s", "ratio", "ms/token", "ratio", "GiB", "peak, GiB")
     return Table(
         f"{MODEL}, {CHANGES['num_hidden_layers']} layers, in {options.memory:g} GiB",
-        columns,
-        rows,
+        ("program", "first token, s", "ratio", "ms/token", "ratio", "GiB", "peak, GiB"),
+        [_row(way, own, found[THEIRS]) for way, own in found.items()],
         note,
     )
 
 
-def _row(
-    way: LimitedWay, own: Sequence[LimitedReading], beside: Sequence[LimitedReading], peak: int
-) -> tuple:
+def _row(way: Way, own: LimitedReadings, theirs: LimitedReadings) -> tuple:
     first, token = (
-        Ratio.of([getattr(one, name) for one in own], [getattr(one, name) for one in beside]).median
-        for name in ("first_s", "token_s")
+        Ratio.of(own.of(name), theirs.of(name)).median for name in ("first_s", "token_s")
     )
-    seconds, token_s, nbytes = (
-        median(getattr(one, name) for one in own) for name in LimitedReading.__slots__
-    )
-    cells = (
-        f"{seconds:.1f}",
+    return (
+        way.label,
+        f"{own.median('first_s'):.1f}",
         f"{first:.2f}",
-        f"{token_s * 1e3:.0f}",
+        f"{own.median('token_s') * 1e3:.0f}",
         f"{token:.2f}",
-        f"{nbytes / 2**30:.1f}",
+        f"{own.median('read_nbytes') / 2**30:.1f}",
+        f"{own.peak_nbytes / 2**30:.1f}",
     )
-    return (way.label, *cells, f"{peak / 2**30:.1f}")
 
 
 def _options() -> argparse.Namespace:

@@ -11,9 +11,7 @@ it. `--keep FOLDER` leaves the checkpoints there, and uses those that it finds.
 import argparse
 import json
 import logging
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from tools import ROOT
 from tools.arguments import parser_of
 from tools.bench import performance
 from tools.bench.disk.full_size_process import (
@@ -34,6 +31,7 @@ from tools.bench.disk.full_size_process import (
     Prompted,
 )
 from tools.bench.disk.full_size_tables import Rehearsal, tables
+from tools.bench.measuring import output_of, weights_nbytes
 from tools.bench.performance import Section
 from tools.make.full_size import entries, make
 from tools.make.published_configs import CONFIGS
@@ -94,15 +92,16 @@ def rehearse(folder: Path, request: FullSizeRequest, *, profiled: int) -> Rehear
     """Measure the checkpoint in `folder`: in a process of its own, by a profile of `profiled`
     tokens, and by the plan."""
     found = json.loads(
-        _python("tools.bench.disk.full_size_process", str(folder), json.dumps(asdict(request)))
+        _python("tools.bench.disk.full_size_process", folder, json.dumps(asdict(request)))
     )
     measured = _measurement(found)
     log.info("%s: %s", folder.name, measured)
     begin_s = time.perf_counter()
     _profile(folder, profiled)
     profile_s = time.perf_counter() - begin_s
-    files_nbytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return Rehearsal(files_nbytes, measured, _plan(folder, measured.opening), profile_s, profiled)
+    return Rehearsal(
+        weights_nbytes(folder), measured, _plan(folder, measured.opening), profile_s, profiled
+    )
 
 
 def _measurement(found: dict) -> FullSizeMeasurement:
@@ -120,32 +119,12 @@ def _profile(folder: Path, tokens: int) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         text = Path(scratch) / "text.txt"
         text.write_text(_TEXT * (1 + tokens // len(_TEXT)))
-        length = str(tokens)
-        prefill = str(tokens // 2)
-        sizes = (
-            "--tokens",
-            length,
-            "--length",
-            length,
-            "--prefill",
-            prefill,
-            "--batch",
-            "1",
-            "--threads",
-            "1",
-        )
-        store = ("--store", str(Path(scratch) / "store.duckdb"), "--no-similarity", "--json")
+        sizes = f"--tokens {tokens} --length {tokens} --prefill {tokens // 2} --batch 1 --threads 1"
+        store = Path(scratch) / "store.duckdb"
         _python(
-            "moectl",
-            "profile",
-            str(folder),
-            "--trace",
-            "--data",
-            str(text),
-            "--budget",
-            OF_PROMPT,
-            *sizes,
-            *store,
+            *("moectl", "profile", folder, "--trace", "--data", text, "--budget", OF_PROMPT),
+            *sizes.split(),
+            *("--store", store, "--no-similarity", "--json"),
         )
 
 
@@ -153,20 +132,14 @@ def _plan(folder: Path, opening: Opening) -> Mapping[str, object]:
     """Return the output of `moectl plan` for a memory that holds a quarter of the experts beside
     all else."""
     room = opening.dense_nbytes + opening.expert_nbytes // 4 + (1 << 30)
-    said = _python("moectl", "plan", str(folder), "--vram", str(room), "--context", "1", "--json")
+    said = _python("moectl", "plan", folder, "--vram", room, "--context", 1, "--json")
     return json.loads(said)
 
 
-def _python(module: str, *arguments: str) -> str:
+def _python(module: str, *arguments: object) -> str:
     """Return the output of a module of this repository, from its first opening brace on."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    }
-    command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{module} {' '.join(arguments)} failed")
-    return done.stdout[done.stdout.index("{") :]
+    said = output_of(module, *arguments)
+    return said[said.index("{") :]
 
 
 def _request(options: argparse.Namespace) -> FullSizeRequest:

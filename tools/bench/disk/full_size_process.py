@@ -26,7 +26,7 @@ from runtime.model.expert_store import DiskStore
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 from tools.bench.disk.device_reads import Place, cached_rate, copy_rate, direct_rate, keep
-from tools.bench.disk.way import drop, forget_peak, peak_nbytes, read_nbytes
+from tools.bench.measuring import drop, forget_peak, peak_nbytes, read_nbytes
 
 _FULLER = 1.2  # experts that the prompt before the first token selects, over those that fit
 

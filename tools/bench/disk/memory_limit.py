@@ -1,15 +1,23 @@
 """Commands run within a limit on memory, the page cache of their files included: memory control
 groups of Linux."""
 
+import json
+import logging
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from artifacts.errors import BadInput
-from tools import ROOT
+from tools.bench.disk.way import Way, child
+from tools.bench.measuring import drop, in_turns, last_line, process_environment
+
+log = logging.getLogger("bench_disk")
 
 _MOUNT = Path("/sys/fs/cgroup")
 
@@ -33,11 +41,46 @@ _FIRST = _Files("memory.limit_in_bytes", "memory.max_usage_in_bytes")
 _SECOND = _Files("memory.max", "memory.peak")
 
 
-def process_environment() -> dict[str, str]:
-    """Return the environment of a command that imports this repository and computes on one
-    thread."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+@dataclass(frozen=True, slots=True)
+class LimitedReadings:
+    """What a way reported in each round, as its measure says, and the peak memory of all of them,
+    page cache included."""
+
+    rounds: list[dict[str, float]]
+    peak_nbytes: int
+
+    def median(self, name: str) -> float:
+        return median(one[name] for one in self.rounds)
+
+    def of(self, name: str) -> list[float]:
+        return [one[name] for one in self.rounds]
+
+
+def limited_rounds(
+    kind: str,
+    ways: Mapping[Way, tuple[Path, int, int]],
+    *,
+    rounds: int,
+    memory_gib: float,
+    folders: Sequence[Path],
+) -> dict[Way, LimitedReadings]:
+    """Measure each way in turns on one thread, with the path and numbers that belong to it, each
+    in a process with so much memory that begins with nothing of `folders` in the page cache."""
+    found = {way: LimitedReadings([], 0) for way in ways}
+    for turn, way in in_turns(list(ways), rounds):
+        drop(*folders)
+        done = run_limited(
+            [sys.executable, *child(kind, way, *ways[way])],
+            int(memory_gib * 2**30),
+            environment=process_environment(OMP_NUM_THREADS="1"),
+        )
+        before = found[way]
+        told = json.loads(last_line(done.output))
+        found[way] = LimitedReadings(
+            [*before.rounds, told], max(before.peak_nbytes, done.peak_nbytes)
+        )
+        log.info("round %d: %s: %s", turn + 1, way.label, told)
+    return found
 
 
 def run_limited(command: Sequence[str], nbytes: int, *, environment: dict[str, str]) -> Limited:

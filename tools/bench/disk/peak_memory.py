@@ -11,8 +11,6 @@ so small that they cannot have held all experts.
 import argparse
 import json
 import os
-import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,8 +19,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tools import ROOT
 from tools.arguments import parser_of
+from tools.bench.measuring import drop, last_line, output_of, peak_nbytes, weights_nbytes
 
 PROMPT = "Offloading moves experts, not tokens."
 # a run of the whole model; any other value is the budget of a session
@@ -52,7 +50,7 @@ def main() -> None:
     with _checkpoint(options) as folder:
         smallest = f"{json.loads((folder / 'config.json').read_text())['num_hidden_layers']}x"
         rows = [_in_process(name, folder, options) for name in (NOTHING, PLAIN, "25%", smallest)]
-        total = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        total = weights_nbytes(folder)
     _show(rows, total, options)
     if options.json:
         record = {"checkpoint_nbytes": total, "rows": [asdict(row) for row in rows]}
@@ -85,9 +83,9 @@ def measure(name: str, folder: Path, *, tokens: int) -> Row:
             expert_nbytes = session.parts.slots.nbytes
     else:
         loaded_s = begin_s
-    peak_nbytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = peak_nbytes()
     per_token = (seconds[-1] - seconds[0]) / (len(seconds) - 1) if seconds else 0.0
-    return Row(name, peak_nbytes, expert_nbytes, loaded_s - begin_s, per_token * 1e3)
+    return Row(name, peak, expert_nbytes, loaded_s - begin_s, per_token * 1e3)
 
 
 def _plain(folder: Path) -> tuple:
@@ -115,47 +113,17 @@ def _checkpoint(options: argparse.Namespace) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch) / "checkpoint"
         if not (folder / "config.json").is_file():
-            shape = [word for name in ("layout", *SHAPE) for word in _flag(options, name)]
-            _python("tools.make.checkpoint", str(folder), *shape)
+            shape = [f"--{name}={getattr(options, name)}" for name in ("layout", *SHAPE)]
+            output_of("tools.make.checkpoint", folder, *shape)
         yield folder
-
-
-def _flag(options: argparse.Namespace, name: str) -> list[str]:
-    return [f"--{name}", str(getattr(options, name))]
 
 
 def _in_process(name: str, folder: Path, options: argparse.Namespace) -> Row:
     if options.cold:
-        _leave_page_cache(folder)
-    output = _python(
-        "tools.bench.disk.peak_memory",
-        "--measure",
-        name,
-        "--folder",
-        str(folder),
-        *_flag(options, "tokens"),
-    )
-    return Row(**json.loads(output))
-
-
-def _python(module: str, *arguments: str) -> str:
-    """The last line that a module of this repository prints."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    }
-    command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{module} {' '.join(arguments)} failed")
-    return done.stdout.strip().rpartition("\n")[2]
-
-
-def _leave_page_cache(folder: Path) -> None:
-    """Drop the files from the page cache, so that they are read from the disk again."""
-    os.sync()
-    for path in folder.glob("*.safetensors"):
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.sync()
+        drop(folder)
+    asked = ("--measure", name, "--folder", folder, "--tokens", options.tokens)
+    return Row(**json.loads(last_line(output_of("tools.bench.disk.peak_memory", *asked))))
 
 
 def _show(rows: list[Row], total: int, options: argparse.Namespace) -> None:

@@ -33,7 +33,7 @@ from runtime.tiers.open import direct
 from runtime.tiers.slow import SlowTier
 from tools.arguments import parser_of
 from tools.bench.decoding.resident import OLMOE_SHAPED, random_model
-from tools.bench.disk.way import drop, read_nbytes
+from tools.bench.measuring import drop, read_nbytes
 
 IN_FLIGHT = (1, 2, 4, 8)
 

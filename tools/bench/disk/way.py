@@ -1,9 +1,10 @@
-"""One way to decode with experts on disk, in a process of its own that imports only what this way
-needs.
+"""One way to use experts on disk, in a process of its own that imports only what this way needs.
 
-    python -m tools.bench.disk.way WAY MODEL TOKENS        WAY as JSON; tools.bench.disk.accelerate compares them
+    python -m tools.bench.disk.way decode WAY MODEL TOKENS           WAY as JSON, by accelerate.py
+    python -m tools.bench.disk.way batch WAY MODEL ROWS TOKENS       by batch.py
+    python -m tools.bench.disk.way twice WAY MODEL VOCABULARY TOKENS by equal_memory.py
 
-Every token is decoded with the page cache of the files dropped before it, then every token with all
+`decode`: every token with the page cache of the files dropped before it, then every token with all
 in the page cache.
 """
 
@@ -14,10 +15,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+
+from tools.bench.measuring import drop, files_of, forget_peak, peak_nbytes, read_nbytes
 
 # tokens; the first of the decoded ones, cold or warm, do not count
 PROMPT = 16
@@ -25,6 +29,8 @@ WARM_UP = 2
 DEVICE_MAP = "accelerate, device_map disk"
 WHOLE_MODEL = "accelerate, disk_offload"
 OURS = "moectl"
+LLAMA_CPP = "llama.cpp, its file mapped"
+BATCH_PROMPT = 32  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +68,46 @@ class Reading:
     peak_nbytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class BatchReading:
+    """Seconds from the first prompt to the last token, the model being open; bytes read from the
+    device meanwhile."""
+
+    seconds: float
+    read_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TwiceReading:
+    """Seconds from before the model is opened until its first decoded token; then, of the same
+    tokens once more, median seconds of a decoded one, and bytes that the device read for the prompt
+    and all of them."""
+
+    first_s: float
+    token_s: float
+    read_nbytes: int
+
+
 def main() -> None:
-    way, folder, tokens = sys.argv[1:]
-    print(json.dumps(asdict(measure(Way(**json.loads(way)), Path(folder), tokens=int(tokens)))))
+    kind, way, path, *numbers = sys.argv[1:]
+    measures = {"decode": measure, "batch": measure_batch, "twice": measure_twice}
+    found = measures[kind](Way(**json.loads(way)), Path(path), *map(int, numbers))
+    print(json.dumps(asdict(found)))
 
 
-def measure(way: Way, folder: Path, *, tokens: int) -> Reading:
+def child(kind: str, way: Way, path: Path, *numbers: int) -> list[str]:
+    """Return the arguments of Python that measure `way` so."""
+    return [
+        "-m",
+        "tools.bench.disk.way",
+        kind,
+        json.dumps(asdict(way)),
+        str(path),
+        *map(str, numbers),
+    ]
+
+
+def measure(way: Way, folder: Path, tokens: int) -> Reading:
     """Decode, every token cold, then every token warm."""
     import torch
 
@@ -107,6 +147,69 @@ def _decode(model: object, tokens: int, *, before: Callable[[], None]) -> tuple[
             seconds.append(time.perf_counter() - begin_s)
             nbytes.append(read_nbytes() - read)
     return statistics.median(seconds[WARM_UP:]), statistics.mean(nbytes[WARM_UP:])
+
+
+def measure_batch(way: Way, folder: Path, rows: int, tokens: int) -> BatchReading:
+    """Answer all requests greedily with one thread."""
+    import torch
+
+    torch.set_num_threads(1)
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-disk-") as scratch,
+        open_way(way, folder, Path(scratch)) as opened,
+    ):
+        vocab_size = (opened.opened.model if way.name == OURS else opened).config.vocab_size
+        ids = torch.randint(3, vocab_size, (rows, BATCH_PROMPT), generator=torch.manual_seed(0))
+        read = read_nbytes()
+        begin_s = time.perf_counter()
+        (_by_moectl if way.name == OURS else _by_transformers)(opened, ids, tokens)
+        return BatchReading(time.perf_counter() - begin_s, read_nbytes() - read)
+
+
+def _by_moectl(session: object, ids: object, tokens: int) -> None:
+    from runtime.session.batch import RequestBatch
+    from runtime.session.generate import Sampling
+
+    with RequestBatch(session, rows=len(ids)) as batch:
+        for prompt in ids:
+            batch.add(prompt[None], Sampling(max_new_tokens=tokens, ignore_eos=True))
+        given = 0
+        while not batch.is_idle:
+            given += sum(result.token_id is not None for result in batch.step())
+    assert given == len(ids) * tokens, "a request got no answer"
+
+
+def _by_transformers(model: object, ids: object, tokens: int) -> None:
+    """Answer all in one static batch: all prompts have the same length, so that nothing is
+    padded."""
+    answers = model.generate(
+        ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=1
+    )
+    assert answers.shape == (len(ids), BATCH_PROMPT + tokens)
+
+
+def measure_twice(way: Way, path: Path, vocab_size: int, tokens: int) -> TwiceReading:
+    """Decode with one thread, twice: one token after the prompt, then `tokens` of them."""
+    import torch
+
+    from profilers.compare.llama_cpp import LlamaCpp
+    from tools.bench.decoding.resident import decode_by_llama_cpp, decode_seconds
+
+    torch.set_num_threads(1)
+    ids = torch.randint(3, vocab_size, (1, PROMPT + tokens), generator=torch.manual_seed(0))
+    with ExitStack() as stack:
+        begin_s = time.perf_counter()
+        if way.name == LLAMA_CPP:
+            llama = LlamaCpp(path, threads=1, num_tokens=ids.shape[1], vocab_size=vocab_size)
+            decode = partial(decode_by_llama_cpp, llama)
+        else:
+            session = stack.enter_context(open_way(way, path, path))
+            decode = partial(decode_seconds, session.opened.model)
+        decode(ids[:, : PROMPT + 1])
+        first_s = time.perf_counter() - begin_s
+        read = read_nbytes()
+        seconds = decode(ids)
+        return TwiceReading(first_s, statistics.median(seconds), read_nbytes() - read)
 
 
 @contextmanager
@@ -162,37 +265,12 @@ def _experts_on_disk(folder: Path) -> dict[str, str]:
     return places
 
 
-def drop(*folders: Path) -> None:
-    """Drop the files of these folders from the page cache, unless a process has them mapped."""
-    for path in _files(folders):
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def _keep(*folders: Path) -> None:
     """Read all files of these folders into the page cache."""
-    for path in _files(folders):
+    for path in files_of(folders):
         with path.open("rb", buffering=0) as file:
             while file.read(1 << 20):
                 pass
-
-
-def _files(folders: Sequence[Path]) -> list[Path]:
-    return [path for folder in folders for path in folder.iterdir() if path.is_file()]
-
-
-def read_nbytes() -> int:
-    """Bytes that the device has read for this process so far."""
-    return int(Path("/proc/self/io").read_text().partition("\nread_bytes:")[2].split()[0])
-
-
-def forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_nbytes() -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from runtime.policies.base import Artefacts
 from runtime.session.session import Session
 from runtime.session.settings import FUSED, Settings
 from tools.arguments import parser_of
-from tools.bench.performance import Section, Table, conditions, write
+from tools.bench.performance import Section, Table, publish
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,8 @@ def main() -> None:
     tasks = load_tasks([continuations.NAME])
     answers = {(one.label, one.budget): _answers(one, opened, artefacts, tasks) for one in PRESETS}
     table = _table(answers, options.model)
-    print(table.markdown())
-    if options.write:
-        write(
-            options.write,
-            [Section("accuracy", [table])],
-            conditions("python -m tools.bench.quality.accuracy"),
-        )
+    command = "python -m tools.bench.quality.accuracy"
+    publish(Section("accuracy", [table]), options.write, command)
 
 
 def _answers(one: Preset, opened: MoeModel, artefacts: Artefacts, tasks: Tasks) -> np.ndarray:

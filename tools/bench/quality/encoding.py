@@ -23,7 +23,7 @@ from moectl.shared.opening import open_quietly
 from profilers.quantise.estimate import expert_s
 from profilers.quantise.method import TRELLIS, Method
 from tools.arguments import parser_of
-from tools.bench.performance import Section, Table, conditions, write
+from tools.bench.performance import Section, Table, publish
 
 SHAPE = (2048, 64)
 LLOYD_MAX = {1: 0.3634, 2: 0.1175, 3: 0.0345, 4: 0.0095}
@@ -123,11 +123,8 @@ def main() -> None:
         command += f" --model MODEL --experts {options.experts} --tokens {options.tokens}"
     else:
         tables = [distortions(), times(name, rounds=options.rounds, tokens=options.tokens)]
-    for table in tables:
-        print(table.markdown(), flush=True)
-    if options.write:
-        section = Section("encoding-hours" if options.experts else "encoding", tables)
-        write(options.write, [section], conditions(command))
+    section = Section("encoding-hours" if options.experts else "encoding", tables)
+    publish(section, options.write, command)
 
 
 if __name__ == "__main__":

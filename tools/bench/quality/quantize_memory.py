@@ -11,15 +11,13 @@ Exit code 1 unless both stay below a few times one layer's inputs plus a few cop
 import argparse
 import json
 import multiprocessing
-import os
-import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.arguments import parser_of
+from tools.bench.measuring import output_of, peak_nbytes, weights_nbytes
 
 if TYPE_CHECKING:
     from profilers.text.batches import Data
@@ -44,26 +42,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch) / "checkpoint"
         if not (folder / "config.json").is_file():
-            shape = [word for name, value in SHAPE.items() for word in (f"--{name}", str(value))]
-            subprocess.run(
-                [sys.executable, "-m", "tools.make.checkpoint", str(folder), *shape], check=True
+            output_of(
+                "tools.make.checkpoint",
+                folder,
+                *(f"--{name}={value}" for name, value in SHAPE.items()),
             )
-        command = [
-            sys.executable,
-            "-m",
-            "tools.bench.quality.quantize_memory",
-            "--measure",
-            str(folder),
-        ]
-        command += ["--experts", str(options.experts), "--jobs", str(options.jobs)]
-        command += ["--samples", str(options.samples)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        sys.exit(
-            _show(
-                json.loads(done.stdout),
-                sum(path.stat().st_size for path in folder.glob("*.safetensors")),
-            )
-        )
+        asked = [f"--{name}={getattr(options, name)}" for name in ("experts", "jobs", "samples")]
+        said = output_of("tools.bench.quality.quantize_memory", "--measure", folder, *asked)
+        sys.exit(_show(json.loads(said), weights_nbytes(folder)))
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, int]:
@@ -75,7 +61,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, int]:
     from moectl.shared.opening import open_quietly
 
     _import_quantisation()
-    imports = _peak(os.getpid())
+    imports = peak_nbytes()
     opened = open_quietly(str(folder), device="cpu")
     data = calibration_data(opened, QuantizeRequest(samples=options.samples, length=LENGTH))
 
@@ -83,7 +69,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, int]:
     tokens = sum(map(len, data.sequences))
     return {
         "imports": imports,
-        "calibrating": _peak(os.getpid()),
+        "calibrating": peak_nbytes(),
         "worker": worker,
         "others": sum(
             parameter.nbytes for parameter in opened.model.parameters() if not parameter.is_meta
@@ -112,7 +98,7 @@ def _quantise(opened: "MoeModel", data: "Data", options: argparse.Namespace) -> 
 
     def stop(done: int, total: int) -> None:
         print(f"\r{done} experts", end="", file=sys.stderr, flush=True)
-        workers.extend(_peak(child.pid) for child in multiprocessing.active_children())
+        workers.extend(peak_nbytes(child.pid) for child in multiprocessing.active_children())
         if done >= options.experts:
             raise _Enough
 
@@ -127,12 +113,6 @@ def _quantise(opened: "MoeModel", data: "Data", options: argparse.Namespace) -> 
         except _Enough:
             print(file=sys.stderr)
     return max(workers)
-
-
-def _peak(process: int) -> int:
-    """Peak resident bytes of a process. (`ru_maxrss` would include the peak of its parent.)"""
-    status = Path(f"/proc/{process}/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+)", status).group(1)) * 1024
 
 
 def _show(found: dict[str, int], total: int) -> int:

@@ -22,7 +22,7 @@ from profilers.compare.continuations import CHOICES, items
 from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
 from tools.arguments import parser_of
-from tools.bench.performance import Ratio, Section, Table, conditions, write
+from tools.bench.performance import Ratio, Section, Table, publish
 
 BATCHES = (1, 4, 16, 64)
 SETTINGS = {
@@ -50,14 +50,8 @@ def main() -> None:
         _table(opened, name, _measured(opened, given, options), options)
         for name, given in SETTINGS.items()
     ]
-    for table in tables:
-        print(table.markdown())
-    if options.write:
-        write(
-            options.write,
-            [Section("task-batches", tables)],
-            conditions("python -m tools.bench.quality.task_batches"),
-        )
+    command = "python -m tools.bench.quality.task_batches"
+    publish(Section("task-batches", tables), options.write, command)
 
 
 def _measured(

@@ -28,8 +28,7 @@ from runtime.session.draw import NextToken, draw
 from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
 from tools.arguments import parser_of
-from tools.bench import performance
-from tools.bench.performance import Section, Table
+from tools.bench.performance import Section, Table, publish
 from tools.bench.serving.batches import prompts
 
 TYPES = ("float32", "bfloat16", "float16")
@@ -80,10 +79,8 @@ def main() -> int:
     section = Section(
         "batch-answers", [Table("A row of a batch and a run alone", columns, cells, note)]
     )
-    print(section.tables[0].markdown())
-    if options.write:
-        command = " ".join(["python -m tools.bench.serving.batch_answers", *sys.argv[1:]])
-        performance.write(options.write, [section], performance.conditions(command))
+    command = " ".join(["python -m tools.bench.serving.batch_answers", *sys.argv[1:]])
+    publish(section, options.write, command)
     return 0 if is_sound else 1
 
 

@@ -37,8 +37,7 @@ from runtime.session.probe import Rates, scaled_rates
 from runtime.session.session import Session
 from runtime.session.settings import FUSED, Settings
 from tools.arguments import parser_of
-from tools.bench import performance
-from tools.bench.performance import Section, Table
+from tools.bench.performance import Section, Table, publish
 
 MACHINE = "rtx3090-pcie4"
 BUDGET = "25%"
@@ -96,10 +95,8 @@ def main() -> int:
         alone = {preset: _alone(preset, options) for preset in options.presets}
         rounds.append((alone, {rows: _round(rows, options) for rows in options.rows}))
     section = Section("batches", [_table(rounds, options)])
-    print(section.tables[0].markdown())
-    if options.write:
-        command = " ".join(["python -m tools.bench.serving.batches", *sys.argv[1:]])
-        performance.write(options.write, [section], performance.conditions(command))
+    command = " ".join(["python -m tools.bench.serving.batches", *sys.argv[1:]])
+    publish(section, options.write, command)
     return 0
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from tests.conftest import Checkpoint
-from tools.bench.disk.batch_way import BatchWay, measure
-from tools.bench.disk.way import DEVICE_MAP, OURS, Way
+from tools.bench.disk.way import DEVICE_MAP, OURS, Way, measure_batch
 
 
 @pytest.mark.parametrize(
@@ -12,5 +11,5 @@ from tools.bench.disk.way import DEVICE_MAP, OURS, Way
 )
 def test_a_process_reports_the_time_of_a_whole_batch(checkpoint: Checkpoint, way: Way) -> None:
     """That every request got its answer is asserted there."""
-    found = measure(BatchWay(way, rows=3, tokens=2), checkpoint("olmoe", "fused"))
+    found = measure_batch(way, checkpoint("olmoe", "fused"), rows=3, tokens=2)
     assert found.seconds > 0 and found.read_nbytes >= 0

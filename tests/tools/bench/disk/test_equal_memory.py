@@ -11,8 +11,8 @@ from profilers.export.gguf import export_gguf
 from runtime.model.open import open_model
 from tests.conftest import Checkpoint
 from tests.profilers.export.test_export_gguf import SIZES, opened
-from tools.bench.disk.equal_memory_way import LimitedWay, measure
 from tools.bench.disk.memory_limit import run_limited
+from tools.bench.disk.way import LLAMA_CPP, OURS, Way, measure_twice
 
 TOUCHING = "import sys; held = bytearray(b'x') * (int(sys.argv[1]) << 20); print(len(held))"
 
@@ -24,9 +24,8 @@ def folder(checkpoint: Checkpoint) -> Path:
 
 @pytest.mark.parametrize("link", ["disk", "direct"])
 def test_moectl_reports_its_times(folder: Path, link: str) -> None:
-    found = measure(
-        LimitedWay(str(folder), "4x", link), open_model(str(folder)).config.vocab_size, tokens=2
-    )
+    way = Way(OURS, "4x", link, "fused")
+    found = measure_twice(way, folder, open_model(str(folder)).config.vocab_size, tokens=2)
     assert found.first_s > found.token_s > 0 and found.read_nbytes >= 0
 
 
@@ -36,7 +35,7 @@ def test_so_does_llama_cpp(tmp_path: Path) -> None:
     )
     file = tmp_path / "model.gguf"
     export_gguf(opened("olmoe", tmp_path / "model"), tmp_path / "model", file, "q8_0")
-    found = measure(LimitedWay(str(file)), SIZES["vocab_size"], tokens=2)
+    found = measure_twice(Way(LLAMA_CPP), file, SIZES["vocab_size"], tokens=2)
     assert found.first_s > 0 and found.token_s > 0
 
 

@@ -9,7 +9,7 @@ from tools.bench.disk.device_reads import Place, cached_rate, copy_rate, direct_
 from tools.bench.disk.full_size import checkpoint, rehearse
 from tools.bench.disk.full_size_process import FullSizeRequest
 from tools.bench.disk.full_size_tables import Rehearsal, tables
-from tools.bench.disk.way import read_nbytes
+from tools.bench.measuring import read_nbytes
 
 SMALL = {
     "num_hidden_layers": 2,
