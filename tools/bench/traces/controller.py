@@ -12,8 +12,6 @@ what a policy decides before a pass, its search by embedding included.
 """
 
 import argparse
-import cProfile
-import pstats
 import time
 from dataclasses import dataclass, replace
 
@@ -36,7 +34,7 @@ from runtime.replay.replay import replay
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
 from tools.arguments import parser_of
-from tools.bench.traces.simulator import synthetic
+from tools.bench.traces.simulator import profile, synthetic
 
 LOSSLESS = (
     "on-demand",
@@ -186,14 +184,6 @@ def timed(trace: Trace, owner: Controller, matching: Matching | None) -> Times:
 def quartiles(times_us: list[float]) -> list[str]:
     """Quartiles without the first third, in which the tier fills and code is loaded."""
     return [f"{us:.1f}" for us in np.percentile(times_us[len(times_us) // 3 :], [25, 50, 75])]
-
-
-def profile(name: str, trace: Trace, owner: Controller) -> None:
-    """Profile a replay by function."""
-    profiler = cProfile.Profile()
-    profiler.runcall(replay, trace, owner)
-    print(name)
-    pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
 
 
 def _options() -> argparse.Namespace:

@@ -19,7 +19,7 @@ from runtime.policies.base import Artefacts, Now, Step
 from runtime.policies.eviction.belady import Belady
 from runtime.policies.eviction.horizon import Horizon
 from runtime.policies.presets import Scope
-from tools.bench.performance import Section, Table, check_places, conditions, write
+from tools.bench.performance import Table
 from tools.bench.traces.real import (
     BOUND,
     OURS,
@@ -30,6 +30,7 @@ from tools.bench.traces.real import (
     named,
     options,
     present,
+    tabulate,
 )
 
 PUBLISHED = ("lru", "lfu", "lcp", "fld", "activation")
@@ -73,22 +74,9 @@ class Told(Horizon):
 
 def main() -> None:
     chosen = options(__doc__).parse_args()
-    sections = []
-    found = {
-        f"{real.name}-next-layers": (real, path)
-        for real, path in present(chosen)
-        if real.name not in _TOGETHER
-    }
-    if chosen.write:
-        check_places(chosen.write, found)
-    for name, (real, path) in found.items():
-        sections.append(Section(name, [measured(real, path, chosen.tokens)]))
-        print(sections[-1].tables[0].markdown(), flush=True)
-    if chosen.write and sections:
-        command = (
-            f"python -m tools.bench.traces.next_layers --traces FOLDER --tokens {chosen.tokens}"
-        )
-        write(chosen.write, sections, conditions(command))
+    found = [(real, path) for real, path in present(chosen) if real.name not in _TOGETHER]
+    command = f"python -m tools.bench.traces.next_layers --traces FOLDER --tokens {chosen.tokens}"
+    tabulate(chosen, found, lambda *one: [measured(*one, chosen.tokens)], command, "-next-layers")
 
 
 def measured(real: RealTrace, path: Path, tokens: int) -> Table:

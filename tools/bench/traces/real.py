@@ -2,6 +2,7 @@
 
     python -m tools.bench.traces.real
     python -m tools.bench.traces.real --traces FOLDER --only gpt-oss-20b-mmlu --write docs/traces.md
+    python -m tools.bench.traces.real --trace mixed.parquet --num-experts 32 --prefetch next_gate
 
 Loading on demand from a cold cache, without the clock, of the first `--tokens` tokens of a trace in
 whole passes. Every eviction policy whose columns the trace has; columns of the table are scope and
@@ -14,7 +15,7 @@ Belady (100 %), resampled with them. Files that the folder lacks are skipped.
 """
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -119,26 +120,47 @@ class Cell:
 
 
 def main() -> None:
-    chosen = options(__doc__).parse_args()
-    sections = []
-    found = list(present(chosen))
+    parser = options(
+        __doc__,
+        trace=(Path, "one trace in Parquet instead"),
+        num_experts=(32, "of each layer of that trace"),
+        prefetch=("none", "a policy whose predictions the trace has, with every eviction"),
+        window=(2, "experts that a step's prefetches bring"),
+    )
+    chosen = parser.parse_args()
+    command = f"python -m tools.bench.traces.real --traces FOLDER --tokens {chosen.tokens}"
+    ahead = {"prefetch": chosen.prefetch, "window": chosen.window}
+    tabulate(
+        chosen, present(chosen), lambda *one: [measured(*one, chosen.tokens, **ahead)], command
+    )
+
+
+def tabulate(
+    chosen: argparse.Namespace,
+    found: Iterable[tuple[RealTrace, Path]],
+    tables: Callable[[RealTrace, Path], list[Table]],
+    command: str,
+    suffix: str = "",
+) -> None:
+    """Print the tables of each trace and write them into its section of the page, whose name ends
+    in `suffix`."""
+    named = {f"{real.name}{suffix}": (real, path) for real, path in found}
     if chosen.write:
-        check_places(chosen.write, [real.name for real, _ in found])
-    for real, path in found:
-        sections.append(Section(real.name, [measured(real, path, chosen.tokens)]))
-        print(sections[-1].tables[0].markdown(), flush=True)
+        check_places(chosen.write, named)
+    sections = []
+    for name, one in named.items():
+        sections.append(Section(name, tables(*one)))
+        for table in sections[-1].tables:
+            print(table.markdown(), flush=True)
     if chosen.write and sections:
-        write(
-            chosen.write,
-            sections,
-            conditions(
-                f"python -m tools.bench.traces.real --traces FOLDER --tokens {chosen.tokens}"
-            ),
-        )
+        write(chosen.write, sections, conditions(command))
 
 
 def present(chosen: argparse.Namespace) -> Iterator[tuple[RealTrace, Path]]:
     """Yield the traces asked for and their files, and say which are skipped."""
+    if getattr(chosen, "trace", None):
+        yield RealTrace(chosen.trace.stem, "", chosen.num_experts, chosen.trace.name), chosen.trace
+        return
     for real in TRACES:
         if chosen.only and real.name not in chosen.only:
             continue
@@ -207,7 +229,9 @@ class Prepared:
         return round(self.shape.num_keys * size)
 
 
-def measured(real: RealTrace, path: Path, tokens: int) -> Table:
+def measured(
+    real: RealTrace, path: Path, tokens: int, *, prefetch: str = "none", window: int = 0
+) -> Table:
     """Replay every policy in every scope and size; return the table."""
     prepared = Prepared(real, path, tokens)
     trace = prepared.trace
@@ -221,7 +245,14 @@ def measured(real: RealTrace, path: Path, tokens: int) -> Table:
                 continue
             columns.append(named(scope, size))
             found = {
-                name: Cell.of(prepared.replayed({"eviction": name}, scope, size))
+                name: Cell.of(
+                    prepared.replayed(
+                        {"eviction": name, "prefetch": prefetch},
+                        scope,
+                        size,
+                        window=window if prefetch != "none" else 0,
+                    )
+                )
                 for name in policies
             }
             for name, text in cell_texts(found, prepared.units, prepared.weights).items():
@@ -313,13 +344,14 @@ def half(values: np.ndarray) -> float:
     return (high - low) / 2
 
 
-def options(description: str) -> argparse.ArgumentParser:
-    """The options that all tables of real traces take."""
+def options(description: str, **own: object) -> argparse.ArgumentParser:
+    """The options that all tables of real traces take, and a tool's own."""
     parser = parser_of(
         description,
-        traces=(Path, "where the traces are that are not bundled"),
+        traces=(Path, "folder of the traces that are not bundled"),
         tokens=(2500, "of a trace, at most"),
         write=(Path, "put the tables into this page"),
+        **own,
     )
     parser.add_argument(
         "--only", nargs="+", choices=[real.name for real in TRACES], help="traces by name; else all"

@@ -8,13 +8,13 @@ sizes and intervals are as in `tools.bench.traces.real`. A step's prefetches bri
 as `--window` says.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import starmap
 from pathlib import Path
 
 from runtime.control.counters import Counters
 from runtime.policies.presets import Scope
-from tools.bench.performance import Section, Table, check_places, conditions, write
+from tools.bench.performance import Table
 from tools.bench.traces.real import (
     OURS,
     Cell,
@@ -26,33 +26,22 @@ from tools.bench.traces.real import (
     named,
     options,
     present,
+    tabulate,
 )
 
 PLACES = ((Scope.LAYER, 0.25), (Scope.GLOBAL, 0.125), (Scope.GLOBAL, 0.25), (Scope.GLOBAL, 0.5))
-_COMMAND = "python -m tools.bench.traces.served --traces FOLDER"
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument(
-        "--window", type=int, default=1, help="experts that a step's prefetches bring"
-    )
-    chosen = parser.parse_args()
-    sections = []
-    found = list(present(chosen))
-    if chosen.write:
-        check_places(chosen.write, [f"{real.name}-served" for real, _ in found])
-    for real, path in found:
+    chosen = options(__doc__, window=(1, "experts that a step's prefetches bring")).parse_args()
+
+    def tables(real: RealTrace, path: Path) -> list[Table]:
         served = Served(real, path, tokens=chosen.tokens, window=chosen.window)
-        sections.append(Section(f"{real.name}-served", [served.prefetched(), served.missed()]))
-        for table in sections[-1].tables:
-            print(table.markdown(), flush=True)
-    if chosen.write and sections:
-        write(
-            chosen.write,
-            sections,
-            conditions(f"{_COMMAND} --tokens {chosen.tokens} --window {chosen.window}"),
-        )
+        return [served.prefetched(), served.missed()]
+
+    command = "python -m tools.bench.traces.served --traces FOLDER"
+    command += f" --tokens {chosen.tokens} --window {chosen.window}"
+    tabulate(chosen, present(chosen), tables, command, "-served")
 
 
 class Served:
@@ -79,12 +68,7 @@ class Served:
             rows.append(
                 (f"`{name}`, evicted by `{OURS}`", *self._row({"eviction": OURS, "prefetch": name}))
             )
-        return Table(
-            f"{self._told}: prefetching",
-            columns,
-            rows,
-            f"the trace lacks what these need: {listed(lacking)}",
-        )
+        return self._table("prefetching", columns, rows, lacking)
 
     def _row(self, policies: Mapping[str, str]) -> Iterator[str]:
         found = {place: self._run(policies, *place) for place in self._places}
@@ -103,12 +87,13 @@ class Served:
             (f"`{name}`", *(self._shares(name, place) for place in self._places)) for name in names
         ]
         columns = ("miss", *starmap(named, self._places))
-        return Table(
-            f"{self._told}: misses",
-            columns,
-            rows,
-            f"the trace lacks what these need: {listed(lacking)}",
-        )
+        return self._table("misses", columns, rows, lacking)
+
+    def _table(
+        self, what: str, columns: tuple[str, ...], rows: Sequence[tuple], lacking: list[str]
+    ) -> Table:
+        note = f"the trace lacks what these need: {listed(lacking)}"
+        return Table(f"{self._told}: {what}", columns, rows, note)
 
     def _shares(self, name: str, place: tuple[Scope, float]) -> str:
         totals = self._run({"miss": name}, *place).totals()

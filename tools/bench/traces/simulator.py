@@ -50,7 +50,8 @@ def main() -> None:
         else (synthetic(SHAPE, options.passes), SHAPE)
     )
     if options.profile:
-        profile(trace, shape, options)
+        for name in options.eviction:
+            profile(name, trace, controller(trace, shape, name, options))
         return
     rows = [(name, *measure(trace, shape, name, options)) for name in options.eviction]
     lru = {name: rate for name, rate, _ in rows}.get("lru", rows[0][1])
@@ -140,14 +141,12 @@ def controller(
     )
 
 
-def profile(trace: Trace, shape: Shape, options: argparse.Namespace) -> None:
-    """Profile the replays by function."""
-    for name in options.eviction:
-        owner = controller(trace, shape, name, options)
-        profiler = cProfile.Profile()
-        profiler.runcall(replay, trace, owner)
-        print(name)
-        pstats.Stats(profiler).sort_stats("tottime").print_stats(20)
+def profile(name: str, trace: Trace, owner: Controller) -> None:
+    """Profile a replay by function."""
+    profiler = cProfile.Profile()
+    profiler.runcall(replay, trace, owner)
+    print(name)
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
 
 
 def _live(eviction: str, options: argparse.Namespace) -> str | None:
