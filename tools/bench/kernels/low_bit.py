@@ -15,10 +15,11 @@ import json
 import logging
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from moectl.show.render import Sheet, show_sheet
 from runtime.kernels import low_bit
 from runtime.kernels.cpu import low_bit as cpu_low_bit
 from tools.arguments import parser_of
+from tools.bench.measuring import in_turns
 from tools.gpu.checks.low_bit import copied, random_packed
 
 SHAPES = ((1024, 2048), (64, 128), (128, 32))  # [out, in]: OLMoE-1B-7B's, then the bundled model's
@@ -42,6 +44,7 @@ log = logging.getLogger("bench_lowbit")
 
 Weights = tuple[torch.Tensor, ...] | Packed
 Product = Callable[[torch.Tensor, Weights], torch.Tensor]
+_Weights = TypeVar("_Weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ def main() -> None:
     results = []
     for shape in SHAPES:
         for bits in options.bits:
-            for is_cold in (False, True) if shape[0] * shape[1] >= LARGE else (False,):
+            for is_cold in are_cold(shape):
                 log.info("%d x %d at %d bits, %s", *shape, bits, "cold" if is_cold else "hot")
                 results += measure(
                     shape, bits, options.tokens, is_cold=is_cold, rounds=options.rounds
@@ -140,13 +143,14 @@ def measure(
 ) -> list[Result]:
     """Every contender on matrices [out, in], for each number of tokens."""
     packed = random_packed(*shape, bits)
-    weights = {
-        each.name: copies(each.prepare(packed), is_cold=is_cold) for each in contenders(bits)
+    products = {
+        each.name: _turning(each, each.prepare(packed), is_cold=is_cold)
+        for each in contenders(bits)
     }
     results = []
     for count in tokens:
         x = torch.randn(count, shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
-        seconds = run_rounds(x, weights, rounds=rounds)
+        seconds = run_rounds(x, products, rounds=rounds)
         plain = seconds["bfloat16"]
         ratios = {
             name: statistics.median(a / b for a, b in zip(own, plain, strict=True))
@@ -157,15 +161,27 @@ def measure(
     return results
 
 
-def copies(weights: Weights, *, is_cold: bool) -> list[Weights]:
-    """One set of weights, or more sets than fit into any cache."""
-    number = max(2, COLD_NBYTES // nbytes(weights)) if is_cold else 1
-    clone = (
-        copied
-        if isinstance(weights, Packed)
-        else lambda tensors: tuple(tensor.clone() for tensor in tensors)
-    )
-    return [clone(weights) for _ in range(number)]
+def _turning(
+    contender: Contender, weights: Weights, *, is_cold: bool
+) -> Callable[[torch.Tensor], object]:
+    """The product with the weights, or with one after another of more sets than fit into any
+    cache."""
+    clone = copied if isinstance(weights, Packed) else lambda own: tuple(map(torch.clone, own))
+    turns = turning(weights, nbytes(weights), clone, is_cold=is_cold)
+    return lambda x: contender.multiply(x, turns())
+
+
+def turning(
+    weights: _Weights, nbytes: int, clone: Callable[[_Weights], _Weights], *, is_cold: bool
+) -> Callable[[], _Weights]:
+    """Return a function that gives the next of some copies; one copy stays in the cache."""
+    number = max(2, COLD_NBYTES // nbytes) if is_cold else 1
+    return cycle([clone(weights) for _ in range(number)]).__next__
+
+
+def are_cold(shape: tuple[int, int]) -> tuple[bool, ...]:
+    """Return whether weights are cold, in turn: small ones are measured hot alone."""
+    return (False, True) if shape[0] * shape[1] >= LARGE else (False,)
 
 
 def nbytes(weights: Weights) -> int:
@@ -175,27 +191,22 @@ def nbytes(weights: Weights) -> int:
 
 
 def run_rounds(
-    x: torch.Tensor, weights: dict[str, list[Weights]], *, rounds: int
+    x: torch.Tensor, products: Mapping[str, Callable[[torch.Tensor], object]], *, rounds: int
 ) -> dict[str, list[float]]:
     """Seconds of a product per contender and round. The first round warms up; each begins with
     another contender."""
-    there = [each for each in CONTENDERS if each.name in weights]
-    turning = {each.name: cycle(weights[each.name]) for each in there}
-    calls = {each.name: 1 for each in there}
-    seconds: dict[str, list[float]] = {each.name: [] for each in there}
-    for turn in range(rounds + 1):
-        start = turn % len(there)
-        for each in there[start:] + there[:start]:
-            own = turning[each.name]
-            num_calls = calls[each.name]
-            each.multiply(x, next(own))
-            begin_s = time.perf_counter()
-            for _ in range(num_calls):
-                each.multiply(x, next(own))
-            taken_s = (time.perf_counter() - begin_s) / num_calls
-            calls[each.name] = max(1, round(TURN_S / taken_s))
-            if turn:
-                seconds[each.name].append(taken_s)
+    calls = dict.fromkeys(products, 1)
+    seconds: dict[str, list[float]] = {name: [] for name in products}
+    for turn, name in in_turns(list(products), rounds + 1):
+        multiply = products[name]
+        multiply(x)
+        begin_s = time.perf_counter()
+        for _ in range(calls[name]):
+            multiply(x)
+        taken_s = (time.perf_counter() - begin_s) / calls[name]
+        calls[name] = max(1, round(TURN_S / taken_s))
+        if turn:
+            seconds[name].append(taken_s)
     return seconds
 
 

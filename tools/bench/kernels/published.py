@@ -10,7 +10,6 @@ least of all rounds. Experts are cold: each has as many copies as no cache holds
 """
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,10 +24,10 @@ from runtime.engine.forms_cpu import form_of
 from runtime.kernels.load import AS_NUMPY
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.expert_store import StoredLayout
-from runtime.model.layout import ExpertLayout, aligned
 from runtime.tiers.replica_layouts import ReplicaLayout
 from tools.arguments import parser_of
-from tools.bench.kernels.stored_matrices import random_expert, variants
+from tools.bench.kernels.stored_matrices import cold_copies, plain_expert, random_expert, variants
+from tools.bench.measuring import least_ratio
 from tools.gpu.checks.low_bit import random_packed
 from tools.gpu.checks.packed import laid_out, replica_layout
 
@@ -90,7 +89,7 @@ def measure(
         plain = plain_expert(hidden, neurons)
         own = _multiplier(*made, hidden, dtype)
         theirs = _multiplier(*plain, hidden, torch.bfloat16)
-        ratios[hidden, neurons] = _ratio(own, theirs, rounds)
+        ratios[hidden, neurons] = least_ratio(own, theirs, rounds)
         bits = 16 * made[0].nbytes / plain[0].nbytes
     return Result(name, bits, ratios)
 
@@ -105,50 +104,23 @@ def random_replica(bits: int, hidden: int, neurons: int) -> tuple[ReplicaLayout,
     return layout, laid_out(matrices, layout, "cpu")
 
 
-def plain_expert(
-    hidden: int, neurons: int, dtype: torch.dtype = torch.bfloat16
-) -> tuple[ExpertLayout, torch.Tensor]:
-    layout = ExpertLayout.of({GATE_UP: (2 * neurons, hidden), DOWN: (hidden, neurons)}, dtype)
-    content = aligned(layout.nbytes)
-    for part in layout.views(content).values():
-        part.normal_(std=0.02)
-    return layout, content
-
-
 def _multiplier(
     layout: StoredLayout | ReplicaLayout, content: torch.Tensor, hidden: int, dtype: torch.dtype
-) -> Callable[[], None]:
+) -> Callable[[int], None]:
     """A function that multiplies a token by the next `NUM_EXPERTS` of many copies of an expert."""
     form: CpuForm = form_of(layout, dtype)
-    copies = aligned(max(NUM_EXPERTS, COLD_NBYTES // layout.nbytes) * layout.nbytes).view(
-        -1, layout.nbytes
-    )
-    copies[:] = content[: layout.nbytes]
+    copies = cold_copies(layout, content, max(NUM_EXPERTS * layout.nbytes, COLD_NBYTES))
     token = torch.randn(hidden).to(dtype).float().numpy()
     y = np.zeros((NUM_EXPERTS, hidden), np.float32)
     like = torch.empty(0, dtype=AS_NUMPY[dtype]).numpy()
     operands = TokenOperands(token, np.arange(NUM_EXPERTS), y, like)
-    first = 0
 
-    def multiply() -> None:
-        nonlocal first
+    def multiply(turn: int) -> None:
+        first = turn * NUM_EXPERTS
         starts = [copies[(first + i) % len(copies)].data_ptr() for i in range(NUM_EXPERTS)]
-        first += NUM_EXPERTS
         form.multiply((), starts, operands)
 
     return multiply
-
-
-def _ratio(own: Callable[[], None], plain: Callable[[], None], rounds: int) -> float:
-    """The least time of `own` by the least of `plain`, in rounds; the first warms up."""
-    times = [(_seconds(own), _seconds(plain)) for _ in range(rounds + 1)][1:]
-    return min(mine for mine, _ in times) / min(theirs for _, theirs in times)
-
-
-def _seconds(work: Callable[[], None]) -> float:
-    begin_s = time.thread_time()
-    work()
-    return time.thread_time() - begin_s
 
 
 def sheet(results: Sequence[Result], *, rounds: int, dtype: str = "bfloat16") -> Sheet:

@@ -9,7 +9,6 @@ which take turns.
 """
 
 import argparse
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -22,12 +21,13 @@ from moectl.show.render import Sheet, show_sheet
 from runtime.control.plan import NO_SLOT, Place
 from runtime.engine.forms_cpu import form_of
 from runtime.kernels.load import AS_NUMPY
-from runtime.model.arithmetic import DOWN, GATE_UP, expert_forward
-from runtime.model.layout import ExpertLayout, aligned
+from runtime.model.arithmetic import expert_forward
+from runtime.model.layout import ExpertLayout
 from runtime.model.quantised_layout import QuantisedLayout
 from runtime.model.quantised_matrix import project_in_tiles
 from tools.arguments import parser_of
-from tools.bench.kernels.stored_matrices import random_expert, variants
+from tools.bench.kernels.stored_matrices import cold_copies, plain_expert, random_expert, variants
+from tools.bench.measuring import least_ratio
 
 Expert = tuple[ExpertLayout | QuantisedLayout, torch.Tensor]  # with its content
 COLD_NBYTES = 96 << 20
@@ -54,13 +54,7 @@ def expert(name: str, hidden: int, neurons: int) -> Expert:
     """A random expert: plain if the name is a dtype's, or in a published format."""
     for dtype in PLAIN:
         if name == _name(dtype):
-            layout = ExpertLayout.of(
-                {GATE_UP: (2 * neurons, hidden), DOWN: (hidden, neurons)}, dtype
-            )
-            content = aligned(layout.nbytes)
-            for part in layout.views(content).values():
-                part.normal_(std=0.02)
-            return layout, content
+            return plain_expert(hidden, neurons, dtype)
     return random_expert(variants(GROUP)[name], hidden, neurons, torch.bfloat16)
 
 
@@ -74,15 +68,11 @@ def ratios(
 ) -> dict[int, float]:
     """The least time of compiled code by torch's least, for each number of tokens; the first round
     warms up."""
-    copies = aligned(-(-COLD_NBYTES // layout.nbytes) * layout.nbytes).view(-1, layout.nbytes)
-    copies[:] = content[: layout.nbytes]
+    copies = cold_copies(layout, content, COLD_NBYTES)
     found = {}
     for count in counts:
-        ours, torchs = _both(
-            layout, copies, torch.randn(count, shape[0], dtype=layout.dtype), shape
-        )
-        times = [(_seconds(ours, turn), _seconds(torchs, turn)) for turn in range(rounds + 1)][1:]
-        found[count] = min(mine for mine, _ in times) / min(theirs for _, theirs in times)
+        x = torch.randn(count, shape[0], dtype=layout.dtype)
+        found[count] = least_ratio(*_both(layout, copies, x, shape), rounds)
     return found
 
 
@@ -123,12 +113,6 @@ def _kind(dtype: torch.dtype) -> str:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _seconds(work: Callable[[int], torch.Tensor], turn: int) -> float:
-    begin_s = time.thread_time()
-    work(turn)
-    return time.thread_time() - begin_s
 
 
 def sheet(

@@ -23,10 +23,9 @@ from artifacts.shape import FULL_BITS
 from runtime.control.plan import Place
 from runtime.engine.forms_cpu import TokenKernels
 from runtime.kernels.cpu.threads import KernelThreads
-from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.layout import ExpertLayout, Layout, aligned
+from runtime.model.layout import Layout
 from tools.arguments import parser_of
-from tools.bench.kernels.stored_matrices import random_expert, variants
+from tools.bench.kernels.stored_matrices import plain_expert, random_expert, variants
 
 HIDDEN, NEURONS = 2048, 1024
 _HELD = 2 << 30  # bytes of experts that take turns
@@ -65,22 +64,14 @@ def _experts(name: str, count: int) -> Iterator[tuple[Layout, torch.Tensor]]:
     held = 0
     number = 0
     while held < _HELD or number % count:
-        layout, content = _plain() if name == "bfloat16" else _published(name)
+        layout, content = (
+            plain_expert(HIDDEN, NEURONS)
+            if name == "bfloat16"
+            else random_expert(variants(32)[name], HIDDEN, NEURONS, torch.bfloat16)
+        )
         held += content.nbytes
         number += 1
         yield layout, content
-
-
-def _plain() -> tuple[Layout, torch.Tensor]:
-    shapes = {GATE_UP: (2 * NEURONS, HIDDEN), DOWN: (HIDDEN, NEURONS)}
-    layout = ExpertLayout.of(shapes, torch.bfloat16)
-    content = aligned(layout.nbytes)
-    content.view(torch.bfloat16).normal_(std=0.02)
-    return layout, content
-
-
-def _published(name: str) -> tuple[Layout, torch.Tensor]:
-    return random_expert(variants(32)[name], HIDDEN, NEURONS, torch.bfloat16)
 
 
 def _kernels(

@@ -17,8 +17,9 @@ from artifacts.formats.nvfp4 import NvFp4
 from artifacts.formats.order import role_in_slot
 from artifacts.formats.packed_integers import PackedIntegers
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.layout import aligned
+from runtime.model.layout import ExpertLayout, Layout, aligned
 from runtime.model.quantised_layout import Piece, QuantisedLayout
+from runtime.tiers.replica_layouts import ReplicaLayout
 
 Tensors = dict[str, torch.Tensor]
 
@@ -28,6 +29,28 @@ class Stored(NamedTuple):
 
     format: Format
     make: Callable[[int, int], Tensors]
+
+
+def plain_expert(
+    hidden: int, neurons: int, dtype: torch.dtype = torch.bfloat16
+) -> tuple[ExpertLayout, torch.Tensor]:
+    """An expert of random weights that are not quantised: its layout and its bytes."""
+    layout = ExpertLayout.of({GATE_UP: (2 * neurons, hidden), DOWN: (hidden, neurons)}, dtype)
+    content = aligned(layout.nbytes)
+    for part in layout.views(content).values():
+        part.normal_(std=0.02)
+    return layout, content
+
+
+def cold_copies(
+    layout: Layout | ReplicaLayout, content: torch.Tensor, least_nbytes: int
+) -> torch.Tensor:
+    """Copies of an expert [n, bytes] that together have at least so many bytes: more than a cache
+    holds."""
+    count = -(-least_nbytes // layout.nbytes)
+    copies = aligned(count * layout.nbytes).view(-1, layout.nbytes)
+    copies[:] = content[: layout.nbytes]
+    return copies
 
 
 def random_expert(

@@ -9,8 +9,6 @@ bfloat16.
 
 import statistics
 from collections.abc import Callable
-from itertools import cycle
-from time import perf_counter
 
 import numpy as np
 import torch
@@ -19,13 +17,12 @@ from torch.nn import functional as F
 from moectl.show.render import Sheet, show_sheet
 from runtime.kernels.cpu import low_bit, trellis
 from tools.arguments import parser_of
+from tools.bench.kernels.low_bit import are_cold, run_rounds, turning
 from tools.gpu.checks import trellis as coded_matrices
 from tools.gpu.checks.low_bit import copied, random_packed
 
 SHAPES = ((1024, 2048), (1536, 2048), (2048, 768), (64, 128))
 TOKENS = (1, 2, 4, 8, 16, 64)
-COLD_NBYTES = 96 << 20
-TURN_S = 2e-3
 NAMES = ("bfloat16", "packed", "packed, all", "trellis", "trellis, all")  # all: unpacked first
 
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -38,13 +35,9 @@ def contenders(shape: tuple[int, int], bits: int, *, is_cold: bool) -> dict[str,
     packed = random_packed(*shape, bits)
     coded = coded_matrices.random_trellis(*shape, 2 * bits, is_rotated=False)
 
-    def turning(weights: object, nbytes: int, copy: Callable) -> Callable[[], object]:
-        number = max(2, COLD_NBYTES // nbytes) if is_cold else 1
-        return cycle([copy(weights) for _ in range(number)]).__next__
-
-    dense_ones = turning(dense, dense.nbytes, torch.clone)
-    packed_ones = turning(packed, packed.nbytes, copied)
-    coded_ones = turning(coded, coded.nbytes, coded_matrices.copied)
+    dense_ones = turning(dense, dense.nbytes, torch.clone, is_cold=is_cold)
+    packed_ones = turning(packed, packed.nbytes, copied, is_cold=is_cold)
+    coded_ones = turning(coded, coded.nbytes, coded_matrices.copied, is_cold=is_cold)
     ways: tuple[Product, ...] = (
         lambda x: F.linear(x, dense_ones()),
         lambda x: low_bit.multiply(x, packed_ones()),
@@ -55,32 +48,13 @@ def contenders(shape: tuple[int, int], bits: int, *, is_cold: bool) -> dict[str,
     return dict(zip(NAMES, ways, strict=True))
 
 
-def rounds_of(products: dict[str, Product], x: torch.Tensor, rounds: int) -> dict[str, list[float]]:
-    """Seconds of a product by contender and round; the first round warms up."""
-    seconds: dict[str, list[float]] = {name: [] for name in products}
-    calls = dict.fromkeys(products, 1)
-    for turn in range(rounds + 1):
-        names = [*products]
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            multiply = products[name]
-            multiply(x)
-            begin_s = perf_counter()
-            for _ in range(calls[name]):
-                multiply(x)
-            taken_s = (perf_counter() - begin_s) / calls[name]
-            calls[name] = max(1, round(TURN_S / taken_s))
-            if turn:
-                seconds[name].append(taken_s)
-    return seconds
-
-
 def rows_of(shape: tuple[int, int], bits: int, tokens: list[int], rounds: int) -> list[tuple]:
     rows = []
-    for is_cold in (False, True) if shape[0] * shape[1] >= 1 << 20 else (False,):
+    for is_cold in are_cold(shape):
         products = contenders(shape, bits, is_cold=is_cold)
         for count in tokens:
             x = torch.randn(count, shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
-            seconds = rounds_of(products, x, rounds)
+            seconds = run_rounds(x, products, rounds=rounds)
             plain, *rest = seconds.values()
             ratios = [statistics.median(np.divide(own, plain)) for own in rest]
             direct = statistics.median(np.divide(seconds["trellis"], seconds["packed"]))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tools.bench.kernels import published
-from tools.bench.kernels.published import measure, plain_expert, random_replica, sheet
-from tools.bench.kernels.stored_matrices import random_expert, variants
+from tools.bench.kernels.published import measure, random_replica, sheet
+from tools.bench.kernels.stored_matrices import plain_expert, random_expert, variants
 
 
 def test_figures_of_a_format(monkeypatch: pytest.MonkeyPatch) -> None:
