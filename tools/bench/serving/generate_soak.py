@@ -19,14 +19,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from moectl.bundled import demo_model
 from moectl.cli import main as moectl
 from moectl.commands import generate  # noqa: F401  imported once: the processes are forks of this one
-from profilers.text.corpus import documents
 from tools.arguments import parser_of
+from tools.bench.serving.servers import long_texts
 
 KILL = "kill"
 FULL_DISK = "full disk"
@@ -69,16 +68,7 @@ def soak(
     whole = folder / "whole.jsonl"
     out = folder / "stopped.jsonl"
     _write_prompts(data, num_prompts, rng)
-    own = (
-        "--max-new-tokens",
-        f"{tokens}",
-        "--batch",
-        f"{batch}",
-        "--threads",
-        "1",
-        "--greedy",
-        "--json",
-    )
+    own = f"--max-new-tokens {tokens} --batch {batch} --threads 1 --greedy --json".split()
     command = ["generate", model, "--data", str(data), *own, "--out"]
     assert _ended([*command, str(whole)]) in (_DONE, _PARTLY)
     sizes = [len(line) for line in whole.read_bytes().splitlines(keepends=True)]
@@ -110,11 +100,7 @@ def _named(line: dict) -> tuple:
 
 
 def _write_prompts(path: Path, num_prompts: int, rng: random.Random) -> None:
-    texts = [
-        text
-        for found in islice(documents("builtin:held-out"), 200)
-        if len(text := found.text) > 200
-    ]
+    texts = long_texts()
     with path.open("w", encoding="utf-8") as file:
         for number in range(num_prompts):
             text = rng.choice(texts)

@@ -15,17 +15,13 @@ import argparse
 import asyncio
 import json
 import random
-import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from statistics import median
 
@@ -37,12 +33,13 @@ from moectl.bundled import demo_model
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.opening import existing
 from moectl.show.render import Sheet, show_sheet
-from profilers.text.corpus import documents
 from runtime.control.counters import hit_rate
 from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
 from tools.arguments import parser_of
+from tools.bench.serving.servers import long_texts, serving
 
+_URL = "http://127.0.0.1:{}"
 OWN = {"temperature": 0, "extra_body": {"ignore_eos": True, "counters": True}}
 
 
@@ -104,7 +101,8 @@ def _compared(
     asked: list[Asked], model: Path, preset: str, options: argparse.Namespace
 ) -> tuple[tuple, bool]:
     expected, alone_rate, alone_s = _alone(asked, model, preset, options)
-    with _server(model, preset, options, batch=options.batch) as url:
+    with serving(model, preset=preset, batch=options.batch, budget=options.budget) as (_, port):
+        url = _URL.format(port)
         told, seconds = _load(asked, url, options.clients)
         counted = httpx2.get(f"{url}/live").json()
     row, is_equal, num_lost = _row(preset, asked, told, expected)
@@ -125,14 +123,16 @@ def _speeds(asked: list[Asked], model: Path, options: argparse.Namespace) -> She
     first_ms: dict[tuple[str, int], list[float]] = {}
     with ExitStack() as servers:
         at = {
-            name: servers.enter_context(_server(model, options.presets, options, batch=batch))
+            name: servers.enter_context(
+                serving(model, preset=options.presets, batch=batch, budget=options.budget)
+            )[1]
             for name, batch in ways.items()
         }
         for _ in range(options.rounds):
             for num_clients in (1, options.clients):
-                for name, url in at.items():
+                for name, port in at.items():
                     some = asked if num_clients > 1 else asked[: len(asked) // 4]
-                    told, seconds = _load(some, url, num_clients)
+                    told, seconds = _load(some, _URL.format(port), num_clients)
                     key = name, num_clients
                     num_tokens = sum(len(one.token_ids or ()) for one in told)
                     speeds.setdefault(key, []).append(num_tokens / seconds)
@@ -197,11 +197,7 @@ def _row(
 
 def _requests(options: argparse.Namespace) -> list[Asked]:
     rng = random.Random(options.seed)
-    texts = [
-        text
-        for found in islice(documents("builtin:held-out"), 200)
-        if len(text := found.text) > 200
-    ]
+    texts = long_texts()
     asked = []
     for _ in range(options.requests):
         text = rng.choice(texts)
@@ -237,33 +233,6 @@ def _alone(
 
 def _sampling(one: Asked) -> Sampling:
     return Sampling(max_new_tokens=one.num_tokens, ignore_eos=True)
-
-
-@contextmanager
-def _server(model: Path, preset: str, options: argparse.Namespace, *, batch: int) -> Iterator[str]:
-    """A server of its own; yields its address."""
-    own = (
-        "--preset",
-        preset,
-        "--budget",
-        options.budget,
-        "--batch",
-        str(batch),
-        "--threads",
-        "1",
-        "--port",
-        "0",
-    )
-    command = [sys.executable, "-m", "moectl", "serve", str(model), *own]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        loading = process.stderr.readline()
-        ready = process.stderr.readline()
-        assert ready, loading
-        try:
-            yield re.search(r"http://[0-9.:]+", ready)[0]
-        finally:
-            process.send_signal(signal.SIGTERM)
-    assert process.returncode == 0, f"the server ended with {process.returncode}"
 
 
 def _load(asked: list[Asked], url: str, num_clients: int) -> tuple[list[Told], float]:

@@ -15,9 +15,7 @@ import json
 import random
 import re
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,16 +24,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 
 from moectl.bundled import demo_model
 from moectl.show.render import Sheet, show_sheet
-from profilers.text.corpus import documents
 from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
 from tools.arguments import parser_of
 from tools.bench.serving.serve import in_float32
+from tools.bench.serving.servers import long_texts, serving
 
 CLIENTS = 8
 NUM_TOKENS = 8
@@ -163,11 +161,10 @@ def main() -> int:
         model = in_float32(path) if options.batch > 1 else Path(shutil.copytree(demo_model(), path))
         (model / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
         texts, chats, long = _alone(model)
-        with _server(model, options.batch) as (process, port):
+        with serving(model, preset=PRESETS[0], batch=options.batch) as (process, port):
             soak = Soak(port, texts, chats, long)
             going, memory, waits = _run(soak, process.pid, options)
             over = json.loads(_get(port, "/live"))
-    assert process.returncode == 0, f"the server ended with {process.returncode}"
     rows = [(kind, going[kind, True], going[kind, False]) for kind in KINDS]
     num_wrong = sum(row[2] for row in rows)
     note = (
@@ -188,11 +185,7 @@ def main() -> int:
 def _alone(model: Path) -> tuple[dict[str, list[int]], dict[str, list[int]], str]:
     """The answers of a run without a server, to texts and to chats, and the long text among
     them."""
-    found = [
-        document.text
-        for document in islice(documents("builtin:held-out"), 200)
-        if len(document.text) > 200
-    ]
+    found = long_texts()
     prompts = [text[:80].strip() for text in found[:NUM_PROMPTS]]
     with Session.open(str(model), Settings(preset="on-demand", budget="25%", threads=1)) as session:
         sampling = Sampling(max_new_tokens=NUM_TOKENS, ignore_eos=True)
@@ -207,32 +200,6 @@ def _alone(model: Path) -> tuple[dict[str, list[int]], dict[str, list[int]], str
             {prompt: answer([{"role": "user", "content": prompt}]) for prompt in prompts},
             long,
         )
-
-
-@contextmanager
-def _server(model: Path, batch: int) -> Iterator[tuple[subprocess.Popen, int]]:
-    own = (
-        "--preset",
-        "on-demand",
-        "--budget",
-        "25%",
-        "--batch",
-        str(batch),
-        "--threads",
-        "1",
-        "--port",
-        "0",
-    )
-    command = [sys.executable, "-m", "moectl", "serve", str(model), *own]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            loading = process.stderr.readline()
-            ready = process.stderr.readline()
-            assert ready, loading
-            yield process, int(re.search(r"http://[0-9.]+:(\d+)", ready)[1])
-        finally:
-            process.send_signal(signal.SIGTERM)
-            print(process.stderr.read(), end="", file=sys.stderr)
 
 
 def _run(
