@@ -24,8 +24,9 @@ def serving(
     model: Path, *, preset: str, batch: int, budget: str = "25%"
 ) -> Iterator[tuple[subprocess.Popen, int]]:
     """Serve on one thread; yield the process and its port. What it said last is printed."""
-    own = f"--preset {preset} --budget {budget} --batch {batch} --threads 1 --port 0"
-    command = [sys.executable, "-m", "moectl", "serve", str(model), *own.split()]
+    own = ("--preset", preset, "--budget", budget, "--batch", str(batch))
+    alike = ("--threads", "1", "--port", "0")
+    command = [sys.executable, "-m", "moectl", "serve", str(model), *own, *alike]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             loading = process.stderr.readline()
