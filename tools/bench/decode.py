@@ -29,28 +29,15 @@ from artifacts.traces.trace import Trace
 from moectl.bundled import demo_model
 from moectl.show.render import Sheet, show_sheet
 from tools import ROOT
-from tools.bench import (
-    controller as bench_controller,
-)
-from tools.bench import (
-    disk as bench_disk,
-)
-from tools.bench import (
-    link as bench_link,
-)
-from tools.bench import (
-    performance,
-)
-from tools.bench import (
-    prefill as bench_prefill,
-)
-from tools.bench import (
-    resident as bench_resident,
-)
-from tools.bench import (
-    threads as bench_threads,
-)
+from tools.arguments import parser_of
+from tools.bench import performance
+from tools.bench.decoding import link as bench_link
+from tools.bench.decoding import prefill as bench_prefill
+from tools.bench.decoding import resident as bench_resident
+from tools.bench.decoding import threads as bench_threads
+from tools.bench.disk import accelerate as bench_disk
 from tools.bench.performance import Ratio, Section, Table
+from tools.bench.traces import controller as bench_controller
 
 BUNDLED = "the bundled model"
 RANDOM = "random, OLMoE's shape"
@@ -212,8 +199,14 @@ def _command() -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        rounds=(12, "of `resident`; others take a share of it"),
+        tokens=(24, "decoded in each round"),
+        prompt=(512, "tokens of a prompt in `prefill`"),
+        write=(Path, "put the tables into this page"),
+        check=(False, "compare with the ratios of a page"),
+        page=(PAGE, "that page"),
     )
     parser.add_argument(
         "--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="these sections"
@@ -221,14 +214,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--model", type=Path, action="append", default=[], help="a checkpoint; may be repeated"
     )
-    parser.add_argument(
-        "--rounds", type=int, default=12, help="of `resident`; others take a share of it"
-    )
-    parser.add_argument("--tokens", type=int, default=24, help="decoded in each round")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt in `prefill`")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page")
-    parser.add_argument("--check", action="store_true", help="compare with the ratios of a page")
-    parser.add_argument("--page", type=Path, default=PAGE, help="that page")
     options = parser.parse_args()
     for folder in options.model:
         if not (folder / "config.json").is_file():

@@ -111,6 +111,14 @@ def write(page: Path, sections: Sequence[Section], told: str) -> None:
     ratios_of(page).write_text(json.dumps(rounded, indent=1) + "\n")
 
 
+def publish(section: Section, page: Path | None, command: str) -> None:
+    """Print the tables of a section, and write them into `page` if there is one."""
+    for table in section.tables:
+        print(table.markdown(), flush=True)
+    if page:
+        write(page, [section], conditions(command))
+
+
 def ratios_of(page: Path) -> Path:
     """The file of the ratios of a page."""
     return page.with_suffix(".json")

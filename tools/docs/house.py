@@ -5,13 +5,13 @@ python -m tools.docs.house                                prints it; exits 1 whe
 python -m tools.docs.house --write docs/architecture.md   puts the table there, and draws the picture
 """
 
-import argparse
 import ast
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from tools import ROOT
+from tools.arguments import parser_of
 from tools.docs.budget import measured
 from tools.docs.floor_plan import drawn
 from tools.docs.rooms import PACKAGES, ROOMS, imports, modules, purpose, room_of
@@ -56,12 +56,7 @@ def picture() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the house, or write it into a page; 1 where a limit is passed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--write", type=Path, help="the page that has a place for the table of rooms"
-    )
+    parser = parser_of(__doc__, write=(Path, "the page that has a place for the table of rooms"))
     page = parser.parse_args(arguments).write
     if page:
         page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,6 +1,7 @@
 """The picture of what experts lose in few bits, from the tables that stand in docs/quantisation.md.
 
-python -m tools.docs.loss_picture   draws docs/pictures/bits-and-loss.svg: run it after `tools.bench.shares --write`
+python -m tools.docs.loss_picture   draws docs/pictures/bits-and-loss.svg: run it after
+`python -m tools.bench.quality.shares --write`
 """
 
 import re

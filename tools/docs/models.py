@@ -5,7 +5,6 @@ python -m tools.docs.models                          prints the page
 python -m tools.docs.models --write docs/models.md   writes it
 """
 
-import argparse
 from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +17,7 @@ from transformers.models.auto.modeling_auto import (
 
 from runtime.model.families import REFUSED
 from runtime.model.gguf_architectures import ARCHITECTURES
+from tools.arguments import parser_of
 from tools.make.families import FAMILIES, PUBLISHED
 
 _TESTED = PUBLISHED | {
@@ -100,11 +100,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the page there")
-    options = parser.parse_args()
+    options = parser_of(__doc__, write=(Path, "write the page there")).parse_args()
     if options.write:
         options.write.write_text(page(), encoding="utf-8")
     else:

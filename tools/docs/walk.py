@@ -9,7 +9,6 @@ or for a page that shows `python -m tools...` a clone of what is committed, so t
 written to these pages but the date. A line that fails ends the walk.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tools import ROOT
+from tools.arguments import parser_of
 from tools.docs.commands import OF_A_CLONE, STAMP, Block, blocks, pages
 
 
@@ -72,9 +72,7 @@ def _stamp(block: Block, seconds: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "pages", nargs="*", metavar="PAGE", help="names of pages, as tune; all without one"
     )

@@ -24,6 +24,7 @@ import torch
 from runtime.model.open import MoeModel
 from runtime.session.session import Settings
 from runtime.session.settings import DEVICE
+from tools.arguments import parser_of
 from tools.gpu import models, sparse
 from tools.gpu import rows as gpu_rows
 from tools.gpu.check import forget, gpu, versions
@@ -31,7 +32,6 @@ from tools.gpu.futures import ORACLE, Forecast, known_future, other_texts, tuned
 from tools.gpu.groups import tell
 from tools.gpu.models import SHAPES
 from tools.gpu.rows import Rates, Row, Text
-from tools.gpu.table import markdown
 
 PRESETS = ("on-demand", "mixtral-offloading")
 BUDGETS = ("50%", "25%", "12.5%", "5%")
@@ -39,6 +39,18 @@ AIMED_AT = "25%"  # where perfect prefetching, tuned policies and Accelerate run
 EMULATED_GBPS = 0.05  # of the emulated link without a GPU; its models are very small
 ON_DISK = [name for name, shape in SHAPES.items() if not shape.is_sparse]
 NO_TIME = "not measured: out of time"
+_COLUMNS = {
+    "TTFT ms": ("ttft_ms", 1),
+    "TPOT ms": ("tpot_ms", 2),
+    "floor ms": ("floor_ms", 2),
+    "share of the floor": ("floor_share", 2),
+    "predicted ms": ("predicted_ms", 2),
+    "hit rate": ("hit_rate", 2),
+    "MB moved": ("moved_mb", 1),
+    "link used": ("link_utilisation", 2),
+    "stall ms": ("stall_ms", 2),
+}
+"""Of the table: a row's figure, and its digits."""
 
 Run = tuple[str, str, Callable[[], Row]]
 
@@ -245,7 +257,7 @@ def _plain(
 ) -> list[Row]:
     """Rows of every implementation of transformers; statistics of the routing are added to
     `told`."""
-    from tools.bench.resident import STOCK, plain_model
+    from tools.bench.decoding.resident import STOCK, plain_model
 
     try:
         model = plain_model(folder, device=device)
@@ -283,38 +295,73 @@ def _told(row: Row) -> str:
     return f"{row.name}, {row.budget}: {row.why_not or told}"
 
 
+def markdown(report: dict) -> str:
+    """A table for each model, with its conditions above it."""
+    about = report["gpu"] or {"name": "no GPU, emulated link"}
+    rates = report["rates"]
+    packages = [f"{name} {version}" for name, version in report["versions"].items() if version]
+    lines = [
+        f"{about['name']}; link {rates['link'] / 1e9:.1f} GB/s, memory "
+        f"{rates['memory'] / 1e9:.0f} GB/s; {', '.join(packages)}"
+    ]
+    for name, model in report["models"].items():
+        lines += ["", _headline(name, model), ""]
+        lines.append(f"| | budget | experts by | {' | '.join(_COLUMNS)} |")
+        lines.append("|---" * (3 + len(_COLUMNS)) + "|")
+        lines += [_line(row) for row in model["rows"]]
+    return "\n".join(lines) + "\n"
+
+
+def _headline(name: str, model: dict) -> str:
+    if "experts" not in model:
+        return f"**{name}**"
+    told = (
+        f"**{name}**, random weights, {model['layers']} of {model['layers_published']} layers, "
+        f"{model['experts']} experts of {model['expert_nbytes'] / 2**20:.1f} MiB, "
+        f"top-{model['top_k']}; prompt of {model['prompt']}, {model['decoded']} tokens decoded."
+    )
+    if best := model.get("tuned"):
+        told += f" Tuned: {', '.join(best.values())}."
+    if (said := model.get("routing")) is None:
+        return told
+    return told + (
+        f" Of a token's experts {said['repeated']:.2f} served the token before, "
+        f"{said['by_chance']:.2f} by chance; the busiest quarter takes "
+        f"{said['busiest_quarter']:.2f} of all choices."
+    )
+
+
+def _line(row: dict) -> str:
+    if row["why_not"]:
+        return f"| {row['name']} | {row['budget']} | {row['why_not']} |" + " |" * len(_COLUMNS)
+    figures = row | {"moved_mb": row["moved_nbytes"] / 1e6}
+    cells = [
+        "" if figures[key] is None else f"{figures[key]:.{digits}f}"
+        for key, digits in _COLUMNS.values()
+    ]
+    return f"| {' | '.join([row['name'], row['budget'], row['experts'], *cells])} |"
+
+
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        out=(Path, "write the JSON report to this file"),
+        table=(Path, "write the Markdown table to this file"),
+        layers=(int, "of every model, instead of its own number"),
+        budgets=(list(BUDGETS), "beside 100%%, the largest first"),
+        prompt=(128, "tokens of a prompt"),
+        long_prompt=(512, "tokens of the prompts that nothing follows"),
+        tokens=(32, "decoded after each prompt"),
+        sequences=(2, "that are measured, after one that warms up"),
+        limit=(450.0, "seconds after which no row is begun"),
+        threads=(4, "of torch on the CPU"),
+        scratch=(Path, "folder for the models, 14 GB each; a temporary one by default"),
+        only=("", "rows of moectl whose name contains this"),
+        lines=(False, "print each row as a line of JSON"),
+        tiny=(False, "very small models, to try the road itself"),
+        device=(str, "cuda:1, or cpu with --tiny"),
     )
-    parser.add_argument("--out", type=Path, help="write the JSON report to this file")
-    parser.add_argument("--table", type=Path, help="write the Markdown table to this file")
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=ON_DISK)
-    parser.add_argument("--layers", type=int, help="of every model, instead of its own number")
-    parser.add_argument(
-        "--budgets", nargs="+", default=list(BUDGETS), help="beside 100%%, the largest first"
-    )
-    parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
-    parser.add_argument(
-        "--long-prompt", type=int, default=512, help="tokens of the prompts that nothing follows"
-    )
-    parser.add_argument("--tokens", type=int, default=32, help="decoded after each prompt")
-    parser.add_argument(
-        "--sequences", type=int, default=2, help="that are measured, after one that warms up"
-    )
-    parser.add_argument(
-        "--limit", type=float, default=450.0, help="seconds after which no row is begun"
-    )
-    parser.add_argument("--threads", type=int, default=4, help="of torch on the CPU")
-    parser.add_argument(
-        "--scratch", type=Path, help="folder for the models, 14 GB each; a temporary one by default"
-    )
-    parser.add_argument("--only", default="", help="rows of moectl whose name contains this")
-    parser.add_argument("--lines", action="store_true", help="print each row as a line of JSON")
-    parser.add_argument(
-        "--tiny", action="store_true", help="very small models, to try the road itself"
-    )
-    parser.add_argument("--device", help="cuda:1, or cpu with --tiny")
     return parser.parse_args()
 
 

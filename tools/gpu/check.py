@@ -28,6 +28,7 @@ import torch
 
 from artifacts.quantisation.widths import SCALAR_WIDTHS
 from tools import ROOT
+from tools.arguments import parser_of
 from tools.gpu.checks import formats, kernels, low_bit
 from tools.gpu.checks.exactness import exactness, forwards_then_generates
 from tools.gpu.checks.replicas import FEW_BITS, few_bits
@@ -275,11 +276,12 @@ def _version(package: str) -> str | None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--out", type=Path, help="write lines of JSON to this file, each as it comes"
+    parser = parser_of(
+        __doc__,
+        out=(Path, "write lines of JSON to this file, each as it comes"),
+        tokens=(48, "decoded where speed is measured"),
+        threads=(4, "of torch on the CPU, where near experts are computed"),
+        device=(str, "cuda:1, or cpu to try the checks themselves without a GPU"),
     )
     parser.add_argument(
         "--group", choices=GROUPS, help="run one group, here, and print lines of JSON"
@@ -289,16 +291,6 @@ def _options() -> argparse.Namespace:
         type=int,
         default=LARGE["num_hidden_layers"],
         help="of the large model, 0.8 GB a layer",
-    )
-    parser.add_argument("--tokens", type=int, default=48, help="decoded where speed is measured")
-    parser.add_argument(
-        "--threads",
-        type=int,
-        default=4,
-        help="of torch on the CPU, where near experts are computed",
-    )
-    parser.add_argument(
-        "--device", help="cuda:1, or cpu to try the checks themselves without a GPU"
     )
     return parser.parse_args()
 

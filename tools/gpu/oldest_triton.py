@@ -17,6 +17,7 @@ from pathlib import Path
 
 from runtime.kernels.load import OLDEST_TRITON
 from tools import ROOT
+from tools.arguments import parser_of
 
 TESTS = tuple(
     f"tests/runtime/kernels/test_{name}_gpu.py"
@@ -57,12 +58,7 @@ def run(folder: Path, tests: list[str]) -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--folder", type=Path, help="of the packages, kept; else one that is removed"
-    )
+    parser = parser_of(__doc__, folder=(Path, "of the packages, kept; else one that is removed"))
     parser.add_argument("tests", nargs="*", default=list(TESTS), help="files of tests, or tests")
     return parser.parse_args()
 

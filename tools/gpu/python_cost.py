@@ -29,9 +29,11 @@ from moectl.show.render import Sheet, show_sheet
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 from runtime.session.settings import DEVICE, FUSED
-from tools.bench.controller import quartiles
-from tools.gpu import counted_gpu, models
-from tools.gpu.null_driver import NullDriver, NullGraph
+from tools.arguments import parser_of
+from tools.bench.traces.controller import quartiles
+from tools.gpu import models
+from tools.gpu.faked import counted_gpu
+from tools.gpu.faked.null_driver import NullDriver, NullGraph
 
 SHAPE = replace(models.SHAPES["olmoe-1b-7b"], tiny={"num_experts": 64, "num_experts_per_tok": 8})
 DEEP = replace(SHAPE, tiny=SHAPE.tiny | {"num_hidden_layers": 16})
@@ -171,12 +173,8 @@ def _time(
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, tokens=300, profile=(False, "say where the time goes, too"))
     parser.add_argument("--road", nargs="+", default=list(ROADS), choices=ROADS)
-    parser.add_argument("--tokens", type=int, default=300)
-    parser.add_argument("--profile", action="store_true", help="say where the time goes, too")
     return parser.parse_args()
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from tools.arguments import parser_of
 from tools.gpu.groups import Group, run_groups
 
 LIMITS_S = {1: 480.0, 2: 540.0, 3: 540.0, 4: 480.0}
@@ -138,18 +139,14 @@ def _number(value: float) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        out=(Path("session.jsonl"), "lines of JSON are appended here"),
+        limit=(float, "seconds of the stage"),
+        device="cuda",
+        tiny=(False, "very small sizes, to try the session itself"),
     )
     parser.add_argument("stage", type=int, choices=LIMITS_S)
-    parser.add_argument(
-        "--out", type=Path, default=Path("session.jsonl"), help="lines of JSON are appended here"
-    )
-    parser.add_argument("--limit", type=float, help="seconds of the stage")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument(
-        "--tiny", action="store_true", help="very small sizes, to try the session itself"
-    )
     return parser.parse_args()
 
 

@@ -21,6 +21,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.core_model_loading import revert_weight_conversion
 
+from tools.arguments import parser_of
+
 log = logging.getLogger("make_checkpoint")
 
 
@@ -110,18 +112,18 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        layers=10,
+        experts=64,
+        top_k=8,
+        hidden=(1024, "a multiple of 64"),
+        intermediate=(512, "of one expert"),
+        seed=0,
     )
     parser.add_argument("out", type=Path, help="folder to write to")
     parser.add_argument("--family", choices=sorted(FAMILIES), default="olmoe")
     parser.add_argument("--layout", choices=("hub", "fused"), default="hub")
-    parser.add_argument("--layers", type=int, default=10)
-    parser.add_argument("--experts", type=int, default=64)
-    parser.add_argument("--top-k", type=int, default=8)
-    parser.add_argument("--hidden", type=int, default=1024, help="a multiple of 64")
-    parser.add_argument("--intermediate", type=int, default=512, help="of one expert")
-    parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 

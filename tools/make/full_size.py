@@ -9,7 +9,6 @@ tokenizer has 256 bytes. Good for measuring memory, time and exactness of loadin
 anything that depends on what routers have learned.
 """
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
@@ -19,6 +18,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tools.arguments import parser_of
 from tools.make.checkpoint import byte_tokenizer
 from tools.make.published_configs import CONFIGS
 from tools.make.shards import Entry, write_shards
@@ -166,9 +166,7 @@ def _make_block(content: str, size: int, seed: int) -> memoryview:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, seed=0)
     parser.add_argument("model", choices=sorted(CONFIGS))
     parser.add_argument("out", type=Path, help="folder to write to")
     parser.add_argument(
@@ -178,7 +176,6 @@ def main() -> None:
         metavar="NAME=VALUE",
         help="another size in config.json",
     )
-    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     changes = {name: int(value) for name, _, value in (one.partition("=") for one in options.set)}
     print(f"{make(options.model, options.out, changes=changes, seed=options.seed):,} bytes")

@@ -8,7 +8,6 @@ with a scale for 32 weights. All other tensors are copied. For models whose chec
 tensor for each matrix.
 """
 
-import argparse
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from artifacts.formats.codes import E2M1
 from artifacts.formats.stated import stated_quantisation
 from artifacts.formats.table import Spelling, spellings_of
+from tools.arguments import parser_of
 
 Tensors = dict[str, torch.Tensor]
 Encode = Callable[[torch.Tensor], Tensors]
@@ -149,9 +149,7 @@ def experts_in(format: str) -> tuple[Mapping, Choose]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("model", type=Path, help="folder of the checkpoint")
     parser.add_argument("out", type=Path, help="folder to write to, which must not exist")
     parser.add_argument("--format", choices=FORMATS, default="mxfp4")

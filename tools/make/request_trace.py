@@ -8,7 +8,6 @@ each text in `--first` gives three times as many, which make the maps. Texts tak
 Teacher-forced: the text's own tokens are what was generated.
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 from artifacts.traces.parquet import write_parquet
 from moectl.shared.opening import open_quietly
 from runtime.model.open import MoeModel
+from tools.arguments import parser_of
 from tools.reproductions.requests import told, whole_requests
 
 
@@ -27,17 +27,11 @@ def in_turn(opened: MoeModel, texts: list[str], *, count: int, length: int) -> l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, requests=16, length=128, prefill=64, distance=2)
     parser.add_argument("model")
     parser.add_argument("out", type=Path)
     parser.add_argument("--first", nargs="+", required=True)
     parser.add_argument("--then", nargs="+", required=True)
-    parser.add_argument("--requests", type=int, default=16)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--prefill", type=int, default=64)
-    parser.add_argument("--distance", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
     opened = open_quietly(options.model, device="cpu")

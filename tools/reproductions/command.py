@@ -7,8 +7,13 @@ from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
 from moectl.shared.resuming import resumable
 from moectl.show.render import show_json, show_sheet
-from tools.reproductions import buddymoe, contextaware, fmoe, moepic, moepicsystem, specmd
+from tools.reproductions.buddymoe import reproduce as buddymoe
+from tools.reproductions.contextaware import reproduce as contextaware
+from tools.reproductions.fmoe import reproduce as fmoe
+from tools.reproductions.moepic import hit_rates as moepic
+from tools.reproductions.moepic import system as moepicsystem
 from tools.reproductions.report import Reproduction
+from tools.reproductions.specmd import reproduce as specmd
 
 REPRODUCTIONS: dict[str, Callable[[], Reproduction]] = {
     "moepic-table1": moepic.reproduce,

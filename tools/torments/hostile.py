@@ -60,6 +60,19 @@ TEXTS = (
 )
 
 
+class Hostile:
+    """A torment of several kinds, each with its weight beside the others."""
+
+    share = 3.0
+    _kinds: dict[str, tuple[float, Callable[[random.Random], None]]]
+
+    def one(self, rng: random.Random) -> str:
+        kinds = list(self._kinds)
+        kind = rng.choices(kinds, [self._kinds[name][0] for name in kinds])[0]
+        self._kinds[kind][1](rng)
+        return kind
+
+
 def refusal(what: str, call: Callable[[], object]) -> Problem | None:
     """The Problem that `call` raised, None on success. Raises Lost for any other error, and for a
     late one."""

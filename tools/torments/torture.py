@@ -21,6 +21,7 @@ from pathlib import Path
 
 from moectl.show.render import Sheet, show_sheet
 from tools import ROOT
+from tools.arguments import parser_of
 from tools.bench import performance
 from tools.torments import cases
 from tools.torments.cell import Case, Cell
@@ -160,22 +161,17 @@ def _command() -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        minutes=(1.0, "for all torments together"),
+        seed=0,
+        cases=(int, "so many cases of one torment, however long they take"),
+        case=(int, "one case of one torment"),
+        write=(Path, "put the figures into this page"),
     )
-    parser.add_argument("--minutes", type=float, default=1.0, help="for all torments together")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--only", nargs="+", choices=cases.names(), default=cases.names(), help="these torments"
     )
-    parser.add_argument(
-        "--cases",
-        type=int,
-        metavar="N",
-        help="so many cases of one torment, however long they take",
-    )
-    parser.add_argument("--case", type=int, metavar="N", help="one case of one torment")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the figures into this page")
     options = parser.parse_args()
     if (options.cases or options.case is not None) and len(options.only) > 1:
         parser.error("--cases and --case are for one torment: name it by --only")

@@ -11,7 +11,7 @@ from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
 from tests.moectl.conftest import Said
-from tools.bench.generate_soak import FULL_DISK, KILL, soak
+from tools.bench.serving.generate_soak import FULL_DISK, KILL, soak
 
 PROMPTS = [
     "It was a dark",

@@ -18,7 +18,7 @@ from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, Layout, Part
 from runtime.tiers.replica_layouts import ReplicaLayout
-from tools.bench.stored_matrices import random_expert, variants
+from tools.bench.kernels.stored_matrices import random_expert, variants
 from tools.gpu.checks.low_bit import random_packed
 
 HIDDEN = 512

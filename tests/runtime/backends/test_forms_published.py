@@ -14,7 +14,7 @@ from runtime.backends.cpu.forms_published import CpuPublished, has_published_for
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised_layout import QuantisedLayout
-from tools.bench.stored_matrices import Stored, random_expert, variants
+from tools.bench.kernels.stored_matrices import Stored, random_expert, variants
 
 TOLERANCE = {
     torch.float32: 2e-5,

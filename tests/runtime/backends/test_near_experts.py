@@ -22,7 +22,7 @@ from runtime.kernels.gpu import gated
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 from runtime.tiers.near import NearTier
-from tools.gpu import counted_gpu
+from tools.gpu.faked import counted_gpu
 from triton.runtime.interpreter import GridExecutor
 gated._ROWS, gated._COLUMNS = 32, 64
 folder, chosen = json.loads(sys.argv[1])

@@ -17,7 +17,7 @@ BEGUN = """
 import json, sys
 import pytest, torch
 from tests.helpers import recorded_graphs
-from tools.gpu import counted_gpu
+from tools.gpu.faked import counted_gpu
 from runtime.engine import captured_tokens
 from runtime.kernels.gpu import gated
 from runtime.model.open import open_model

@@ -36,7 +36,7 @@ triton_backend._runs_on = lambda device: True  # the interpreter runs the kernel
 SETTINGS = Settings(budget="60%", link="1GB/s", experts="fused", decide="device", window="100KB")
 """
 SAID = """
-from tools.bench.resident import plain_model
+from tools.bench.decoding.resident import plain_model
 ids = torch.randint(3, 96, (1, 16), generator=torch.Generator().manual_seed(2))
 
 def said(forward):

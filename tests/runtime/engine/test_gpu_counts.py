@@ -19,8 +19,8 @@ from runtime.model.open import open_model
 from runtime.session import build
 from runtime.session.session import Session, Settings
 from tests.helpers import recorded_graphs
-from tools.gpu import counted_gpu
-from tools.gpu.counted_gpu import counts, with_mailbox
+from tools.gpu.faked import counted_gpu
+from tools.gpu.faked.counted_gpu import counts, with_mailbox
 gated._ROWS, gated._COLUMNS = 32, 64
 folder, decide, chosen = json.loads(sys.argv[1])
 ids = torch.randint(3, 96, (1, 36), generator=torch.Generator().manual_seed(2))

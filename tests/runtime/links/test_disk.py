@@ -95,7 +95,7 @@ def test_a_cold_expert_costs_the_device_its_own_bytes(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     """Up to whole pages: readahead would have read neighbours as well."""
-    from tools.bench.disk_way import drop, read_nbytes
+    from tools.bench.measuring import drop, read_nbytes
 
     folder = checkpoint("olmoe", "hub", "bfloat16")
     store = open_model(str(folder)).store

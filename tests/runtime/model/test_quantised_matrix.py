@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised_layout import QuantisedLayout
 from runtime.model.quantised_matrix import Parts, joined, project_in_tiles, project_quantised
-from tools.bench.stored_matrices import Stored, random_expert, stored_expert, variants
+from tools.bench.kernels.stored_matrices import Stored, random_expert, stored_expert, variants
 
 # of several tiles each
 HIDDEN = 2048

@@ -10,24 +10,12 @@ import torch
 from artifacts.errors import BadInput
 from profilers.hardware.load_times import TimingEffort
 from tests.conftest import Checkpoint
-from tools.bench import (
-    decode as bench_decode,
-)
-from tools.bench import (
-    link as bench_link,
-)
-from tools.bench import (
-    performance,
-)
-from tools.bench import (
-    prefill as bench_prefill,
-)
-from tools.bench import (
-    resident as bench_resident,
-)
-from tools.bench import (
-    threads as bench_threads,
-)
+from tools.bench import decode as bench_decode
+from tools.bench import performance
+from tools.bench.decoding import link as bench_link
+from tools.bench.decoding import prefill as bench_prefill
+from tools.bench.decoding import resident as bench_resident
+from tools.bench.decoding import threads as bench_threads
 from tools.bench.performance import Ratio, Section, Table
 
 PAGE = "# Speed\n\n<!-- resident: -->\nold\n<!-- :resident -->\nwords\n"

@@ -11,7 +11,7 @@ import torch
 
 from artifacts.shape import Shape
 from tests.helpers.triton_process import interpret, needs_triton
-from tools.bench.resident import plain_model
+from tools.bench.decoding.resident import plain_model
 from tools.gpu import bench, models
 from tools.gpu.bench import NO_TIME, Runs, markdown
 from tools.gpu.rows import Row, attempt

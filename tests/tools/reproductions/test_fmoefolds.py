@@ -13,8 +13,8 @@ from runtime.control.counters import hit_rate
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
 from tests import TRACE
-from tools.reproductions.fmoefigures import MACHINE
-from tools.reproductions.fmoefolds import ByRequest, FoldConditions, Folds
+from tools.reproductions.fmoe.figures import MACHINE
+from tools.reproductions.fmoe.folds import ByRequest, FoldConditions, Folds
 
 MODEL = unsized(8, 32, 4)
 

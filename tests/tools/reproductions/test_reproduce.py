@@ -19,11 +19,11 @@ from moectl.show.render import Sheet, cell_text
 from tests import TRACE
 from tools.docs.reproduction import PAGE, written
 from tools.lab.trace_statistics import measure
-from tools.reproductions import command, fmoe, moepic, moepicbounds, moepicpaper, moepicsystem
-from tools.reproductions.buddymoefigures import ROWS, SHARES, original_ms
-from tools.reproductions.contextaware_claims import tokens_for
-from tools.reproductions.contextaware_figures import TABLE_3, TASKS
-from tools.reproductions.contextaware_systems import (
+from tools.reproductions import command
+from tools.reproductions.buddymoe.figures import ROWS, SHARES, original_ms
+from tools.reproductions.contextaware.claims import tokens_for
+from tools.reproductions.contextaware.figures import TABLE_3, TASKS
+from tools.reproductions.contextaware.systems import (
     DIALS,
     SWAPS,
     Measured,
@@ -32,6 +32,11 @@ from tools.reproductions.contextaware_systems import (
     fitted_rate,
     layers_of,
 )
+from tools.reproductions.fmoe import reproduce as fmoe
+from tools.reproductions.moepic import bounds as moepicbounds
+from tools.reproductions.moepic import figures as moepicpaper
+from tools.reproductions.moepic import hit_rates as moepic
+from tools.reproductions.moepic import system as moepicsystem
 from tools.reproductions.report import NOT_TESTABLE, Claim, Reproduction
 
 

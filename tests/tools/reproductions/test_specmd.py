@@ -5,10 +5,10 @@ import json
 import pytest
 
 from moectl.cli import main
-from tools.reproductions import specmdfigures as paper
 from tools.reproductions.report import DOES_NOT_FOLLOW
-from tools.reproductions.specmd import CASES, DROPPED_IN, LAYER_EXPERTS
-from tools.reproductions.specmdclaims import from_its_tables
+from tools.reproductions.specmd import figures as paper
+from tools.reproductions.specmd.claims import from_its_tables
+from tools.reproductions.specmd.reproduce import CASES, DROPPED_IN, LAYER_EXPERTS
 
 
 def test_its_figures_stand_beside_ours(capfd: pytest.CaptureFixture[str]) -> None:

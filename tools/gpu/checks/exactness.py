@@ -57,7 +57,7 @@ def _greedy(model: torch.nn.Module, ids: torch.Tensor) -> list[int]:
 
 def plain(folder: Path, dtype: torch.dtype, device: str) -> Said:
     """Outputs of transformers' eager implementation."""
-    from tools.bench.resident import plain_model
+    from tools.bench.decoding.resident import plain_model
 
     model = plain_model(folder, dtype=dtype, device=device)
     return listen(model, model.config.vocab_size)

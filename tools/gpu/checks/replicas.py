@@ -36,7 +36,7 @@ def few_bits(folder: Path, scratch: Path, device: str, run: str) -> Finding:
     from runtime.model.open import open_model
     from runtime.policies.base import Artefacts
     from runtime.session.session import Session, Settings
-    from tools.bench.resident import plain_model
+    from tools.bench.decoding.resident import plain_model
     from tools.gpu.checks.made_replicas import made, put
 
     opened = open_model(str(folder), dtype=torch.float32, device=device)

@@ -132,7 +132,7 @@ def _copy_gbps(device: str, nbytes: int, *, pin: bool, turns: int = 8) -> float:
 def stock_speed(folder: Path, device: str, *, tokens: int) -> Finding:
     """Return milliseconds a token of each stock implementation; implementations that do not run
     here are named instead."""
-    from tools.bench.resident import STOCK, decode_seconds, plain_model
+    from tools.bench.decoding.resident import STOCK, decode_seconds, plain_model
 
     model = plain_model(folder, device=device)
     figures = {}
@@ -160,7 +160,7 @@ def session_speed(folder: Path, device: str, run: str, *, tokens: int) -> Findin
     from runtime.control.counters import hit_rate
     from runtime.model.open import open_model
     from runtime.session.session import Session, Settings
-    from tools.bench.resident import decode_seconds
+    from tools.bench.decoding.resident import decode_seconds
 
     opened = open_model(str(folder), device=device)
     with Session(opened, Settings(**RUNS[run])) as session:
@@ -194,7 +194,7 @@ def session_speed(folder: Path, device: str, run: str, *, tokens: int) -> Findin
 
 
 def _ids(model: torch.nn.Module, tokens: int) -> torch.Tensor:
-    from tools.bench.resident import PROMPT
+    from tools.bench.decoding.resident import PROMPT
 
     random = torch.Generator().manual_seed(2)
     return torch.randint(3, model.config.vocab_size, (1, PROMPT + tokens), generator=random).to(

@@ -6,7 +6,6 @@ device's clock, once its experts are there.
 python -m tools.gpu.probes.captured
 """
 
-import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +18,7 @@ from runtime.session.settings import DEVICE
 from tools.gpu.groups import tell
 from tools.gpu.packages import experts_by
 from tools.gpu.probes.options import parsed
-from tools.gpu.probes.road import PROMPT, Decoded, decode
+from tools.gpu.probes.road import PROMPT, Decoded, decode, median_ms
 from tools.gpu.probes.small_model import small_olmoe
 from tools.gpu.timing import device_microseconds
 
@@ -94,7 +93,7 @@ def _device_us(session: Session) -> float | None:
 
 def lines(way: str, found: Compared, allowed: float) -> Iterator[dict[str, object]]:
     """Yield the lines to print: one for each kind of launch, and one that compares both."""
-    yield {"name": f"{way}, launched one by one", "ms_per_token": _median_ms(found.singly)}
+    yield {"name": f"{way}, launched one by one", "ms_per_token": median_ms(found.singly)}
     if not found.replayed:
         yield {"name": f"{way}, as graphs", "detail": "there are no CUDA graphs here"}
         return
@@ -102,7 +101,7 @@ def lines(way: str, found: Compared, allowed: float) -> Iterator[dict[str, objec
     told |= {"device_us": found.device_us} if found.device_us else {}
     yield {
         "name": f"{way}, as graphs",
-        "ms_per_token": _median_ms(found.replayed),
+        "ms_per_token": median_ms(found.replayed),
         "detail": told.pop("why_not"),
         **told,
     }
@@ -115,7 +114,7 @@ def lines(way: str, found: Compared, allowed: float) -> Iterator[dict[str, objec
     # other bits, other routes
     passed = error <= allowed and (counts_alike or error > 0) and bool(told["tokens"])
     detail = f"counters {'equal' if counts_alike else 'DIFFER'}"
-    ratio = _median_ms(found.singly) / _median_ms(found.replayed)
+    ratio = median_ms(found.singly) / median_ms(found.replayed)
     yield {
         "name": f"{way}, both",
         "passed": passed,
@@ -123,10 +122,6 @@ def lines(way: str, found: Compared, allowed: float) -> Iterator[dict[str, objec
         "relative": error,
         "times_as_fast": ratio,
     }
-
-
-def _median_ms(runs: list[Decoded]) -> float:
-    return statistics.median(ms for run in runs for ms in run.ms)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,9 @@
 
 import argparse
 
+from tools.arguments import parser_of
+
 
 def parsed(description: str | None) -> argparse.Namespace:
     """`device` and `tiny`, which makes every size small enough to try the probe itself."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true")
-    return parser.parse_args()
+    return parser_of(description, device="cuda", tiny=False).parse_args()

@@ -119,7 +119,7 @@ def told(way: str, found: dict[str, list[Decoded]]) -> None:
         rate = hit_rate(runs[0].counters)
         tell(
             name=f"{way}, decided by the {decide}",
-            ms_per_token=_median_ms(runs),
+            ms_per_token=median_ms(runs),
             hit_rate=rate,
             rounds=len(runs),
         )
@@ -133,7 +133,7 @@ def told(way: str, found: dict[str, list[Decoded]]) -> None:
             _error(one.logits, other.logits) for one, other in zip(device, host, strict=True)
         )
         ratio = statistics.median(
-            _median_ms([one]) / _median_ms([two]) for one, two in zip(host, device, strict=True)
+            median_ms([one]) / median_ms([two]) for one, two in zip(host, device, strict=True)
         )
         # with other bits a router may choose otherwise
         passed = error <= COARSE and (counted_alike or error > 0)
@@ -147,7 +147,8 @@ def told(way: str, found: dict[str, list[Decoded]]) -> None:
         )
 
 
-def _median_ms(runs: list[Decoded]) -> float:
+def median_ms(runs: list[Decoded]) -> float:
+    """Return the median of the tokens of all runs."""
     return statistics.median(ms for run in runs for ms in run.ms)
 
 

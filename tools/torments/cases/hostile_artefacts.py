@@ -43,6 +43,7 @@ from tools.torments.hostile import (
     FRACTIONS,
     NUMBERS,
     TEXTS,
+    Hostile,
     altered,
     as_text,
     damaged,
@@ -64,11 +65,10 @@ _KINDS = (
 )
 
 
-class HostileArtefacts:
+class HostileArtefacts(Hostile):
     """Damage or alter one artefact; read it, and use it if reading succeeds."""
 
     classes = (9, 21)
-    share = 3.0
 
     def __init__(self, ground: Path) -> None:
         torch.set_num_threads(1)
@@ -78,7 +78,7 @@ class HostileArtefacts:
         self._replica = self._files[0].read_bytes()
         self._trace = to_table(artefacts.trace())
         self._columns = _columns(self._store)
-        self._kinds: dict[str, tuple[float, Callable[[random.Random], None]]] = {
+        self._kinds = {
             "9: a byte of a replica flipped": (4, self._flipped),
             "9: a replica file damaged": (6, self._damaged),
             "9: header of a replica altered": (6, self._altered),
@@ -87,12 +87,6 @@ class HostileArtefacts:
             "21: columns of a trace altered": (4, self._trace_altered),
             "21: a Parquet file damaged": (3, self._parquet),
         }
-
-    def one(self, rng: random.Random) -> str:
-        kinds = list(self._kinds)
-        kind = rng.choices(kinds, [self._kinds[name][0] for name in kinds])[0]
-        self._kinds[kind][1](rng)
-        return kind
 
     def _flipped(self, rng: random.Random) -> None:
         at = rng.randrange(len(self._replica))

@@ -43,6 +43,7 @@ from tools.torments.hostile import (
     FRACTIONS,
     NUMBERS,
     TEXTS,
+    Hostile,
     altered,
     as_text,
     damaged,
@@ -125,11 +126,10 @@ _PARSERS: tuple[Callable[[str], object], ...] = (
 )
 
 
-class HostileInputs:
+class HostileInputs(Hostile):
     """One input is odd, damaged or altered; read it, and use it if reading succeeds."""
 
     classes = (12, 13, 14, 21)
-    share = 3.0
 
     def __init__(self, ground: Path) -> None:
         torch.set_num_threads(1)
@@ -142,7 +142,7 @@ class HostileInputs:
         trace = artefacts.trace(12)
         shape = unsized(trace.num_layers, artefacts.SHAPE.num_experts, trace.top_k)
         self._workload = Workload(trace, shape, next(iter(MACHINES.values())))
-        self._kinds: dict[str, tuple[float, Callable[[random.Random], None]]] = {
+        self._kinds = {
             "14: a budget": (6, self._budget),
             "14: another size, rate, share or name": (10, self._parsed),
             "14: a policy": (5, self._policy),
@@ -153,12 +153,6 @@ class HostileInputs:
             "21: a task file": (0.3, self._task),
             "21: foreign results": (5, self._results),
         }
-
-    def one(self, rng: random.Random) -> str:
-        kinds = list(self._kinds)
-        kind = rng.choices(kinds, [self._kinds[name][0] for name in kinds])[0]
-        self._kinds[kind][1](rng)
-        return kind
 
     def _budget(self, rng: random.Random) -> None:
         text = _size(rng)

@@ -2,10 +2,13 @@
 
 import json
 import logging
+import math
 import os
 import random
 import shutil
-from collections.abc import Callable
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # set before huggingface_hub is imported, which reads it once
@@ -27,6 +30,7 @@ from tools.torments.cases import Lost
 from tools.torments.hostile import (
     FRACTIONS,
     NUMBERS,
+    Hostile,
     altered,
     as_text,
     damaged,
@@ -46,12 +50,11 @@ _LAYOUTS = (
 _TEXTS = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
-class HostileModels:
+class HostileModels(Hostile):
     """Damage or alter one file of a small checkpoint; open it, and decode a token if that
     succeeds."""
 
     classes = (8, 11, 12, 21)
-    share = 3.0
 
     def __init__(self, ground: Path) -> None:
         torch.set_num_threads(1)
@@ -64,7 +67,7 @@ class HostileModels:
             self._sources[family, layout] = {
                 path.name: path.read_bytes() for path in made.iterdir()
             }
-        self._kinds: dict[str, tuple[float, Callable[[random.Random], None]]] = {
+        self._kinds = {
             "8: header damaged": (8, self._header_damaged),
             "8: header altered": (8, self._header_altered),
             "8: GPTQ files altered": (4, self._gptq),
@@ -77,12 +80,6 @@ class HostileModels:
             "11: numbers not finite": (1, self._not_finite),
             "11: a tensor of another shape": (1, self._reshaped),
         }
-
-    def one(self, rng: random.Random) -> str:
-        kinds = list(self._kinds)
-        kind = rng.choices(kinds, [self._kinds[name][0] for name in kinds])[0]
-        self._kinds[kind][1](rng)
-        return kind
 
     def _put(self, rng: random.Random, *, layout: tuple[str, str] | None = None) -> Path:
         """A fresh copy of one of the checkpoints."""
@@ -184,9 +181,12 @@ class HostileModels:
         refusal("21: an altered index", opened)
 
     def _config(self, rng: random.Random) -> None:
-        path = self._put(rng) / "config.json"
-        write(path, as_text(altered(json.loads(path.read_bytes()), rng), rng))
+        self._altered("config.json", rng)
         self._run("21: an altered config")
+
+    def _altered(self, name: str, rng: random.Random) -> Path:
+        path = self._put(rng) / name
+        return write(path, as_text(altered(json.loads(path.read_bytes()), rng), rng))
 
     def _number(self, rng: random.Random) -> None:
         path = self._put(rng) / "config.json"
@@ -199,8 +199,7 @@ class HostileModels:
         self._run(f"21: a config with {name} {config[name]}")
 
     def _shape(self, rng: random.Random) -> None:
-        path = self._put(rng) / "config.json"
-        write(path, as_text(altered(json.loads(path.read_bytes()), rng), rng))
+        path = self._altered("config.json", rng)
         refusal("21: the shape of an altered config", lambda: model_shape(str(path)))
 
     def _texts(self, rng: random.Random) -> None:
@@ -212,40 +211,39 @@ class HostileModels:
         self._run(f"12: an altered {path.name}")
 
     def _missing(self, rng: random.Random) -> None:
-        path = self._put(rng) / SINGLE
-        tensors = parsed(path.read_bytes()).taken_apart()
-        name = rng.choice(sorted(tensors))
-        del tensors[name]
-        write(path, joined(Tensors.together(tensors)))
+        with self._tensors(rng) as tensors:
+            name = rng.choice(sorted(tensors))
+            del tensors[name]
         if not self._run(f"11: {name} missing"):
             raise Lost(f"11: {name} was missing, and the model ran")
 
     def _not_finite(self, rng: random.Random) -> None:
-        path = self._put(rng) / SINGLE
-        tensors = parsed(path.read_bytes()).taken_apart()
-        name = rng.choice(sorted(tensors))
-        kind, shape, data = tensors[name]
-        bad = (
-            torch.tensor([rng.choice((float("nan"), float("inf"), -float("inf")))])
-            .numpy()
-            .tobytes()
-        )
-        at = 4 * rng.randrange(len(data) // 4)
-        tensors[name] = (kind, shape, data[:at] + bad + data[at + 4 :])
-        write(path, joined(Tensors.together(tensors)))
+        with self._tensors(rng) as tensors:
+            name = rng.choice(sorted(tensors))
+            kind, shape, data = tensors[name]
+            bad = struct.pack("<f", rng.choice((math.nan, math.inf, -math.inf)))
+            at = 4 * rng.randrange(len(data) // 4)
+            tensors[name] = (kind, shape, data[:at] + bad + data[at + 4 :])
         if not self._run(f"11: {name} not finite", is_whole=True):
             raise Lost(f"11: {name} was not finite, and the model ran")
 
     def _reshaped(self, rng: random.Random) -> None:
-        path = self._put(rng) / SINGLE
-        tensors = parsed(path.read_bytes()).taken_apart()
-        name = rng.choice(sorted(name for name, (_, shape, _) in tensors.items() if len(shape) > 1))
-        kind, shape, data = tensors[name]
-        other = rng.choice(([shape[0] * shape[1], *shape[2:]], [1, *shape], [*reversed(shape)]))
-        tensors[name] = (kind, other, data)
-        write(path, joined(Tensors.together(tensors)))
+        with self._tensors(rng) as tensors:
+            several = [name for name, (_, shape, _) in tensors.items() if len(shape) > 1]
+            name = rng.choice(sorted(several))
+            kind, shape, data = tensors[name]
+            other = rng.choice(([shape[0] * shape[1], *shape[2:]], [1, *shape], [*reversed(shape)]))
+            tensors[name] = (kind, other, data)
         if not self._run(f"11: {name} of another shape") and other != shape:
             raise Lost(f"11: {name} had shape {other} instead of {shape}, and the model ran")
+
+    @contextmanager
+    def _tensors(self, rng: random.Random) -> Iterator[dict[str, tuple]]:
+        """The tensors of a fresh checkpoint, which are written back as they are left."""
+        path = self._put(rng) / SINGLE
+        tensors = parsed(path.read_bytes()).taken_apart()
+        yield tensors
+        write(path, joined(Tensors.together(tensors)))
 
     def _run(self, what: str, *, is_whole: bool = False) -> BadInput | None:
         """Open it and decode a token; with `is_whole`, read every expert first."""
