@@ -152,8 +152,10 @@ class Trace:
         those rows."""
         passes = self.pass_indices()
         order = np.lexsort((self.layer, passes))
-        is_ordered = bool((order[1:] > order[:-1]).all())
-        ordered, passes = (self, passes) if is_ordered else (self.take(order), passes[order])
+        ordered = self
+        if not (order[1:] > order[:-1]).all():
+            ordered = self.take(order)
+            passes = passes[order]
         is_new = (np.diff(passes) != 0) | (np.diff(ordered.layer) != 0)
         starts = np.append(0, np.flatnonzero(is_new) + 1)
         spans = zip(

@@ -40,14 +40,15 @@ def check_columns(trace: Trace, policies: Policies) -> None:
                 "--prefetch none"
             )
     for axis in POLICIES:
-        if getattr(policies, axis).sees_embeddings and trace.iteration is None:
+        policy = getattr(policies, axis)
+        if policy.sees_embeddings and trace.iteration is None:
             raise BadInput(
-                f"{axis} {describe(getattr(policies, axis))} needs what each pass was given, "
+                f"{axis} {describe(policy)} needs what each pass was given, "
                 "which the trace does not hold: record one with `moectl run --trace FILE`"
             )
-        if getattr(policies, axis).sees_probabilities and trace.probabilities is None:
+        if policy.sees_probabilities and trace.probabilities is None:
             raise BadInput(
-                f"{axis} {describe(getattr(policies, axis))} needs the routers' probabilities, "
+                f"{axis} {describe(policy)} needs the routers' probabilities, "
                 "which the trace does not hold: record one with `moectl run --trace FILE`"
             )
 
