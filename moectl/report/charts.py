@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from moectl.report.markup import Format
+from moectl.report.numbers import Format
 from moectl.show.charts import WIDTH
-from moectl.show.svg import LEVELS, Drawing, exact, log_scale, name_width, shade_of
+from moectl.show.svg import Drawing, exact, log_scale, name_width, shade_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +21,6 @@ class Point:
     title: str
     values: tuple[object, ...]
     kind: str
-
-
-def figure(drawing: Drawing, *, kind: str = "") -> str:
-    """A drawing on a page, below its title. Of kind `wide` it takes the whole width, and only on a
-    screen has it room; of kind `narrow` it is for a phone."""
-    width = drawing.width
-    most = "" if kind == "wide" else f' style="max-width:{width * 1.3:.0f}px"'
-    svg = (
-        f'<svg viewBox="0 0 {width:g} {drawing.height:g}"{most} role="img" '
-        f'aria-label="{escape(drawing.says)}">{drawing.inside}</svg>'
-    )
-    own = f' class="{kind}-only"' if kind else ""
-    return f"<figure{own}><figcaption>{escape(drawing.title)}</figcaption>{svg}</figure>"
 
 
 def dots(title: str, rows: Sequence[Sequence[Point]], name: str, *, says: str) -> Drawing:
@@ -100,12 +87,6 @@ def named_heatmap(
         f'y="{foot + 30}">{escape(column)}</text>'
     )
     return Drawing(title, "".join(cells) + ticks + label, WIDTH, foot + 36, says)
-
-
-def legend(most: str, *, of: str = "") -> str:
-    """The shades of a heatmap, from 0 to `most`, as HTML; `of` names the quantity."""
-    steps = "".join(f'<i class="b{shade}"></i>' for shade in range(LEVELS))
-    return f'<p class="legend"><span>{escape(of)} 0</span>{steps}<span>{most}</span></p>'
 
 
 def _circle(point: Point, across: float, upper: float) -> str:
