@@ -30,8 +30,8 @@ def demo(
     """Try presets on the bundled model, offline, in a minute."""
     with importing():
         from moectl.commands import demo as command
+    from moectl.charts.pictures import check_picture, write_picture
     from moectl.show.demonstration import drawing
-    from moectl.show.pictures import check_picture, write_picture
 
     if picture:
         check_picture(picture)

@@ -8,9 +8,9 @@ from artifacts.common.files import check_writable, replacing
 from artifacts.errors import BadUsage, Incompatible
 from artifacts.store.schema import ARTEFACT_TABLES
 from artifacts.store.store import Store
+from moectl.charts.pictures import write_picture
 from moectl.report.gallery import gallery
 from moectl.report.page import render
-from moectl.show.pictures import write_picture
 from moectl.show.render import console, human_bytes, show_json
 
 _SUFFIXES = (".html", ".htm")

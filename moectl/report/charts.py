@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from moectl.charts.plots import WIDTH
+from moectl.charts.scales import Drawing, exact, log_scale, name_width, shade_of
 from moectl.report.numbers import Format
-from moectl.show.charts import WIDTH
-from moectl.show.svg import Drawing, exact, log_scale, name_width, shade_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from moectl.charts.plots import Bar, bars
+from moectl.charts.scales import Drawing, Frame, log_scale
+from moectl.charts.scatter import Mark, loss_scale, scatter
 from moectl.report.charts import Point, dots, named_heatmap
 from moectl.report.numbers import Format, hundredths, nbytes, percent, short, times
 from moectl.report.reading import Record, ReportSource, StoredBench, grouped, place
-from moectl.show.charts import Bar, bars
 from moectl.show.grounds import measured
-from moectl.show.scatter import Mark, loss_scale, scatter
-from moectl.show.svg import Drawing, Frame, log_scale
 
 _TIMES = "time of a token, full = 1"
 _MS = "milliseconds a token"

@@ -11,13 +11,13 @@ from artifacts.store.rows import quant_loss_matrices
 from artifacts.store.store import Store
 from artifacts.traces.parquet import from_table
 from artifacts.traces.trace import Trace
+from moectl.charts.plots import Line, lines
+from moectl.charts.scales import Drawing, Frame, linear_scale, log_scale
+from moectl.charts.scatter import Mark, loss_scale, scatter
 from moectl.report import queries, tracepictures
 from moectl.report.reading import Record, ReportSource, of_experts
-from moectl.show.charts import Line, lines
 from moectl.show.demonstration import FULL, KEY
 from moectl.show.grounds import measured
-from moectl.show.scatter import Mark, loss_scale, scatter
-from moectl.show.svg import Drawing, Frame, linear_scale, log_scale
 
 _TOKENS = 1024  # of a trace: more make the same pictures, later
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from markupsafe import Markup, escape
 
+from moectl.charts.scales import exact
 from moectl.show.render import human_bytes
-from moectl.show.svg import exact
 
 Format = Callable[[object], str]
 

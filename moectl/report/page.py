@@ -39,7 +39,7 @@ def render(store: Store, *, job: str | None = None, model_id: str | None = None)
     chapters = _chapters(Sections(source))
     style = "".join(
         files(f"moectl.{room}").joinpath(file).read_text(encoding="utf-8")
-        for room, file in (("show", "charts.css"), ("report", "style.css"))
+        for room, file in (("charts", "charts.css"), ("report", "style.css"))
     )
     date = source.rows(queries.NEWEST_DAY)[0]["day"] or "no date"
     return template("page").render(source=source, chapters=chapters, style=style, date=date)

@@ -11,12 +11,12 @@ from artifacts.hardware.machines import HERE
 from artifacts.shape import FULL_BITS
 from artifacts.store.runs import versions
 from moectl.bundled import is_bundled
+from moectl.charts.plots import heatmap
+from moectl.charts.scales import LEVELS
 from moectl.report import figures, numbers, queries
 from moectl.report.reading import ReportSource, StoredBench, grouped, place
-from moectl.show.charts import heatmap
 from moectl.show.grounds import compared
 from moectl.show.losses import LEAST_SCORED, is_distinguishable
-from moectl.show.svg import LEVELS
 
 _TABLES = ("activations", "coactivations", "similarity", "quant_loss", "splits")
 _MOST_LAYERS = 3

@@ -6,8 +6,8 @@ import numpy as np
 from artifacts.shape import Shape
 from artifacts.traces.next_use import NextUse
 from artifacts.traces.trace import DECODE, Trace
-from moectl.show.charts import Line, heatmap, lines
-from moectl.show.svg import Drawing, Frame, linear_scale
+from moectl.charts.plots import Line, heatmap, lines
+from moectl.charts.scales import Drawing, Frame, linear_scale
 from runtime.control.build import build_controller
 from runtime.control.controller import Controller
 from runtime.control.counters import hit_rate

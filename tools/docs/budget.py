@@ -27,7 +27,6 @@ CROWDED = {
     "moectl/commands": 34,
     "moectl/serving": 19,
     "moectl/shared": 20,
-    "moectl/show": 17,
     "profilers/compare": 16,
     "runtime/control": 18,
     "runtime/engine": 25,

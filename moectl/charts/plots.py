@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby
 
-from moectl.show.svg import (
+from moectl.charts.scales import (
     LEVELS,
     AxisScale,
     Drawing,
