@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from moectl.charts.plots import Bar, bars
+from moectl.charts.plots import Bar, Point, bars, dots, named_heatmap
 from moectl.charts.scales import Drawing, Frame, log_scale
 from moectl.charts.scatter import Mark, loss_scale, scatter
-from moectl.report.charts import Point, dots, named_heatmap
 from moectl.report.numbers import Format, hundredths, nbytes, percent, short, times
 from moectl.report.reading import Record, ReportSource, StoredBench, grouped, place
 from moectl.show.grounds import measured
@@ -131,8 +130,7 @@ def by_layer(rows: Sequence[Record]) -> Iterator[Drawing]:
             if kept:
                 yield named_heatmap(
                     f"{place(same[0])}: {title}",
-                    list(kept),
-                    list(kept.values()),
+                    kept,
                     shown=hundredths,
                     top=top,
                     column="layer",
