@@ -78,6 +78,11 @@ def places(rows: Sequence[Record]) -> Iterator[tuple[list[Record], dict[str, lis
         yield same, groups | {"For comparison": [*full, *others]}
 
 
+def kind_of(row: Record) -> str:
+    """Return the kind of a preset's mark: `full`, or by its output `exact` or `altered`."""
+    return "full" if row["preset"] == "full" else "exact" if row["is_lossless"] else "altered"
+
+
 def time_and_quality(
     source: ReportSource, job: StoredBench, rows: Sequence[Record]
 ) -> Iterator[tuple[str, Drawing]]:
@@ -89,7 +94,7 @@ def time_and_quality(
         grounds = source.grounds(job, same[0]["link"])
         full = [row for row in groups["For comparison"] if row["preset"] == "full"]
         marks = [
-            Mark(time, row["loss"], row["preset"], _kind(row))
+            Mark(time, row["loss"], row["preset"], kind_of(row))
             for row in (*same, *full)
             if row["loss"] is not None and (time := _time(row, grounds.is_absolute))
         ]
@@ -197,10 +202,6 @@ def _scatter(
 
 def _time(row: Record, is_absolute: bool) -> float | None:
     return row["tpot_ms"] if is_absolute else row["times_full"]
-
-
-def _kind(row: Record) -> str:
-    return "full" if row["preset"] == "full" else "exact" if row["is_lossless"] else "altered"
 
 
 def _point(row: Record, largest: int, is_absolute: bool) -> Point:
