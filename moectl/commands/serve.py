@@ -24,9 +24,9 @@ from runtime.policies.presets import preset
 try:
     import uvicorn
 
+    from moectl.serving.connections import HalfClosedProtocol
     from moectl.serving.front import Front
     from moectl.serving.guard import Guard, ServerLimits
-    from moectl.serving.half_closed import HalfClosedProtocol
     from moectl.serving.request import ServeRequest
     from moectl.serving.wire import shown
 except ModuleNotFoundError as missing:

@@ -19,10 +19,10 @@ from starlette.types import Receive, Scope, Send
 from artifacts.errors import Problem
 from moectl.serving import metrics
 from moectl.serving.answers import AnswerFormat, event
-from moectl.serving.bodies import ChatBody, CompletionBody, PresetBody, RequestBody
+from moectl.serving.connections import is_stream
 from moectl.serving.encoding import code_of
-from moectl.serving.half_closed import is_stream
 from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob, TextPiece
+from moectl.serving.openai_api import ChatBody, CompletionBody, PresetBody, RequestBody
 from moectl.serving.refusal import Refusal, error
 from moectl.serving.scheduler import Closing, Full, Scheduler
 from moectl.serving.wire import AsciiJson, object_of
