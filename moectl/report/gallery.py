@@ -1,6 +1,10 @@
-"""Pictures of a store's knowledge of a model: measurements, replicas, and its newest trace."""
+"""Pictures of a store's knowledge of a model: measurements, replicas, and its newest trace: the
+choices of routers, and the caches that hold the experts.
 
-from collections.abc import Callable, Iterator
+All values of a trace's pictures are counts: equal traces give equal pictures.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,17 +13,34 @@ from artifacts.quantisation.widths import WIDTHS
 from artifacts.shape import Shape
 from artifacts.store.rows import quant_loss_matrices
 from artifacts.store.store import Store
+from artifacts.traces.next_use import NextUse
 from artifacts.traces.parquet import from_table
-from artifacts.traces.trace import Trace
-from moectl.report import queries, tracepictures
-from moectl.report.reading import Record, ReportSource, of_experts
-from moectl.show.charts import Line, lines
+from artifacts.traces.trace import DECODE, Trace
+from moectl.charts.plots import Line, heatmap, lines
+from moectl.charts.scales import Drawing, Frame, linear_scale, log_scale
+from moectl.charts.scatter import Mark, loss_scale, scatter
+from moectl.report import queries
+from moectl.report.figures import kind_of
+from moectl.report.reading import ReportSource, of_experts
 from moectl.show.demonstration import FULL, KEY
 from moectl.show.grounds import measured
-from moectl.show.scatter import Mark, loss_scale, scatter
-from moectl.show.svg import Drawing, Frame, linear_scale, log_scale
+from runtime.control.build import build_controller
+from runtime.control.controller import Controller
+from runtime.control.counters import hit_rate
+from runtime.control.plan import Plan
+from runtime.policies import build
+from runtime.policies.base import Artefacts
+from runtime.policies.presets import Scope, preset
+from runtime.policies.step import Step
+from runtime.replay.replay import replay
 
-_TOKENS = 1024  # of a trace: more make the same pictures, later
+WIDTH = 480
+EVICTIONS = {"random": "quiet", "lru": "strong", "lfu": "fresh", "horizon": "warm", "belady": "ink"}
+SHARES = (0.0625, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.75)
+_TOKENS = 96
+_MOMENTS = 24
+_MOMENT_S = 0.6  # seconds that a token of the animation stays
+_OF_TRACE = 1024  # tokens of a trace: more make the same pictures, later
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +61,10 @@ def gallery(
     yield Picture("time-quality", _time_and_quality(source), "a live bench: moectl bench")
     yield Picture("bits", _bits(store, source), "replicas: moectl quantize")
     trace, shape = _trace(store, source)
-    drawn: dict[str, Callable[[Trace, Shape], Drawing]] = {
-        "hit-rates": tracepictures.hit_rates,
-        "residency": tracepictures.residency,
-        "routing": tracepictures.routing,
-        "skew": tracepictures.skew,
-    }
-    for name, draw in drawn.items():
-        yield Picture(
-            name, draw(trace, shape) if trace else None, "a trace: moectl profile --trace"
-        )
+    for draw in (hit_rates, residency, routing, skew):
+        name = draw.__name__.replace("_", "-")
+        drawn = draw(trace, shape) if trace else None
+        yield Picture(name, drawn, "a trace: moectl profile --trace")
 
 
 def _time_and_quality(source: ReportSource) -> Drawing | None:
@@ -70,9 +85,9 @@ def _time_and_quality(source: ReportSource) -> Drawing | None:
     budget, link = max(dict.fromkeys(places), key=places.count)
     shown = [*full[:1], *(row for row in ours if (row["budget"], row["link"]) == (budget, link))]
     marks = [
-        Mark(row["times_full"], max(0.0, row["loss"]), row["preset"], _kind(row)) for row in shown
+        Mark(row["times_full"], max(0.0, row["loss"]), row["preset"], kind_of(row)) for row in shown
     ]
-    frame = Frame(width=tracepictures.WIDTH, height=400, left=62, right=20, top=28)
+    frame = Frame(width=WIDTH, height=400, left=62, right=20, top=28)
     x = linear_scale(
         1.12 * max(mark.x for mark in marks), name="time of a token, full model = 1", **frame.across
     )
@@ -81,10 +96,6 @@ def _time_and_quality(source: ReportSource) -> Drawing | None:
     note = f"{measured(link).says}; lower left is better"
     listed = "; ".join(f"{mark.name} {mark.x:.1f}, {100 * mark.y:.1f} %" for mark in marks)
     return scatter(title, marks, x, y, frame, says=f"{title}: {listed}", note=note, key=KEY)
-
-
-def _kind(row: Record) -> str:
-    return "full" if row["preset"] == FULL else "exact" if row["is_lossless"] else "altered"
 
 
 def _bits(store: Store, source: ReportSource) -> Drawing | None:
@@ -99,7 +110,7 @@ def _bits(store: Store, source: ReportSource) -> Drawing | None:
     is_made = ~np.isnan(relative).all(axis=(0, 1))
     widths = [bits for bits, made in zip(WIDTHS, is_made, strict=True) if made]
     by_layer = np.nanmean(relative[:, :, is_made], axis=1)  # [L, W]
-    frame = Frame(width=tracepictures.WIDTH, left=66, right=110)
+    frame = Frame(width=WIDTH, left=66, right=110)
     x = linear_scale(max(widths), name="bits a weight", **frame.across)
     y = log_scale(by_layer.ravel().tolist(), name="squared error, output = 1", **frame.upwards)
     drawn = [Line(list(zip(widths, losses.tolist(), strict=True)), "quiet") for losses in by_layer]
@@ -122,8 +133,178 @@ def _trace(store: Store, source: ReportSource) -> tuple[Trace | None, Shape | No
     trace = from_table(store.read("traces", run), num_experts=shape.num_experts)
     passes = trace.pass_indices()
     tokens = np.flatnonzero(trace.layer == trace.layer[0])
-    return trace.take(np.flatnonzero(passes <= passes[tokens[:_TOKENS][-1]])), shape
+    return trace.take(np.flatnonzero(passes <= passes[tokens[:_OF_TRACE][-1]])), shape
 
 
 def _shape(store: Store, model_id: str | None) -> Shape | None:
     return next((model.shape for model in store.models() if model.model_id == model_id), None)
+
+
+# Pictures of a trace
+
+
+def routing(trace: Trace, shape: Shape) -> Drawing:
+    """The experts of one layer that each decoded token selected."""
+    layer = trace.num_layers // 2
+    selected = trace.experts[(trace.layer == layer) & (trace.phase == DECODE)][:_TOKENS]
+    matrix = np.zeros((shape.num_experts, len(selected)))
+    matrix[selected.T, np.arange(len(selected))] = 1
+    title = f"Layer {layer}: the {selected.shape[1]} experts that each token takes"
+    return heatmap(
+        title, matrix.tolist(), top=1, row="expert", column="decoded token", says=title, width=WIDTH
+    )
+
+
+def skew(trace: Trace, shape: Shape) -> Drawing:
+    """The share of all requests that the most used experts of each layer have."""
+    frame = Frame(width=WIDTH)
+    x = linear_scale(shape.num_experts, name="most used experts of a layer", **frame.across)
+    y = linear_scale(1.0, name="share of requests", **frame.upwards)
+    drawn = [Line([(0, 0), (shape.num_experts, 1)], "quiet", is_dashed=True)]
+    for layer in range(trace.num_layers):
+        counts = np.sort(
+            np.bincount(trace.experts[trace.layer == layer].ravel(), minlength=shape.num_experts)
+        )[::-1]
+        drawn.append(
+            Line(list(enumerate([0.0, *(np.cumsum(counts) / counts.sum()).tolist()])), "strong")
+        )
+    title = "A line for each layer; dashed: if all experts were used alike"
+    return lines(title, drawn, x, y, frame, says=title)
+
+
+def hit_rates(trace: Trace, shape: Shape) -> Drawing:
+    """Hit rates of eviction policies by budget, from random choice to the oracle."""
+    frame = Frame(width=WIDTH, right=100)
+    x = linear_scale(
+        0.8, name="share of the experts in the fast tier", shown="{:.0%}".format, **frame.across
+    )
+    y = linear_scale(1.0, name="hit rate", **frame.upwards)
+    drawn = [
+        Line(
+            [(share, _hit_rate(trace, shape, name, share)) for share in SHARES],
+            colour,
+            name,
+            has_dots=True,
+        )
+        for name, colour in EVICTIONS.items()
+    ]
+    title = "How often a wanted expert is resident, without prefetching"
+    return lines(title, drawn, x, y, frame, says=f"{title}: {', '.join(EVICTIONS)}")
+
+
+def residency(trace: Trace, shape: Shape) -> Drawing:
+    """Draw which experts are resident while one token after another is decoded.
+
+    The fast tier holds a quarter of the experts and evicts the least recently used. Programs that
+    play no animation, and readers who want none, see the last token.
+    """
+    title = "Resident experts, token by token (a quarter of them, lru)"
+    first, tables = _residents(trace, shape)
+    cell = min(18.0, (WIDTH - 40) / shape.num_experts)
+    high = max(cell, 8.0)
+    grid = f"translate(30 22) scale({cell:.4f} {high:.4f})"
+    foot = 22 + trace.num_layers * high
+    shown = []
+    for number, (held, hit, loaded) in enumerate(tables):
+        last = " last" * (number == len(tables) - 1)
+        cells = "".join(
+            f'<path class="{kind}" d="{_cells(table)}"/>'
+            for kind, table in (("s2", held), ("p0", hit), ("p1", loaded))
+            if table.any()
+        )
+        text = f'<text class="value" x="30" y="12">token {first + number}</text>'
+        style = f'style="animation-delay:{(number - len(tables)) * _MOMENT_S:.1f}s"'
+        shown.append(f'<g class="moment{last}" {style}>{text}<g transform="{grid}">{cells}</g></g>')
+    ticks = "".join(
+        f'<text class="tick end" x="25" y="{22 + (layer + 0.5) * high + 4:.1f}">{layer}</text>'
+        for layer in range(0, trace.num_layers, max(1, round(14 / high)))
+    )
+    axis = (
+        f'<text class="axis" x="{30 + shape.num_experts * cell / 2:.1f}" '
+        f'y="{foot + 16:.1f}">experts</text>'
+    )
+    axis += (
+        f'<text class="axis" transform="translate(9 {(22 + foot) / 2:.1f}) '
+        'rotate(-90)">layers</text>'
+    )
+    inside = _animation(len(tables)) + "".join(shown) + ticks + axis + _key(foot + 26)
+    return Drawing(title, inside, WIDTH, foot + 42, title)
+
+
+def _hit_rate(trace: Trace, shape: Shape, eviction: str, share: float) -> float:
+    controller = _controller(trace, shape, eviction, share, Scope.GLOBAL)
+    replay(trace, controller)
+    return hit_rate(controller.counters.totals())
+
+
+def _controller(
+    trace: Trace, shape: Shape, eviction: str, share: float, scope: Scope
+) -> Controller:
+    policies = build(preset("on-demand").texts() | {"eviction": eviction})
+    artefacts = (
+        Artefacts(next_use=NextUse.of(trace, shape)) if eviction == "belady" else Artefacts()
+    )
+    slots = round(share * shape.num_keys)
+    known = {"num_slots": slots, "shadows": None, "split": None, "scope": scope, "window": 0}
+    return build_controller(policies, shape, artefacts=artefacts, **known)
+
+
+def _residents(trace: Trace, shape: Shape) -> tuple[int, list[tuple[np.ndarray, ...]]]:
+    """Return the first token shown, and of each token the experts that were resident but not used,
+    hit, and loaded: each [L, E] bool."""
+    controller = _controller(trace, shape, "lru", 0.25, Scope.LAYER)
+    tables: dict[int, tuple[np.ndarray, ...]] = {}
+    size = (shape.num_layers, shape.num_experts)
+    before = np.zeros(size, bool)
+
+    def watch(step: Step, plan: Plan) -> None:
+        layer = step.layer
+        used = np.zeros(shape.num_experts, bool)
+        used[np.unique(step.selected)] = True
+        now = controller.cache.layer_states(layer) > 0
+        if step.phase == DECODE:
+            held, hit, loaded = tables.setdefault(
+                step.pass_index, tuple(np.zeros(size, bool) for _ in range(3))
+            )
+            held[layer] = now & ~used
+            hit[layer] = used & before[layer]
+            loaded[layer] = used & ~before[layer]
+        before[layer] = now
+
+    replay(trace, controller, watch=watch)
+    decoded = list(tables.values())
+    first = max(0, min(_MOMENTS, len(decoded) - _MOMENTS))
+    return first, decoded[first : first + _MOMENTS]
+
+
+def _cells(table: np.ndarray) -> str:
+    return "".join(
+        f"M{expert + 0.06:g} {layer + 0.06:g}h.88v.88h-.88z"
+        for layer, expert in np.argwhere(table).tolist()
+    )
+
+
+def _animation(num_moments: int) -> str:
+    """Return the style that shows one token after another; without animation only the last one."""
+    share = 100 / num_moments
+    return (
+        f"<style>.moment{{visibility:hidden;animation:token {num_moments * _MOMENT_S:.1f}s "
+        "step-end infinite}.last{visibility:visible}"
+        f"@keyframes token{{0%{{visibility:visible}}{share:.3f}%{{visibility:hidden}}"
+        "100%{visibility:hidden}}"
+        "@media (prefers-reduced-motion:reduce){.moment{animation:none}}</style>"
+    )
+
+
+def _key(upper: float) -> str:
+    drawn = ""
+    at = 30.0
+    for kind, words in (
+        ("s2", "resident"),
+        ("p0", "used, was resident: hit"),
+        ("p1", "used, was loaded: miss"),
+    ):
+        drawn += f'<rect class="{kind}" x="{at:g}" y="{upper:g}" width="11" height="11"/>'
+        drawn += f'<text class="value" x="{at + 16:g}" y="{upper + 10:g}">{words}</text>'
+        at += 36 + 6.6 * len(words)
+    return drawn

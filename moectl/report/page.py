@@ -1,112 +1,95 @@
-"""The page: head, sections, and the receipt of the runs behind its numbers."""
+"""The page of a report: sections in chapters, each a template filled with the rows of its
+queries."""
 
-import re
-import shlex
-from collections.abc import Callable
-from dataclasses import replace
-from html import escape
 from importlib.resources import files
 
-from artifacts.store.runs import versions
 from artifacts.store.store import Store
-from moectl.bundled import is_bundled
 from moectl.report import queries
-from moectl.report.chapters import Chapter, chapters
-from moectl.report.environment import environment, title
-from moectl.report.markup import Column, Section, code, data, section, short, table, whole
-from moectl.report.reading import ReportSource
+from moectl.report.reading import LIVE, SIMULATED, ReportSource, StoredBench
+from moectl.report.sections import Section, Sections, template
 
-_TABLES = ("activations", "coactivations", "similarity", "quant_loss", "splits")
-_OF_A_MODEL = re.compile(r"<code>moectl (profile|quantize|bench|tune)\b")
-_RUNS_TITLE = "Runs behind these numbers"
-_RUNS = (
-    Column("command", "command"),
-    Column("runs", "runs", whole),
-    Column("newest", "newest", whole, "its number in the store"),
-    Column("data", "data"),
-    Column("tokens", "tokens", whole),
-    Column("seed", "seed", whole),
-    Column("seconds", "seconds", short),
-    Column("started (UTC)", "started"),
-)
+_MODES = {LIVE: "Measured live", SIMULATED: "Simulated"}
+# By name of the template: title, the table without which nothing is known, and queries by the names
+# that the template calls their rows.
+_OF_MODEL = {
+    "use": ("Use of experts", "activations", {"rows": queries.USE}),
+    "together": (
+        "Experts selected together",
+        "coactivations",
+        {"rows": queries.TOGETHER, "pairs": queries.PAIRS},
+    ),
+    "standins": (
+        "Stand-ins",
+        "similarity",
+        {"rows": queries.STANDINS, "best": queries.BEST_STANDINS},
+    ),
+    "loss": (
+        "What few bits cost",
+        "quant_loss",
+        {"rows": queries.LOSS, "means": queries.LOSS_MEANS},
+    ),
+    "splits": ("Split experts", "splits", {"rows": queries.SPLITS}),
+}
 
 
 def render(store: Store, *, job: str | None = None, model_id: str | None = None) -> str:
     """The page of `model_id`, by default the model of the newest bench; `job` is the bench that
     leads it."""
     source = ReportSource(store, job=job, model_id=model_id)
-    parts = [
-        Chapter("", [environment(source)]),
-        *chapters(source),
-        Chapter("Receipt", [_receipt(source)]),
-    ]
-    name = title(source)
-    date = _date(source)
+    chapters = _chapters(Sections(source))
     style = "".join(
         files(f"moectl.{room}").joinpath(file).read_text(encoding="utf-8")
-        for room, file in (("show", "charts.css"), ("report", "style.css"))
+        for room, file in (("charts", "charts.css"), ("report", "style.css"))
     )
-    named = _named(source)
-    body = "".join(_chapter(part, named) for part in parts)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(name)}, {date}: moectl report</title>"
-        f'<link rel="icon" href="data:,"><style>{style}</style></head>'
-        f'<body><main><header><h1>{escape(name)}</h1><p class="quiet">moectl report, {date}</p>'
-        f'<nav aria-label="Sections">{"".join(map(_links, parts))}</nav></header>'
-        f"{body}</main></body></html>\n"
-    )
+    date = source.rows(queries.NEWEST_DAY)[0]["day"] or "no date"
+    return template("page").render(source=source, chapters=chapters, style=style, date=date)
 
 
-def _date(source: ReportSource) -> str:
-    """The day of the newest run."""
-    return source.rows(queries.NEWEST_DAY)[0]["day"] or "no date"
+def _chapters(sections: Sections) -> dict[str, list[Section]]:
+    """Return the sections by chapter, those of the leading bench first."""
+    source = sections.source
+    jobs = {bench.mode: bench for bench in source.jobs}
+    modes = [*jobs, *(mode for mode in _MODES if mode not in jobs)]
+    environment = {"rows": queries.MODELS, "benches": queries.CONDITIONS}
+    imported = sections.fill("imported", "Other tools, on another text", {"rows": queries.IMPORTED})
+    receipt = {"rows": queries.RECEIPT}
+    return {
+        "": [sections.fill("environment", "Environment and workload", environment)],
+        **{_MODES[mode]: _of_bench(sections, mode, jobs.get(mode)) for mode in modes},
+        "Other tools and tuned presets": [
+            *([imported] if imported.is_known else []),
+            _of_table(sections, "tuned", "Tuned presets", "presets", {"rows": queries.TUNED}),
+        ],
+        "The model": [_of_table(sections, kind, *each) for kind, each in _OF_MODEL.items()],
+        "Receipt": [sections.fill("receipt", "Runs behind these numbers", receipt)],
+    }
 
 
-def _links(chapter: Chapter) -> str:
-    links = " ".join(
-        f'<a href="#{escape(part.key)}">{escape(part.title)}</a>' for part in chapter.sections
-    )
-    return f"<p>{f'<b>{escape(chapter.title)}</b> ' if chapter.title else ''}{links}</p>"
+def _of_bench(sections: Sections, mode: str, job: StoredBench | None) -> list[Section]:
+    if job is None:
+        return [sections.fill("summary", "What to run", {}, key=f"{mode}-summary")]
+    made = []
+
+    def add(kind: str, title: str, key: str = "", **asked: str) -> None:
+        made.append(sections.fill(kind, title, asked, key=key, job=job))
+
+    source = sections.source
+    marks = source.rows(queries.filled(queries.MARKS, job=job.digest))
+    by = "against quality" if any(row["loss"] is not None for row in marks) else "by preset"
+    add("summary", "What to run", f"{mode}-summary", rows=queries.SUMMARY)
+    add("front", f"Time {by}" if marks else "Time", f"{mode}-front", rows=queries.MARKS)
+    add("bench", "Every row", f"{mode}-bench", rows=queries.TABLE, tasks=queries.TASKS)
+    if job is source.jobs[0]:
+        add("layers", "Layer by layer", rows=queries.LAYERS)
+        add("prefetch", "Prefetching", rows=queries.PREFETCH)
+    if job.is_live:
+        add("controls", "Buddies against controls", rows=queries.STAND_IN_PRICES)
+    return made
 
 
-def _chapter(chapter: Chapter, named: Callable[[Section], Section]) -> str:
-    heading = f'<h2 class="chapter">{escape(chapter.title)}</h2>' if chapter.title else ""
-    return heading + "".join(section(named(part)) for part in chapter.sections)
-
-
-def _named(source: ReportSource) -> Callable[[Section], Section]:
-    """A function that adds the model to the commands in a section; without it they would use the
-    bundled model."""
-    names = [str(row["name"]) for row in source.models]
-    name = "" if not names or is_bundled(names[0]) else f" {escape(shlex.quote(names[0]))}"
-    return lambda part: replace(
-        part, missing=_OF_A_MODEL.sub(lambda verb: verb[0] + name, part.missing)
-    )
-
-
-def _receipt(source: ReportSource) -> Section:
-    runs = sorted({run for run in map(source.newest, _TABLES) if run is not None})
-    asked = queries.filled(queries.RECEIPT, runs=runs, jobs=[bench.digest for bench in source.jobs])
-    rows = source.rows(asked)
-    if not rows:
-        return Section(
-            "receipt",
-            _RUNS_TITLE,
-            missing="Nothing was run yet: <code>moectl profile</code> begins.",
-        )
-    details = "".join(
-        f"<dt>{escape(row['command'])}, run {data(row['newest'], whole)}</dt>"
-        f"<dd>{code(row['parameters'])}</dd><dt>versions</dt><dd>{code(row['versions'])}</dd>"
-        for row in rows
-    )
-    inside = (
-        f"{table(rows, _RUNS, label='Runs')}<details><summary>Options in force, and "
-        "versions</summary>"
-    )
-    made = (
-        '<p class="quiet">Page by moectl '
-        f"{escape(versions().get('moectl', '(not installed)'))}.</p>"
-    )
-    return Section("receipt", _RUNS_TITLE, f"{inside}<dl>{details}</dl></details>{made}", (asked,))
+def _of_table(
+    sections: Sections, kind: str, title: str, table: str, asked: dict[str, str]
+) -> Section:
+    """Fill a section with what the newest run of a table wrote."""
+    run = sections.source.newest(table)
+    return sections.fill(kind, title, {} if run is None else asked, run=run)

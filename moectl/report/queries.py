@@ -80,7 +80,7 @@ FROM (SELECT *, is_known AND loss + 2 * error <= 0.01 AS is_good FROM (
 GROUP BY budget, link ORDER BY size, link"""
 )
 
-# The data and conditions of a bench.
+# The data and conditions of benches.
 CONDITIONS = """
 SELECT data, tokens, coalesce(json_extract(parameters, '$.tokens_asked')::BIGINT, tokens) AS asked,
   json_extract(parameters, '$.quality.scored')::BIGINT AS scored,
@@ -98,7 +98,9 @@ SELECT data, tokens, coalesce(json_extract(parameters, '$.tokens_asked')::BIGINT
   json_extract(parameters, '$.threads')::INT AS threads, seed,
   coalesce(json_extract(parameters, '$.base')::INT, 16) AS base,
   json_extract(parameters, '$.dense')::INT AS dense
-FROM runs WHERE json_extract_string(parameters, '$.job') = {job} ORDER BY run_id LIMIT 1"""
+FROM runs WHERE json_extract_string(parameters, '$.job') IN ({jobs})
+QUALIFY
+  row_number() OVER (PARTITION BY json_extract_string(parameters, '$.job') ORDER BY run_id) = 1"""
 
 MARKS = (
     _ROWS
@@ -156,7 +158,8 @@ STAND_IN_PRICES = (
 )
 SELECT budget, link, preset, share, kl, perplexity_ratio, price, list_avg(beside) AS difference,
   list_aggregate(beside, 'stddev_samp') / sqrt(len(beside)) AS error, len(beside) AS texts, run_id
-FROM paired ORDER BY size, link, price, preset"""
+FROM paired QUALIFY count(*) OVER (PARTITION BY budget, link) > 1
+ORDER BY size, link, price, preset"""
 )
 
 LAYERS = (

@@ -55,15 +55,12 @@ class ReportSource:
 
     def conditions(self, job: StoredBench) -> Record:
         """Data, machine and effort of a bench."""
-        return self.rows(queries.filled(queries.CONDITIONS, job=job.digest))[0]
+        return self.rows(queries.filled(queries.CONDITIONS, jobs=[job.digest]))[0]
 
-    def links(self, job: StoredBench) -> list[str]:
-        """The links of a bench's rows."""
-        return list(
-            dict.fromkeys(
-                row["link"] for row in self.rows(queries.filled(queries.TABLE, job=job.digest))
-            )
-        )
+    def told(self, job: StoredBench) -> list[str]:
+        """Return the grounds of a bench's times in words, over each of its links."""
+        rows = self.rows(queries.filled(queries.TABLE, job=job.digest))
+        return list(dict.fromkeys(self.grounds(job, row["link"]).says for row in rows))
 
     def grounds(self, job: StoredBench, link: str) -> grounds.Grounds:
         """Return the grounds of the times of a bench over this link."""

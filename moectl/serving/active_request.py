@@ -46,6 +46,9 @@ class ActiveRequest:
             self._tally.first(
                 self.job.owner, num_prompt_tokens, self._timing.seconds[0], num_cached=num_cached
             )
+        else:
+            before, now = self._timing.seconds[-2:]
+            self._tally.per_token.observe(now - before)
         self._tell(self._stops.add(self._text.add(token_id)))
 
     def _finish(self, num_cached: int) -> None:

@@ -10,7 +10,8 @@ from typing import Annotated, TypeVar
 import torch
 from fastapi import Depends, FastAPI, Request
 from fastapi.encoders import jsonable_encoder
-from fastapi.responses import PlainTextResponse, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
@@ -18,10 +19,10 @@ from starlette.types import Receive, Scope, Send
 from artifacts.errors import Problem
 from moectl.serving import metrics
 from moectl.serving.answers import AnswerFormat, event
-from moectl.serving.bodies import ChatBody, CompletionBody, PresetBody, RequestBody
+from moectl.serving.connections import is_stream
 from moectl.serving.encoding import code_of
-from moectl.serving.half_closed import is_stream
 from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob, TextPiece
+from moectl.serving.openai_api import ChatBody, CompletionBody, PresetBody, RequestBody
 from moectl.serving.refusal import Refusal, error
 from moectl.serving.scheduler import Closing, Full, Scheduler
 from moectl.serving.wire import AsciiJson, object_of
@@ -90,9 +91,9 @@ def _add_watching(app: FastAPI, serving: Serving) -> None:
         return AsciiJson(jsonable_encoder(told))  # FastAPI's own way would refuse half a character
 
     @app.get("/metrics")
-    async def prometheus() -> PlainTextResponse:
-        return PlainTextResponse(
-            metrics.prometheus(scheduler, serving.model), media_type="text/plain; version=0.0.4"
+    async def prometheus() -> Response:
+        return Response(
+            metrics.prometheus(scheduler, serving.model), media_type=CONTENT_TYPE_PLAIN_0_0_4
         )
 
     @app.post("/preset", openapi_extra=_documented(PresetBody))

@@ -1,15 +1,20 @@
-"""Counters of a server, as JSON for the page and as text for Prometheus."""
+"""Counters and times of a server, as JSON for the page and as text for Prometheus."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 import torch
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from moectl.serving.scheduler import Scheduler
 from moectl.serving.wire import shown
 from runtime.control.controller import Controller
 from runtime.control.plan import Plan
 
+Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
 _SUMS = {
     "prompt_tokens": "Tokens of prompts whose answer has begun.",
     "cached_tokens": "Of them, those known from an earlier prompt that begins alike.",
@@ -74,63 +79,68 @@ def _used(one: Plan | torch.Tensor, controller: Controller) -> dict[str, list[in
     return {"hit": sorted(used - missed), "missed": sorted(missed)}
 
 
-def prometheus(scheduler: Scheduler, model: str) -> str:
-    """Counters in the Prometheus text format, version 0.0.4."""
-    return "".join(f"{line}\n" for line in _lines(scheduler, model))
+def prometheus(scheduler: Scheduler, model: str) -> bytes:
+    """Counters and times in the text format of Prometheus, version 0.0.4."""
+    registry = CollectorRegistry()  # of this server alone
+    registry.register(_Served(scheduler, model))
+    return generate_latest(registry)
 
 
-def _lines(scheduler: Scheduler, model: str) -> Iterator[str]:
-    said = scheduler.tally.read()
-    labels = {"model": model, "preset": scheduler.preset, "device": scheduler.receipt["device"]}
-    yield from _metric(
-        "info", "gauge", "What is served, and by which preset.", {_labels(labels): 1}
-    )
-    yield from _metric(
-        "requests_running", "gauge", "Requests under way.", {"": scheduler.num_running}
-    )
-    yield from _metric(
-        "requests_waiting", "gauge", "Requests in the queue.", {"": scheduler.num_waiting}
-    )
-    kept = scheduler.kept
-    yield from _metric(
-        "kept_prompts_bytes", "gauge", "Prompts kept for their beginnings.", {"": kept.nbytes}
-    )
-    yield from _metric(
-        "kept_prompts_limit_bytes", "gauge", "What these may take.", {"": kept.most_nbytes}
-    )
-    over = {_labels({"outcome": name}): count for name, count in said["requests"].items()}
-    yield from _metric("requests_total", "counter", "Requests that are over.", over)
-    for name, help_text in _SUMS.items():
-        yield from _metric(f"{name}_total", "counter", help_text, {"": said[name]})
-    for name in said["counters"]:
-        values = {
-            _labels({"layer": layer}): counts[name] for layer, counts in enumerate(said["by_layer"])
-        }
-        yield from _metric(
-            f"expert_{name}_total", "counter", f"The counter {name} of moectl run.", values
+@dataclass(frozen=True, slots=True)
+class _Served(Collector):
+    """Reads what a scheduler has counted, whenever it is asked."""
+
+    scheduler: Scheduler
+    model: str
+
+    def collect(self) -> Iterator[Metric]:
+        tally = self.scheduler.tally
+        kept = self.scheduler.kept
+        said = tally.read()
+        served = (self.model, self.scheduler.preset, self.scheduler.receipt["device"])
+        labels = ("model", "preset", "device")
+        yield _metric(
+            GaugeMetricFamily, "info", "What is served, and by which preset.", {served: 1}, *labels
         )
-    yield from _of_owners(said["owners"])
+        for name, help_text, value in (
+            ("requests_running", "Requests under way.", self.scheduler.num_running),
+            ("requests_waiting", "Requests in the queue.", self.scheduler.num_waiting),
+            ("kept_prompts_bytes", "Prompts kept for their beginnings.", kept.nbytes),
+            ("kept_prompts_limit_bytes", "What these may take.", kept.most_nbytes),
+        ):
+            yield _metric(GaugeMetricFamily, name, help_text, {(): value})
+        over = {(outcome,): count for outcome, count in said["requests"].items()}
+        yield _metric(CounterMetricFamily, "requests", "Requests that are over.", over, "outcome")
+        for name, help_text in _SUMS.items():
+            yield _metric(CounterMetricFamily, name, help_text, {(): said[name]})
+        for name in said["counters"]:
+            by_layer = {(layer,): counts[name] for layer, counts in enumerate(said["by_layer"])}
+            yield _metric(
+                CounterMetricFamily,
+                f"expert_{name}",
+                f"The counter {name} of moectl run.",
+                by_layer,
+                "layer",
+            )
+        for name, help_text in _OF_OWNER.items():
+            sums = {
+                (owner,): (counts | counts["counters"])[name]
+                for owner, counts in said["owners"].items()
+            }
+            yield _metric(CounterMetricFamily, f"user_{name}", help_text, sums, "user")
+        yield from tally.to_first_token.collect()
+        yield from tally.per_token.collect()
 
 
-def _of_owners(owners: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
-    sums = {name: {**said, **said["counters"]} for name, said in owners.items()}
-    for name, help_text in _OF_OWNER.items():
-        values = {_labels({"user": owner}): said[name] for owner, said in sums.items()}
-        yield from _metric(f"user_{name}_total", "counter", help_text, values)
-
-
-def _metric(name: str, kind: str, help_text: str, values: Mapping[str, float]) -> Iterator[str]:
-    yield f"# HELP moectl_{name} {help_text}"
-    yield f"# TYPE moectl_{name} {kind}"
-    for labels, value in values.items():
-        yield f"moectl_{name}{labels} {value}"
-
-
-def _labels(values: Mapping[str, object]) -> str:
-    return (
-        "{" + ",".join(f'{name}="{_escaped(str(value))}"' for name, value in values.items()) + "}"
-    )
-
-
-def _escaped(text: str) -> str:
-    return shown(text).replace("\\", "\\\\").replace('"', '\\"')
+def _metric(
+    kind: type[Family],
+    name: str,
+    help_text: str,
+    values: Mapping[tuple[object, ...], float],
+    *labels: str,
+) -> Family:
+    """Return a metric with a value for each tuple of labels."""
+    family = kind(f"moectl_{name}", help_text, labels=labels)
+    for of, value in values.items():
+        family.add_metric([shown(str(each)) for each in of], value)
+    return family

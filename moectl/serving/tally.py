@@ -2,11 +2,12 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from prometheus_client import Histogram
 
 from runtime.control.counters import Counter, by_layer, totals
 from runtime.control.plan import Plan
@@ -17,6 +18,9 @@ OUTCOMES = ("answered", "left", "failed", "refused")  # left: the client went aw
 # what has a name of its own, and what all further ones are counted under
 MOST_OWNERS = 50
 OTHERS = "others"
+# seconds, as other servers of language models have them
+_FIRST_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
+_EACH_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
 _OF_OWNER = (
     Counter.REQUESTS,
     Counter.HITS,
@@ -46,6 +50,12 @@ class OwnerCounts:
         }
 
 
+def _histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Callable[[], Histogram]:
+    """Return what makes a histogram outside the registry of the process, in which those of two
+    servers would collide."""
+    return lambda: Histogram(f"moectl_{name}", help_text, buckets=buckets, registry=None)
+
+
 @dataclass(slots=True)
 class Tally:
     """Counters that the scheduler's thread writes and other threads read, under `lock`. `owners`
@@ -60,6 +70,20 @@ class Tally:
     num_first: int = 0
     last_token: tuple[Plan | torch.Tensor, ...] = ()  # by layer, as a pass gives it
     first_s: float = 0.0  # from a request's arrival to its first token
+    to_first_token: Histogram = field(
+        default_factory=_histogram(
+            "time_to_first_token_seconds",
+            "Time from the arrival of a request to its first token.",
+            _FIRST_S,
+        )
+    )
+    per_token: Histogram = field(
+        default_factory=_histogram(
+            "time_per_output_token_seconds",
+            "Time from one token of an answer to the next.",
+            _EACH_S,
+        )
+    )
     began_s: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -85,6 +109,7 @@ class Tally:
             self.num_cached += num_cached
             self.num_first += 1
             self.first_s += seconds
+            self.to_first_token.observe(seconds)
 
     def _owner(self, name: str) -> OwnerCounts:
         name = name if name in self.owners or len(self.owners) < MOST_OWNERS else OTHERS

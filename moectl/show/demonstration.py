@@ -2,11 +2,11 @@
 
 from dataclasses import asdict, dataclass
 
+from moectl.charts.scales import Drawing, Frame, linear_scale
+from moectl.charts.scatter import Mark, loss_scale, scatter
 from moectl.show.grounds import compared
 from moectl.show.losses import is_distinguishable, loss_words
 from moectl.show.render import Sheet, human_bytes
-from moectl.show.scatter import Mark, loss_scale, scatter
-from moectl.show.svg import Drawing, Frame, linear_scale
 from runtime.control.counters import is_exact
 
 FULL = "full"

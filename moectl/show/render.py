@@ -1,4 +1,4 @@
-"""Results on stdout: tables, JSON, and heatmaps of characters."""
+"""Results on stdout: tables, JSON, and heatmaps of characters, these also as pictures."""
 
 import json
 import os
@@ -7,11 +7,15 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from moectl.charts.pictures import write_picture
+from moectl.charts.plots import heatmap, with_shades
 
 _SHADES = " ░▒▓█"
 _HALF_BLOCK = "▀"
@@ -23,6 +27,7 @@ _SCALE = np.array(
 _UNLIMITED = 100_000
 _FOLDED = 32  # characters: longer texts are wrapped
 _FRAME = 3  # characters beside each column
+_PICTURE = 640  # pixels that a picture is wide
 
 Group = list[tuple[int, str]]  # columns by index, each with its heading
 
@@ -157,6 +162,20 @@ def _key(cells: Sequence[Sequence[str]]) -> set[int]:
             key = [*key, index]
             num_distinct = longer
     return set(key)
+
+
+def draw_heatmap(matrix: Heatmap, path: Path) -> None:
+    """Draw the matrix in shades from 0 to its largest value. Where a few values would leave all
+    others pale, the shades end at the 90th percentile."""
+    values = matrix.values.astype(float)
+    usual = float(np.percentile(values, 90))
+    largest = float(values.max())
+    is_cut = 0 < usual * 10 < largest
+    top = usual if is_cut else largest
+    says = f"{matrix.title}: rows are {matrix.row_name}, columns are {matrix.column_name}"
+    names = {"row": matrix.row_name, "column": matrix.column_name}
+    drawing = heatmap(matrix.title, values.tolist(), top=top, says=says, width=_PICTURE, **names)
+    write_picture(with_shades(drawing, cell_text(top) + " or more" * is_cut), path)
 
 
 def show_heatmap(heatmap: Heatmap) -> None:

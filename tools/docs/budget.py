@@ -25,7 +25,6 @@ CROWDED = {
     "artifacts/quantisation": 17,
     "moectl/serving": 19,
     "moectl/shared": 20,
-    "moectl/show": 17,
     "runtime/control": 16,
     "runtime/kernels/cpu": 44,
     "runtime/kernels/gpu": 20,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby
 
-from moectl.show.charts import WIDTH, Line, lines
-from moectl.show.pictures import write_picture
-from moectl.show.svg import AxisScale, Drawing, Frame, log_scale
+from moectl.charts.pictures import write_picture
+from moectl.charts.plots import WIDTH, Line, lines
+from moectl.charts.scales import AxisScale, Drawing, Frame, log_scale
 from tools import ROOT
 
 PAGE = ROOT / "docs" / "quantisation.md"

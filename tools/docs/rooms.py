@@ -58,14 +58,15 @@ ROOMS: dict[str, dict[str, str]] = {
     "moectl": {
         "bundled": "",
         "shared": "bundled",
-        "show": "shared bundled",
+        "charts": "",
+        "show": "charts shared bundled",
         "bench": "show shared bundled",
-        "report": "show shared bundled",
+        "report": "charts show shared bundled",
         "serving": "show shared bundled",
         "generating": "show shared bundled",
         "tune": "bench show shared bundled",
         "cli": "shared bundled",
-        "commands": "cli bench tune report serving generating show shared bundled",
+        "commands": "cli bench tune report serving generating charts show shared bundled",
     },
 }
 """By package and room: the rooms of the same package that it may import. A package's own `__init__`

@@ -14,6 +14,7 @@ from moectl.show.render import (
     Heatmap,
     Sheet,
     console,
+    draw_heatmap,
     human_bytes,
     show_heatmap,
     show_json,
@@ -85,8 +86,6 @@ def refuse_picture(name: str) -> None:
 
 def picture(view: View, path: Path) -> None:
     """Write the view's heatmap as a picture and print its path."""
-    from moectl.show.pictures import draw_heatmap
-
     draw_heatmap(view.heatmap, path)
     console().print(f"{path}: {view.heatmap.title}", markup=False)
 

@@ -86,8 +86,8 @@ def _lines(pictures: dict[str, str], missing: dict[str, str]) -> list[str]:
 def _draw(folder: Path, *, store: Path, run: int | None) -> dict[str, dict[str, str]]:
     """Write the store's knowledge of a model, of the run or of the newest bench, as SVG files into
     a folder. Return the titles of these pictures by path, and what missing ones need, by name."""
+    from moectl.charts.pictures import write_picture
     from moectl.report.gallery import gallery
-    from moectl.show.pictures import write_picture
 
     pictures = {}
     missing = {}

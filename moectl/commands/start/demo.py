@@ -96,8 +96,8 @@ def demo(
 ) -> None:
     """Try presets on the bundled model, offline, in a minute."""
     with importing():
+        from moectl.charts.pictures import check_picture, write_picture
         from moectl.show.demonstration import drawing, sentence, sheet
-        from moectl.show.pictures import check_picture, write_picture
         from moectl.show.render import console, show_json, show_sheet
 
     if picture:

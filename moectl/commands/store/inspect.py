@@ -90,8 +90,8 @@ def inspect(
     As a table or a heatmap. It also prices substitution, few bits and prefetching.
     """
     if options.picture is not None:
+        from moectl.charts.pictures import check_picture
         from moectl.commands.inspect import refuse_picture
-        from moectl.show.pictures import check_picture
 
         refuse_picture(name)
         check_picture(options.picture)

@@ -19,7 +19,7 @@ from artifacts.store.runs import RunInfo, utc_now
 from artifacts.store.store import Store
 from moectl.cli import main
 from moectl.report import queries
-from moectl.report.markup import Section, section
+from moectl.report.page import render
 from tests import TRACE
 from tests.conftest import Checkpoint
 from tests.helpers.browser import LOOKS, browsing, needs_browser
@@ -382,13 +382,36 @@ def test_what_is_not_there_names_its_command(tmp_path: Path, checkpoint: Checkpo
     assert lacking.keys() >= {"together", "standins", "splits"} and reader.parts["layers"].values
 
 
-def test_texts_of_strangers_are_shown_and_not_followed() -> None:
-    evil = """x' OR 1=1; --"><script>alert(1)</script>{y}"""
+def test_texts_of_strangers_are_shown_and_not_followed(store: Path, tmp_path: Path) -> None:
+    """Of a store whose every free text is hostile, in each section that shows one."""
+    evil = """x' OR 1=1; --"><script>alert(1)</script>{y}{{ 7 * 7 }}{% raw %}"""
     for query in (queries.CONDITIONS, queries.TABLE, queries.RECEIPT):
         asked = queries.filled(query, job=evil, jobs=[evil, evil], runs=[1, 2])
         assert "= 'x'' OR 1=1; --" in asked or "('x'' OR 1=1; --" in asked
     assert "IN (NULL)" in queries.filled(queries.RECEIPT, runs=[], jobs=[])
-    assert "<script" not in section(Section(evil, evil, "a body", (evil,)))
+    hostile = tmp_path / "hostile.duckdb"
+    hostile.write_bytes(store.read_bytes())
+    with duckdb.connect(str(hostile)) as connection:
+        for told in (
+            "models SET family = $1, name = $1",
+            "runs SET data = $1, command = CASE command WHEN 'tune' THEN $1 ELSE command END",
+            "bench SET preset = $1 WHERE preset IN ('importance', 'specmd')",
+            "bench SET budget = $1 WHERE budget = '50%'",
+            "presets SET eviction = $1, machine = $1",
+            "bench SET link = $1 WHERE mode = 'imported'",
+        ):
+            connection.execute(f"UPDATE {told}", [evil])
+    with Store.open(hostile, read_only=True) as held:
+        text = render(held)
+    out = tmp_path / "out.html"
+    out.write_text(text, encoding="utf-8")
+    assert taken_apart(out).parts.keys() == SECTIONS and "<script" not in text
+    for name in ("environment", "live-summary", "live-front", "live-bench", "layers", "prefetch"):
+        part = text[text.index(f'<section id="{name}"') :].partition("</section>")[0]
+        assert "&lt;script&gt;" in part and "{{ 7 * 7 }}" in part, name
+    for name in ("controls", "imported", "tuned", "receipt"):
+        part = text[text.index(f'<section id="{name}"') :].partition("</section>")[0]
+        assert "&lt;script&gt;" in part, name
 
 
 def test_a_store_without_a_bench(tmp_path: Path) -> None:
@@ -473,4 +496,4 @@ def test_a_bench_of_prompts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         == 0
     )
     assert main(["report", "page.html"]) == 0, capfd.readouterr().err
-    assert "is of prompts alone" in Path("page.html").read_text(encoding="utf-8")
+    assert Path("page.html").read_text(encoding="utf-8").count("is of prompts alone") == 2

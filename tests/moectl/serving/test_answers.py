@@ -222,7 +222,12 @@ def test_prometheus_hears_what_clients_were_told(client: OpenAI, web: httpx2.Cli
         for name, count in counts.items():
             metric = f'moectl_expert_{name}_total{{layer="{layer}"}}'
             assert after[metric] - before[metric] == count
-    assert 'moectl_info{model="tiny",preset="on-demand",device="cpu"}' in after
+    assert 'moectl_info{device="cpu",model="tiny",preset="on-demand"}' in after
+    for name, count in (("to_first_token", 1), ("per_output_token", 4)):
+        times = f"moectl_time_{name}_seconds"
+        assert after[f"{times}_count"] - before[f"{times}_count"] == count
+        assert after[f'{times}_bucket{{le="+Inf"}}'] == after[f"{times}_count"]
+        assert after[f"{times}_sum"] > before[f"{times}_sum"]
 
 
 def test_a_preset_is_switched_between_requests(

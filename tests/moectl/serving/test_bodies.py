@@ -7,7 +7,7 @@ from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chats
 from pydantic import BaseModel, ValidationError
 
-from moectl.serving.bodies import ChatBody, CompletionBody, Message, StreamOptions
+from moectl.serving.openai_api import ChatBody, CompletionBody, Message, StreamOptions
 from tests import ROOT
 
 VALUES = [

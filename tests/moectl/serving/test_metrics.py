@@ -1,10 +1,12 @@
-"""What the page is told of the last token."""
+"""What the page is told of the last token; histograms of two servers in one process."""
 
 import pytest
+from prometheus_client import REGISTRY
 
 from moectl.serving.guard import ServerLimits
 from moectl.serving.metrics import live
 from moectl.serving.scheduler import Scheduler
+from moectl.serving.tally import Tally
 from runtime.control.counters import Counter
 from runtime.model.open import MoeModel
 from runtime.session.generation.sampling import Sampling
@@ -37,3 +39,15 @@ def test_the_experts_of_the_last_token(opened: MoeModel, preset: str) -> None:
     if preset != "moepic":  # which counts pieces of experts
         assert [len(one["missed"]) for one in told] == counters[Counter.MISSES].tolist()
     assert any(one["missed"] for one in told) == (preset != "full")
+
+
+def test_two_servers_in_one_process_count_apart() -> None:
+    one, other = (Tally(num_layers=2) for _ in range(2))
+    one.first("", 3, 0.3)
+    counts = []
+    for tally in (one, other):
+        [family] = tally.to_first_token.collect()
+        counts.append({each.labels.get("le", each.name): each.value for each in family.samples})
+    assert (counts[0]["0.25"], counts[0]["0.5"], counts[0]["+Inf"]) == (0, 1, 1)
+    assert counts[0]["moectl_time_to_first_token_seconds_sum"] == 0.3
+    assert counts[1]["+Inf"] == 0 and REGISTRY.get_sample_value("moectl_passes_total") is None

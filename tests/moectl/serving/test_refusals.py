@@ -135,9 +135,10 @@ def test_names_that_break_lines_break_no_counter(
     assert (metrics.status_code, live.status_code) == (200, 200)
     lines = metrics.text.splitlines()
     assert (
-        'moectl_user_generated_tokens_total{user="a\\"\\\\\\\\n\\\\r\\\\u2028\\\\x85b"} 1' in lines
+        'moectl_user_generated_tokens_total{user="a\\"\\\\\\\\n\\\\r\\\\u2028\\\\x85b"} 1.0'
+        in lines
     )
-    assert 'moectl_user_first_tokens_total{user="cut \\\\ud83d"} 1' in lines
+    assert 'moectl_user_first_tokens_total{user="cut \\\\ud83d"} 1.0' in lines
     assert all(line.startswith(("#", "moectl_")) for line in lines)
     assert json.loads(live.text)["owners"].keys() >= {'a"\\\n\r\u2028\x85b', "cut \ud83d"}
 

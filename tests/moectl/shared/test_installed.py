@@ -37,7 +37,8 @@ def test_everything_is_here() -> None:
         "duckdb",
         "packaging",
     }
-    assert [need.name for need in installed.needs("serve")] == ["fastapi", "uvicorn"]
+    serve = [need.name for need in installed.needs("serve")]
+    assert serve == ["fastapi", "uvicorn", "prometheus_client"]
     first = findings.of_installation()[0]
     assert (
         first.topic == "installation"
@@ -54,8 +55,8 @@ def test_every_extra_has_its_line_and_what_mends_it(monkeypatch: pytest.MonkeyPa
     }
     _lacking(monkeypatch, "uvicorn", None)
     serve = next(found for found in findings.of_installation() if found.topic == "extra serve")
-    assert serve.says.startswith("for moectl serve: fastapi ") and serve.says.endswith(
-        ", uvicorn is missing"
+    assert serve.says.startswith("for moectl serve: fastapi ") and (
+        ", uvicorn is missing, " in serve.says
     )
     assert serve.remedy == "pip install 'moectl[serve]'"
 

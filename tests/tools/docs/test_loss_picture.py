@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from moectl.show.pictures import write_picture
+from moectl.charts.pictures import write_picture
 from tools.docs.loss_picture import MODELS, PAGE, PICTURE, drawing, read
 
 

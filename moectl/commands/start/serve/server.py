@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from moectl.serving.connections import HalfClosedProtocol
 from moectl.serving.front import Front
 from moectl.serving.guard import Guard, ServerLimits
-from moectl.serving.half_closed import HalfClosedProtocol
 
 if TYPE_CHECKING:
     from moectl.serving.app import Serving

@@ -8,7 +8,7 @@ from html import escape
 
 import numpy as np
 
-from moectl.show.svg import AxisScale, Drawing, Frame, axes, exact
+from moectl.charts.scales import AxisScale, Drawing, Frame, axes, exact
 
 # pixels: of a name's letter, of its height, of a mark
 _LETTER = 6.9

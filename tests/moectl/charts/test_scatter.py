@@ -6,8 +6,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from moectl.show.scatter import Mark, loss_scale, scatter
-from moectl.show.svg import Frame, linear_scale
+from moectl.charts.scales import Frame, linear_scale
+from moectl.charts.scatter import Mark, loss_scale, scatter
 
 FRAME = Frame(width=520, height=310, top=28)
 Box = tuple[float, float, float, float]

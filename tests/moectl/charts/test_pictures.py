@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from artifacts.errors import BadUsage
-from moectl.show.charts import Line, lines
-from moectl.show.pictures import check_picture, draw_heatmap, write_picture
-from moectl.show.render import Heatmap
-from moectl.show.svg import LEVELS, Frame, linear_scale, shade_of
+from moectl.charts.pictures import check_picture, write_picture
+from moectl.charts.plots import Line, lines
+from moectl.charts.scales import LEVELS, Frame, linear_scale, shade_of
+from moectl.show.render import Heatmap, draw_heatmap
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moectl.show.svg import log_scale
+from moectl.charts.scales import log_scale
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,26 @@
-"""Charts that the report and picture files share: lines, bars and heatmaps, as drawings."""
+"""Charts of lines, bars, rows of points and heatmaps, as drawings; marks carry the values they
+stand for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby
 
-from moectl.show.svg import (
+from moectl.charts.scales import (
     LEVELS,
     AxisScale,
     Drawing,
     Frame,
     axes,
     exact,
+    log_scale,
     name_width,
     round_step,
     shade_of,
 )
 
 WIDTH = 380  # of a chart on a page
+_ROW = 20  # pixels of a named row
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +77,19 @@ class Bar:
     values: tuple[object, ...]
 
 
-def bars(
-    title: str,
-    rows: Sequence[Bar],
-    *,
-    top: float,
-    says: str,
-    width: float = WIDTH,
-    parts: Sequence[str] = (),
-) -> Drawing:
-    """Horizontal bars from 0 to `top`; `parts` names what their colours stand for, in a line below
-    them."""
+def bars(title: str, rows: Sequence[Bar], *, top: float, says: str) -> Drawing:
+    """Horizontal bars from 0 to `top`."""
     left = name_width([bar.name for bar in rows])
     right = 7.0 * max(len(bar.text) for bar in rows) + 10
-    high = 20
-    room = width - left - right
+    room = WIDTH - left - right
     drawn = []
     for index, bar in enumerate(rows):
-        upper = index * high
+        upper = index * _ROW
         at = left
-        drawn.append(
-            f'<text class="name" x="{left - 6:g}" y="{upper + 14}">{escape(bar.name)}</text>'
-        )
         values = " ".join(map(exact, bar.values))
         drawn.append(
-            f'<g data-values="{values}"><title>{escape(f"{bar.name}: {bar.text}")}</title>'
+            f'{_row_name(bar.name, left, upper)}<g data-values="{values}">'
+            f"<title>{escape(f'{bar.name}: {bar.text}')}</title>"
         )
         for number, part in enumerate(bar.parts):
             wide = room * part / top
@@ -111,25 +102,83 @@ def bars(
             f'<text class="value" x="{left + room + 6:.1f}" '
             f'y="{upper + 14}">{escape(bar.text)}</text></g>'
         )
-    foot = len(rows) * high + 4
-    drawing = Drawing(title, "".join(drawn), width, foot, says)
-    return (
-        replace(drawing, inside=drawing.inside + _part_key(parts, left, foot + 8), height=foot + 24)
-        if parts
-        else drawing
-    )
+    return Drawing(title, "".join(drawn), WIDTH, len(rows) * _ROW + 4, says)
 
 
-def _part_key(parts: Sequence[str], left: float, upper: float) -> str:
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A mark in a row: its place, size and name, its tooltip `title`, and the exact values behind
+    it. `kind` is the class of its colour."""
+
+    x: float
+    size: float
+    name: str
+    title: str
+    values: tuple[object, ...]
+    kind: str
+
+
+def dots(title: str, rows: Sequence[Sequence[Point]], name: str, *, says: str) -> Drawing:
+    """Rows of points, each row with its name, on one logarithmic scale."""
+    left = name_width([row[0].name for row in rows])
+    end = WIDTH - 14
+    x = log_scale([point.x for row in rows for point in row], name=name, start=left, end=end)
+    foot = len(rows) * _ROW
+    ticks = [(x.place(value), text) for value, text in x.ticks]
+    drawn = [
+        f'<line class="grid" x1="{across:.1f}" x2="{across:.1f}" y1="0" y2="{foot}"/>'
+        for across, _ in ticks
+    ]
+    for index, row in enumerate(rows):
+        drawn.append(_row_name(row[0].name, left, index * _ROW))
+        drawn += [
+            f'<circle class="{point.kind}" cx="{x.place(point.x):.1f}" '
+            f'cy="{(index + 0.5) * _ROW:g}" r="{point.size:.1f}" '
+            f'data-values="{" ".join(map(exact, point.values))}">'
+            f"<title>{escape(point.title)}</title></circle>"
+            for point in row
+        ]
+    drawn.append(_below(ticks, name, foot, (left + end) / 2))
+    return Drawing(title, "".join(drawn), WIDTH, foot + 34, says)
+
+
+def named_heatmap(
+    title: str,
+    rows: Mapping[str, Sequence[float | None]],
+    *,
+    shown: Callable[[object], str],
+    top: float,
+    column: str,
+    says: str,
+) -> Drawing:
+    """Few rows by name, columns numbered from 0. Cells wide enough carry their value as text."""
+    left = name_width(list(rows))
+    across = max(map(len, rows.values()))
+    wide = (WIDTH - left - 6) / across
     drawn = []
-    at = left
-    for number, name in enumerate(parts):
-        drawn.append(f'<rect class="p{number}" x="{at:.1f}" y="{upper:g}" width="11" height="11"/>')
-        drawn.append(
-            f'<text class="value" x="{at + 16:.1f}" y="{upper + 10:g}">{escape(name)}</text>'
-        )
-        at += 7.0 * len(name) + 36
-    return "".join(drawn)
+    for index, (name, values) in enumerate(rows.items()):
+        upper = index * _ROW
+        drawn.append(_row_name(name, left, upper))
+        for number, value in enumerate(values):
+            if value is None:
+                continue
+            at = left + number * wide
+            shade = shade_of(value, top)
+            text = escape(shown(value))
+            drawn.append(
+                f'<g data-values="{exact(value)}"><title>{text}</title><rect class="s{shade}" '
+                f'x="{at:.1f}" y="{upper}" width="{wide - 1:.1f}" height="{_ROW - 1}"/>'
+            )
+            if wide >= 26:
+                drawn.append(
+                    f'<text class="t{shade}" x="{at + wide / 2:.1f}" y="{upper + 14}">{text}</text>'
+                )
+            drawn.append("</g>")
+    foot = len(rows) * _ROW
+    every = max(1, round(across / 8))
+    ticks = [(left + (number + 0.5) * wide, str(number)) for number in range(0, across, every)]
+    drawn.append(_below(ticks, column, foot, left + across * wide / 2))
+    return Drawing(title, "".join(drawn), WIDTH, foot + 34, says)
 
 
 def heatmap(
@@ -150,22 +199,31 @@ def heatmap(
     high = min(wide, width / down) if down > across / 3 else max(wide, min(18.0, 160 / down))
     grid = f'<g transform="translate(30 0) scale({wide:.4f} {high:.4f})">{_cells(matrix, top)}</g>'
     foot = down * high
-    ticks = "".join(
-        f'<text class="tick" x="{30 + (n + 0.5) * wide:.1f}" y="{foot + 13:.1f}">{n}</text>'
-        for n in _few(across)
-    ) + "".join(
-        f'<text class="tick end" x="25" y="{(n + 0.5) * high + 4:.1f}">{n}</text>'
-        for n in (range(down) if down <= 16 and high >= 12 else _few(down))
+    below = [(30 + (number + 0.5) * wide, str(number)) for number in _few(across)]
+    beside = "".join(
+        f'<text class="tick end" x="25" y="{(number + 0.5) * high + 4:.1f}">{number}</text>'
+        for number in (range(down) if down <= 16 and high >= 12 else _few(down))
     )
-    middle = foot / 2
     label = (
-        f'<text class="axis" x="{30 + across * wide / 2:.1f}" '
-        f'y="{foot + 28:.1f}">{escape(column)}</text>'
+        f'<text class="axis" transform="translate(9 {foot / 2:.1f}) '
+        f'rotate(-90)">{escape(row)}</text>'
     )
-    label += (
-        f'<text class="axis" transform="translate(9 {middle:.1f}) rotate(-90)">{escape(row)}</text>'
-    )
-    return Drawing(title, grid + ticks + label, width, foot + 34, says)
+    ticks = _below(below, column, foot, 30 + across * wide / 2)
+    return Drawing(title, grid + ticks + beside + label, width, foot + 34, says)
+
+
+def _row_name(name: str, left: float, upper: float) -> str:
+    return f'<text class="name" x="{left - 6:g}" y="{upper + 14}">{escape(name)}</text>'
+
+
+def _below(ticks: Sequence[tuple[float, str]], name: str, foot: float, middle: float) -> str:
+    """The ticks of the horizontal axis, and its name."""
+    drawn = [
+        f'<text class="tick" x="{across:.1f}" y="{foot + 13:.1f}">{text}</text>'
+        for across, text in ticks
+    ]
+    drawn.append(f'<text class="axis" x="{middle:.1f}" y="{foot + 28:.1f}">{escape(name)}</text>')
+    return "".join(drawn)
 
 
 def with_shades(drawing: Drawing, most: str) -> Drawing:

@@ -5,15 +5,10 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-import numpy as np
-
 from artifacts.common.files import check_writable, replacing
 from artifacts.errors import BadUsage
-from moectl.show.charts import heatmap, with_shades
-from moectl.show.render import Heatmap, cell_text
-from moectl.show.svg import Drawing
+from moectl.charts.scales import Drawing
 
-WIDTH = 640
 _MARGIN = 14
 _HEAD = 40
 _FILE_STYLE = (
@@ -45,24 +40,10 @@ def write_picture(drawing: Drawing, path: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def draw_heatmap(matrix: Heatmap, path: Path) -> None:
-    """Draw the matrix in shades from 0 to its largest value. Where a few values would leave all
-    others pale, the shades end at the 90th percentile."""
-    values = matrix.values.astype(float)
-    usual = float(np.percentile(values, 90))
-    largest = float(values.max())
-    is_cut = 0 < usual * 10 < largest
-    top = usual if is_cut else largest
-    says = f"{matrix.title}: rows are {matrix.row_name}, columns are {matrix.column_name}"
-    names = {"row": matrix.row_name, "column": matrix.column_name}
-    drawing = heatmap(matrix.title, values.tolist(), top=top, says=says, width=WIDTH, **names)
-    write_picture(with_shades(drawing, cell_text(top) + " or more" * is_cut), path)
-
-
 def _style() -> str:
     """`charts.css` with colours in place of its variables, which many programs that show SVG do not
     know."""
-    text = files("moectl.show").joinpath("charts.css").read_text(encoding="utf-8")
+    text = files("moectl.charts").joinpath("charts.css").read_text(encoding="utf-8")
     palettes, _, rules = text.partition("/* marks */\n")
     light, dark = (
         dict(re.findall(r"(--\w+): ([^;]+);", one))

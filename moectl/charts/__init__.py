@@ -1,0 +1,1 @@
+"""Charts as SVG: scales and axes, lines, bars, heatmaps and scatter plots, and files of them."""
