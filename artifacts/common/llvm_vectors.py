@@ -109,3 +109,10 @@ def chosen_of_16(builder: ir.IRBuilder, codes: ir.Value, numbers: Sequence[int])
             for even, odd in zip(choices[::2], choices[1::2], strict=True)
         ]
     return choices[0]
+
+
+def chosen_of_64(builder: ir.IRBuilder, table: Sequence[ir.Value], indices: ir.Value) -> ir.Value:
+    """The words of two vectors of 32 words at 32 indices below 64, for a processor with
+    AVX512-BW."""
+    name = "llvm.x86.avx512.vpermi2var.hi.512"
+    return called(builder, name, indices.type, [table[0], indices, table[1]])

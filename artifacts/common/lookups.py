@@ -20,6 +20,7 @@ from artifacts.common.llvm_vectors import (
     I64,
     advanced,
     called,
+    chosen_of_64,
     filled,
     load,
     splat,
@@ -41,9 +42,7 @@ def look_up_bytes(context, codes, table, out, count):
     def chosen(builder: ir.IRBuilder, index: ir.Value, parts: list[ir.Value], bit: int) -> ir.Value:
         """The numbers in some 32nds of the table; of their halves this bit of the codes chooses."""
         if len(parts) == 2:
-            return called(
-                builder, "llvm.x86.avx512.vpermi2var.hi.512", numbers, [parts[0], index, parts[1]]
-            )
+            return chosen_of_64(builder, parts, index)
         low, high = (
             chosen(builder, index, half, bit // 2)
             for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :])

@@ -17,6 +17,7 @@ from artifacts.common.llvm_vectors import (
     I64,
     advanced,
     called,
+    chosen_of_64,
     filled,
     load,
     splat,
@@ -73,7 +74,7 @@ def _step(bits: int, *, looks_up: bool) -> Callable[..., int]:
                 for place in range(ways):
                     at = advanced(builder, I64(2 * LANES * place), loop.index, 2 * LANES * ways)
                     read = load(builder, builder.add(hashes if looks_up else costs, at), _COSTS)
-                    cost = _looked_up(builder, tables, read) if looks_up else read
+                    cost = chosen_of_64(builder, tables, read) if looks_up else read
                     of_lanes = spread(
                         builder, lowest, [(LANES * place + lane) >> bits for lane in range(LANES)]
                     )
@@ -104,12 +105,6 @@ def _least(builder: ir.IRBuilder, costs: Sequence[ir.Value]) -> tuple[ir.Value, 
     return least, [
         builder.select(is_high, *pair) for pair in zip(high_bits, low_bits, strict=True)
     ] + [is_high]
-
-
-def _looked_up(builder: ir.IRBuilder, tables: Sequence[ir.Value], indices: ir.Value) -> ir.Value:
-    return called(
-        builder, "llvm.x86.avx512.vpermi2var.hi.512", _COSTS, [tables[0], indices, tables[1]]
-    )
 
 
 def _least_of_lanes(builder: ir.IRBuilder, costs: ir.Value) -> ir.Value:
