@@ -33,6 +33,8 @@ from tests.helpers import stranger as stranger_module
 from tools.docs.commands import OF_A_CLONE, STAMP, Block, blocks, pages
 from tools.reproductions.command import REPRODUCTIONS
 
+pytestmark = pytest.mark.slow
+
 PAGES = [page for page in pages() if any(not block.takes_long for block in blocks(page))]
 LONG = [block for page in pages() for block in blocks(page) if block.takes_long]
 SET_UP = (

@@ -17,6 +17,8 @@ from runtime.replay.workload import Workload
 from runtime.session.probe import Rates, scaled_window
 from tests import ROOT
 
+pytestmark = pytest.mark.slow
+
 MACHINE = "rtx3090-pcie4"
 
 

@@ -14,6 +14,8 @@ from artifacts.store.store import Store
 from tests.helpers.stores import said_by, spawn, verified, write
 from tools.torments.content_hash import content_hash
 
+pytestmark = pytest.mark.slow
+
 WRITE_FOREVER = """
 while True:
     print(write(Path(sys.argv[1])), flush=True)

@@ -11,6 +11,8 @@ from artifacts.errors import OutOfResources
 from artifacts.store.store import Store, add_run
 from tests.helpers.stores import activations, run_info, spawn, verified
 
+pytestmark = pytest.mark.slow
+
 HOLD = """
 import sys, time, duckdb
 connection = duckdb.connect(sys.argv[1], read_only=sys.argv[2] == "reader")

@@ -15,6 +15,8 @@ from artifacts.store.store import Store
 from moectl.cli import main
 from tests.helpers.stores import activations, write
 
+pytestmark = pytest.mark.slow
+
 
 def sqlite_file(path):
     with sqlite3.connect(path) as connection:

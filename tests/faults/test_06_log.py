@@ -14,6 +14,8 @@ from moectl.cli import main
 from moectl.shared.exit_codes import INPUT, PARTLY
 from tests.helpers.stores import said_by, verified, write
 
+pytestmark = pytest.mark.slow
+
 KILLED_BEFORE_CHECKPOINT = """
 class Dying:
     def __init__(self, connection): self._connection = connection

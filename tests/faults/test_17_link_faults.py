@@ -24,6 +24,8 @@ from tools.torments.faulty_links import Faults, failing, failing_from, held, ins
 from tools.torments.interrupting import OutOfMemory, allocations
 from tools.torments.lossless import Model, differs, said
 
+pytestmark = pytest.mark.slow
+
 LINKS = ("disk", "2GB/s")
 
 

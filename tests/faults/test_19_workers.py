@@ -20,6 +20,8 @@ from profilers.quantise.one_expert import ExpertDone, ExpertTask
 from profilers.workers.workers import Processes, Workers
 from tests.conftest import Checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ from tests import ROOT
 from tests.conftest import Checkpoint
 from tools.torments.content_hash import content_hash
 
+pytestmark = pytest.mark.slow
+
 TEXT = ["--data", "text.txt"]
 COMMANDS = [
     ["profile", "the model", *TEXT, "--tokens", "192", "--length", "32", "--trace"],

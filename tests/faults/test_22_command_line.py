@@ -21,6 +21,8 @@ from moectl.shared.exit_codes import exit_code_of
 from tests import ROOT
 from tests.helpers.said import problems
 
+pytestmark = pytest.mark.slow
+
 HEAVY = ("torch", "transformers", "duckdb", "numpy", "numba", "pyarrow", "datasets")
 COMMANDS = list(get_command(app).commands)
 

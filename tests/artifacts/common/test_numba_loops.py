@@ -11,6 +11,8 @@ import pytest
 
 from tests import ROOT
 
+pytestmark = pytest.mark.slow
+
 PARTS = """
 from artifacts.common.numba_loops import part
 

@@ -11,6 +11,8 @@ from artifacts.quantisation.replica_parts import named
 from artifacts.quantisation.trellis import Trellis, fitting
 from artifacts.quantisation.trellis_encoder import Encoder, rotated
 
+pytestmark = pytest.mark.slow
+
 
 def integers(*shape: int, seed: int = 0) -> np.ndarray:
     """Numbers that are the same wherever numpy's generators are, without a rounded logarithm."""

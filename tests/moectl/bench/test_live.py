@@ -14,6 +14,8 @@ from moectl.cli import main
 from profilers.compare import peers
 from tests.helpers.bench import FEW, LIVE, SAME, Benched, interrupting
 
+pytestmark = pytest.mark.slow
+
 MEASURED = ("ttft_ms", "tpot_ms", "tpot_quartiles", "misses", "exposed_ms", "kl", "run")
 
 

@@ -10,6 +10,8 @@ from moectl.bench import simulated
 from moectl.cli import main
 from tests.helpers.bench import LIVE, REPLAY, TRACE, Benched, interrupting
 
+pytestmark = pytest.mark.slow
+
 
 def test_simulated_rows(benched: Benched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

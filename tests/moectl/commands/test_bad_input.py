@@ -23,6 +23,8 @@ from tests.conftest import Checkpoint
 from tests.helpers.families import COMMON, VOCABULARY
 from tests.helpers.said import problems
 
+pytestmark = pytest.mark.slow
+
 GATE = "model.layers.0.mlp.gate.weight"
 EXPERT = ".mlp.experts."
 SHORT = ("--tokens", "64", "--length", "16", "--batch", "2")

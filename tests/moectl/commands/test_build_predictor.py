@@ -9,6 +9,8 @@ from artifacts.traces.parquet import read_parquet
 from moectl.cli import main
 from tests.conftest import Checkpoint
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = (
     "--data",
     "text.txt",

@@ -11,6 +11,8 @@ from tests.conftest import Checkpoint
 from tests.helpers.said import problems
 from tests.moectl.conftest import Said
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [
     "--prompt",
     "a dog",

@@ -22,6 +22,8 @@ from tests.conftest import Checkpoint
 from tests.helpers import gguf_files
 from tests.helpers.measured import made
 
+pytestmark = pytest.mark.slow
+
 HERE = LocalMachine("abacus", 4, 3, 64 << 30, 32 << 30, None, 0.5, None, 0)
 SHAPE = Shape(num_layers=2, num_experts=8, top_k=2, expert_nbytes=1 << 30)
 DISK = ("--threads", "1", "--json")

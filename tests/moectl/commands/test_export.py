@@ -19,6 +19,8 @@ from tests.helpers import families
 from tests.moectl.commands.test_quantize import said_by
 from tools.lab.gptq_reader import GptqCheckpoint
 
+pytestmark = pytest.mark.slow
+
 WIDE = {
     "mixtral": families._family("Mixtral", num_local_experts=4, intermediate_size=64),
     "gpt_oss": families._family("GptOss", num_local_experts=4, head_dim=8, intermediate_size=32),

@@ -17,6 +17,8 @@ from moectl.cli import main
 from tests.conftest import Checkpoint
 from tests.moectl.commands.test_quantize import said_by
 
+pytestmark = pytest.mark.slow
+
 BLOCKS = {"deepseek_v2": [1, 2], "qwen3_moe": [0, 2]}  # numbers of the MoE layers among all three
 PROFILE = ("--tokens", "300", "--length", "16", "--prefill", "8", "--samples", "20", "--trace")
 

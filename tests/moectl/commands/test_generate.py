@@ -13,6 +13,8 @@ from tests.conftest import Checkpoint
 from tests.moectl.conftest import Said
 from tools.bench.serving.generate_soak import FULL_DISK, KILL, soak
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [
     "It was a dark",
     "and stormy night;",

@@ -9,6 +9,8 @@ import pytest
 from moectl.cli import main
 from tests import TRACE
 
+pytestmark = pytest.mark.slow
+
 ABSOLUTE = re.compile(r"\bms\b|tokens/s|\bseconds?\b")
 REPLAYED = ("--trace", str(TRACE), "--model", "bundled", "--machine", "rtx3090-pcie4")
 

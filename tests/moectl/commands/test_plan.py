@@ -33,6 +33,8 @@ from tests import ROOT
 from tests.conftest import Checkpoint
 from tests.helpers.published import CONFIGS
 
+pytestmark = pytest.mark.slow
+
 GIB = 1 << 30
 
 Planned = Callable[..., dict]

@@ -16,6 +16,8 @@ from moectl.cli import main
 from tests import ROOT
 from tests.conftest import Checkpoint
 
+pytestmark = pytest.mark.slow
+
 TABLES = ("activations", "coactivations", "entropy", "traces")
 OPTIONS = (
     "--data",

@@ -11,6 +11,8 @@ from tests.helpers import families
 from tests.helpers.published import publish
 from tests.moectl.conftest import Said
 
+pytestmark = pytest.mark.slow
+
 TEXT = [
     "--data",
     "text.jsonl",

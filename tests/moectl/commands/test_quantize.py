@@ -27,6 +27,8 @@ from tests.conftest import Checkpoint
 from tests.helpers.rewritten import invert
 from tests.helpers.said import problems
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = (
     "--data",
     "text.txt",

@@ -28,6 +28,8 @@ from tests import ROOT
 from tests.conftest import Checkpoint
 from tests.helpers.said import problems
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "It was a dark and stormy night;"
 
 

@@ -18,6 +18,8 @@ from tests import ROOT
 from tests.conftest import Checkpoint
 from tests.helpers.serving import EXACT, SETTINGS, rest, serving
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_server_ends_well(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """The page is there while the model loads. After SIGTERM running requests are answered to their

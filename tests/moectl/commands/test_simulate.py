@@ -17,6 +17,8 @@ from moectl.shared.trace_source import TraceSource, open_source
 from tests import TRACE
 from tests.runtime.control.reference import SlowCache
 
+pytestmark = pytest.mark.slow
+
 SHAPE = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=1)
 REFERRED = ("lru", "lfu", "lcp", "least_stale", "fld")
 COUNTS = ("requests", "hits", "late", "misses", "collisions", "evictions")

@@ -22,6 +22,8 @@ from artifacts.traces.trace import DECODE, PREFILL
 from moectl.cli import main
 from tests import TRACE
 
+pytestmark = pytest.mark.slow
+
 SHAPE = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=1000)
 MODEL = ModelInfo("small", "c" * 64, "olmoe", SHAPE)
 

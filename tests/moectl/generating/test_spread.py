@@ -16,6 +16,8 @@ from moectl.generating.spread import AnswerRows, RowsAnswered
 from tests.conftest import Checkpoint
 from tests.moectl.conftest import Said
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = ("--budget", "50%", "--max-new-tokens", "4", "--ignore-eos", "--greedy")
 MARK = "MOECTL_TEST_BEGUN"
 

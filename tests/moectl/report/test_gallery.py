@@ -18,6 +18,8 @@ from moectl.bench.ledger import LIVE, BenchJob, BenchRow, Ledger
 from moectl.cli import main
 from tests import ROOT, TRACE
 
+pytestmark = pytest.mark.slow
+
 MODEL = ModelInfo(
     "demo", "d" * 64, "olmoe", Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=24_576)
 )

@@ -26,6 +26,8 @@ from tests.helpers.browser import LOOKS, browsing, needs_browser
 from tests.moectl.bench.test_other_tools import VLLM, written
 from tests.moectl.commands.test_build_buddies import write_profile
 
+pytestmark = pytest.mark.slow
+
 VOID = {"meta", "link"}
 LIVE = {"live-summary", "live-front", "live-bench", "layers", "prefetch", "controls"}
 SIMULATED = {"simulated-summary", "simulated-front", "simulated-bench"}

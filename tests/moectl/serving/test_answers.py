@@ -17,6 +17,8 @@ from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from tests.helpers.serving import EXACT, SETTINGS, Running, idle, rest
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = (
     "It was a dark and stormy night;",
     "sheep",

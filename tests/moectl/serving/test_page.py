@@ -19,6 +19,8 @@ from tests import ROOT
 from tests.helpers.browser import LOOKS, Tab, browsing, needs_browser
 from tests.helpers.serving import EXACT, SETTINGS, Running, idle, serving
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = (
     "It was a dark and stormy night;",
     "sheep",

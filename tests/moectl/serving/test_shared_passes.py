@@ -19,6 +19,8 @@ from tests.conftest import Checkpoint
 from tests.helpers.serving import EXACT, SETTINGS, Running, idle, rest, serving
 from tests.moectl.serving.test_answers import PROMPTS, alone
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:

@@ -21,6 +21,8 @@ from runtime.session.settings import Settings
 from tests.conftest import Checkpoint
 from tests.helpers.stores import spawn
 
+pytestmark = pytest.mark.slow
+
 HOLD = """
 import duckdb, time
 connection = duckdb.connect(sys.argv[1])

@@ -13,6 +13,8 @@ from moectl.shared import progress
 from tests.conftest import Checkpoint
 from tests.moectl.conftest import Said
 
+pytestmark = pytest.mark.slow
+
 FEW = [
     "--data",
     "text.jsonl",

@@ -1,8 +1,12 @@
 """The built-in task is made of text that the bundled model has not seen, and its answers are what
 really follows."""
 
+import pytest
+
 from profilers.compare.continuations import CHOICES, COUNT, items
 from profilers.text.python import docstrings
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_right_passage_is_followed_by_the_text_and_the_others_are_of_other_modules() -> None:

@@ -17,6 +17,8 @@ from profilers.export.gguf import export_gguf
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 
+pytestmark = pytest.mark.slow
+
 TEXT = BenchText((np.arange(5, 21), np.arange(30, 46)), 8)
 HAS_ACCELERATE = find_spec("accelerate") is not None
 HAS_LLAMA_CPP = find_spec("xllamacpp") is not None

@@ -17,6 +17,8 @@ from profilers.compare.tasks import Tasks, TaskScore, check_tasks, evaluate, loa
 from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
 
+pytestmark = pytest.mark.slow
+
 harness = pytest.importorskip(
     "lm_eval.evaluator", reason="lm-evaluation-harness is not installed: pip install -e '.[eval]'"
 )

@@ -15,6 +15,8 @@ from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
 from tests.conftest import Checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 def spread(seconds: float) -> Spread:
     return Spread(seconds, 0.0, 2)

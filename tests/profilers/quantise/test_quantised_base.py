@@ -23,6 +23,8 @@ from tests.helpers import families, gguf_files
 from tests.helpers.published import MAKERS, publish
 from tests.profilers.quantise.test_replicas import METHOD, SEQUENCES, files
 
+pytestmark = pytest.mark.slow
+
 WIDE = {"hidden_size": 64, "intermediate_size": 96}
 TWO_BITS = Method(bits=(2,), min_samples=METHOD.min_samples)
 

@@ -28,6 +28,8 @@ from tests.helpers.families import FAMILIES, VOCABULARY
 from tests.helpers.rewritten import invert
 from tests.profilers.quantise.replicas_by_hand import header, heard, stored_weight
 
+pytestmark = pytest.mark.slow
+
 RANDOM = np.random.default_rng(0)
 SEQUENCES = [RANDOM.integers(3, VOCABULARY, length) for length in (20, 31, 9, 31, 14, 25, 8)]
 METHOD = Method(bits=SCALAR_WIDTHS, min_samples=12)

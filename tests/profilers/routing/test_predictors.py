@@ -21,6 +21,8 @@ from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
 
+pytestmark = pytest.mark.slow
+
 SHAPE = Shape(num_layers=2, num_experts=5, top_k=2, expert_nbytes=1)
 
 

@@ -31,6 +31,8 @@ from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
 
+pytestmark = pytest.mark.slow
+
 BATCHING = Batching(batch=2, length=10, prefill=4)
 LENGTHS = (10, 7, 10, 10, 3, 10, 8, 10, 10, 5, 10)
 DATA = Data(

@@ -24,6 +24,8 @@ from profilers.workers.workers import Executor, Workers
 from tests import ROOT
 from tests.conftest import Checkpoint
 
+pytestmark = pytest.mark.slow
+
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'moectl[ray]'")
 TRACE = ROOT / "tests" / "data" / "demo-trace.parquet"
 TEXT = ["--data", "text.txt"]

@@ -9,6 +9,8 @@ import pytest
 
 from profilers.workers.workers import Processes, Workers
 
+pytestmark = pytest.mark.slow
+
 
 def work(task: object) -> object:
     return task, os.getpid(), signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())

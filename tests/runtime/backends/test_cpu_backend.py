@@ -30,6 +30,8 @@ from tests.helpers.families import FAMILIES, VOCABULARY, save
 from tests.runtime.session.test_session import plain_model
 from tools.gpu.checks.low_bit import random_packed
 
+pytestmark = pytest.mark.slow
+
 OTHERS = {"gpt_oss"}  # biased, transposed, with its own kind of gate
 TOLERANCE = {
     torch.float32: 1e-5,

@@ -4,11 +4,14 @@ torch says on the dequantised experts, and the counters of that session."""
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.helpers import families
 from tests.helpers.published import publish
 from tests.helpers.triton_process import interpret, needs_triton
+
+pytestmark = pytest.mark.slow
 
 RUNS = {
     "fp8": ("mixtral", {"hidden_act": "gelu"}, {"preset": "full"}),

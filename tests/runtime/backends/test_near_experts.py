@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import Checkpoint
 from tests.helpers.triton_process import interpret, needs_triton
 
-pytestmark = needs_triton
+pytestmark = [needs_triton, pytest.mark.slow]
 NEAR = """
 import json, sys
 import torch

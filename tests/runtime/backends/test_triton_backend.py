@@ -10,6 +10,8 @@ from runtime.kernels.gpu.tiles import SortedPairs
 from tests.helpers.triton_process import interpret, needs_triton
 from tools.make.families import tiny
 
+pytestmark = pytest.mark.slow
+
 OTHERS = (
     "aria_text",
     "gemma4_text",

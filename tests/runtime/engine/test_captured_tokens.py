@@ -10,7 +10,7 @@ from tests.conftest import Checkpoint
 from tests.helpers import families
 from tests.helpers.triton_process import interpret, needs_triton
 
-pytestmark = needs_triton
+pytestmark = [needs_triton, pytest.mark.slow]
 # of the largest logit, in float32: attention is summed over a longer row, whose end is hidden
 BOUND = 5e-6
 BEGUN = """

@@ -5,7 +5,7 @@ import pytest
 
 from tests.helpers.triton_process import interpret, needs_triton
 
-pytestmark = needs_triton
+pytestmark = [needs_triton, pytest.mark.slow]
 ORDERED = """
 import sys
 from types import SimpleNamespace

@@ -18,6 +18,8 @@ from tests.conftest import Checkpoint
 from tests.helpers.triton_process import interpret, needs_triton
 from tests.runtime.session.test_published_fused import published
 
+pytestmark = pytest.mark.slow
+
 INTERPRETED = """
 import json, sys
 from dataclasses import replace

@@ -14,7 +14,7 @@ from tests import ROOT
 from tests.helpers.triton_process import compiled, compiler, needs_triton
 from tests.runtime.kernels.test_published_gpu import layout_of
 
-pytestmark = needs_triton
+pytestmark = [needs_triton, pytest.mark.slow]
 CAPABILITIES = (80, 90, 120)
 TENSORS = (
     dict.fromkeys(("x_ptr", "inner_ptr", "out_ptr"), "*bf16")

@@ -15,6 +15,8 @@ from runtime.session.settings import FUSED
 from tests.conftest import Checkpoint
 from tools.gpu.checks.made_replicas import made
 
+pytestmark = pytest.mark.slow
+
 _NUM_DECODED = 24
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.triton_process import compiled, compiler, interpret, needs_triton
 
-pytestmark = needs_triton
+pytestmark = [needs_triton, pytest.mark.slow]
 DECIDED = """
 import json, sys
 from dataclasses import astuple

@@ -12,6 +12,8 @@ from runtime.model.layers import moe_layers
 from tests.helpers.triton_process import interpret, needs_triton
 from tools.make.families import tiny
 
+pytestmark = pytest.mark.slow
+
 GPT_OSS = Gate("scaled", take_turns=True, alpha=1.702, limit=7.0)
 FOUND = {
     "mixtral": SILU,

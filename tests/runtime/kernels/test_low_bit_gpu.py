@@ -2,10 +2,12 @@
 
 import json
 
+import pytest
+
 from artifacts.quantisation.widths import SCALAR_WIDTHS
 from tests.helpers.triton_process import interpret, needs_triton
 
-pytestmark = needs_triton
+pytestmark = [needs_triton, pytest.mark.slow]
 # out, in, group, programs: full and partial blocks, one group per row, groups that end within a
 # word. 1 program takes all groups, 99 take one each.
 SHAPES = [(64, 96, 32, 1), (50, 24, 24, 1), (40, 96, 48, 99), (130, 256, 128, 99)]

@@ -12,6 +12,8 @@ from llvmlite import binding, ir
 from artifacts.common.llvm_vectors import FEATURES
 from tests import ROOT
 
+pytestmark = pytest.mark.slow
+
 LESS = "haswell" if "avx512f" in FEATURES else "generic"
 WITHOUT_THEM = (
     "tests/runtime/backends/test_cpu_backend.py::test_kernels_equal_the_module_at_odd_sizes[torch.bfloat16-48-64]",

@@ -3,6 +3,7 @@ dequantised experts in triton's interpreter on a CPU."""
 
 import json
 
+import pytest
 import torch
 
 from artifacts.formats.base import Stored
@@ -11,6 +12,8 @@ from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised_layout import PLAIN, Piece, QuantisedLayout
 from tests.helpers.triton_process import interpret, needs_triton
 from tools.gpu.checks.formats import CASES
+
+pytestmark = pytest.mark.slow
 
 JOINED = ("mxfp4", "awq", "fp8 in blocks")
 ALLOWED = {

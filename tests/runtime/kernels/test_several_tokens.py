@@ -7,6 +7,8 @@ from torch.nn import functional as F
 
 from runtime.kernels.load import AS_NUMPY, kernels
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 15])

@@ -11,7 +11,7 @@ from artifacts.quantisation import rotation
 from artifacts.quantisation.trellis import HALF_BITS
 from tests.helpers.triton_process import compiled, compiler, interpret, needs_triton
 
-pytestmark = needs_triton
+pytestmark = [needs_triton, pytest.mark.slow]
 # out, in, half bits, columns with half a bit more, whether outputs are rotated
 CASES = [
     *((40, 72, half_bits, 16, half_bits % 2 == 0) for half_bits in HALF_BITS[:-1]),

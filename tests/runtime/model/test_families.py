@@ -26,6 +26,8 @@ from runtime.model.skeleton import auto_class
 from runtime.session.session import Session, Settings
 from tools.make.families import FAMILIES, tiny
 
+pytestmark = pytest.mark.slow
+
 IDS = torch.arange(5, 17)[None]
 PRESETS = ("on-demand", "near", "horizon")
 

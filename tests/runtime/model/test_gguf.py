@@ -33,6 +33,8 @@ from tests.helpers.gguf_files import (
     write,
 )
 
+pytestmark = pytest.mark.slow
+
 IDS = torch.arange(3, 20)[None]
 
 

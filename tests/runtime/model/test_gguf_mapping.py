@@ -17,6 +17,8 @@ from runtime.session.session import Session, Settings
 from tests.helpers.gguf_entries import scale_positions
 from tests.helpers.gguf_files import IN_MXFP4, OWN, SIZES, Types, every, write
 
+pytestmark = pytest.mark.slow
+
 IDS = torch.arange(3, 20)[None]
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 

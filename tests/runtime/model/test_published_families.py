@@ -23,6 +23,8 @@ from tests.runtime.model.test_quantised_tensor import CASES
 from tests.runtime.replay.test_replay import live_and_replayed
 from tools.make.families import PUBLISHED, tiny
 
+pytestmark = pytest.mark.slow
+
 WIDER = {
     "hidden_size": 64,
     "intermediate_size": 64,

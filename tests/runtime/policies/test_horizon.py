@@ -17,6 +17,8 @@ from tests import TRACE
 from tests.runtime.policies.contract import Case, run
 from tests.runtime.policies.horizon_reference import Reference
 
+pytestmark = pytest.mark.slow
+
 DEMO = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=160)
 KINDS = (
     (PREFILL, 1),

@@ -20,6 +20,8 @@ from runtime.replay.settings import Setting
 from runtime.session.settings import Settings
 from tests import ROOT
 
+pytestmark = pytest.mark.slow
+
 PAGE = (ROOT / "docs" / "adding-a-policy.md").read_text(encoding="utf-8")
 [FILE, *_] = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 [NAMED] = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

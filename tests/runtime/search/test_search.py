@@ -21,6 +21,8 @@ from runtime.search.results import LossScale, SearchPlan, Tried
 from runtime.search.search import Search
 from runtime.search.space import Combination
 
+pytestmark = pytest.mark.slow
+
 SHAPE = Shape(num_layers=3, num_experts=12, top_k=3, expert_nbytes=3 * 64 * 32 * 2)
 MODEL = ModelShape("small", SHAPE, hidden=64, vocabulary=100)
 TRACE = generate(Dials(tokens=100, requests=3, prompt=8, predictability=0.7), SHAPE)

@@ -28,6 +28,8 @@ from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, save
 from tests.helpers.uncollected import live_nbytes, uncollected
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = Settings(budget="50%", threads=1, preset="specmd")
 PROMPTS = [
     torch.tensor([ids])

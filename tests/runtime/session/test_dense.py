@@ -25,6 +25,8 @@ from tests.runtime.session.test_base import logits_of, replayed_and_live
 from tests.runtime.session.test_session import plain_model
 from tools.gpu.checks.made_replicas import made, put
 
+pytestmark = pytest.mark.slow
+
 PROMPT = torch.randint(3, VOCABULARY, (1, 14), generator=torch.Generator().manual_seed(1))
 NEXT = torch.tensor([[5]])
 _WIDE = {

@@ -28,6 +28,8 @@ from tests import ROOT
 from tests.conftest import Checkpoint
 from tests.helpers.learned import CAPACITY, MODEL, keep, learned, maps_of, read
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def built(tmp_path: Path) -> Path:

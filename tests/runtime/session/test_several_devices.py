@@ -22,6 +22,8 @@ from tools.gpu.checks.made_replicas import made
 from tools.torments.engine_checks import check
 from tools.torments.lossless import Model, differs, said
 
+pytestmark = pytest.mark.slow
+
 PACED = {"link": "300MB/s+5us", "near": "1GB/s", "window": "2KiB"}
 AHEAD = "next_gate:distance=2,overfetch=0.5,through=yes"
 LOSSLESS = [

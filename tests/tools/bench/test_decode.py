@@ -18,6 +18,8 @@ from tools.bench.decoding import resident as bench_resident
 from tools.bench.decoding import threads as bench_threads
 from tools.bench.performance import Ratio, Section, Table
 
+pytestmark = pytest.mark.slow
+
 PAGE = "# Speed\n\n<!-- resident: -->\nold\n<!-- :resident -->\nwords\n"
 
 

@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from typer.main import get_command
 
 from moectl.cli import app
 from tests import ROOT
 from tools.docs import site
+
+pytestmark = pytest.mark.slow
 
 
 def test_it_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:

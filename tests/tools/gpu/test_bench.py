@@ -16,6 +16,8 @@ from tools.gpu import bench, models
 from tools.gpu.bench import NO_TIME, Runs, markdown
 from tools.gpu.rows import Row, attempt
 
+pytestmark = pytest.mark.slow
+
 TINY = {
     "tiny": True,
     "layers": None,

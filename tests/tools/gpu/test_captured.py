@@ -3,10 +3,14 @@ interpreter."""
 
 import json
 
+import pytest
+
 from tests.conftest import Checkpoint
 from tests.helpers.triton_process import interpret, needs_triton
 from tools.gpu.probes.captured import Compared, lines, ways
 from tools.gpu.probes.road import Decoded
+
+pytestmark = pytest.mark.slow
 
 PROBED = """
 import sys

@@ -18,6 +18,8 @@ from tools.gpu.checks.exactness import Said, compare, compare_rounded, runs_on
 from tools.gpu.checks.replicas import FEW_BITS
 from tools.gpu.checks.sessions import SMALL, Check, attempt, bandwidth, save_random
 
+pytestmark = pytest.mark.slow
+
 TINY = SMALL | {
     "hidden_size": 64,
     "intermediate_size": 32,

@@ -2,8 +2,12 @@
 
 import json
 
+import pytest
+
 from tests.conftest import Checkpoint
 from tests.helpers.triton_process import interpret, needs_triton
+
+pytestmark = pytest.mark.slow
 
 PROBED = """
 import sys

@@ -19,6 +19,8 @@ from tools.gpu import models, session, sparse
 from tools.gpu.groups import Group, run_groups
 from tools.gpu.session import LIMITS_S, markdown, stage
 
+pytestmark = pytest.mark.slow
+
 BLOCKED = """
 import sys
 

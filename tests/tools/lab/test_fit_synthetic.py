@@ -18,6 +18,8 @@ from tools.lab.fit_synthetic import (
 )
 from tools.lab.trace_statistics import measure
 
+pytestmark = pytest.mark.slow
+
 SHAPE = Shape(num_layers=3, num_experts=12, top_k=3, expert_nbytes=1)
 MODEL = ModelShape("small", SHAPE, hidden=16)
 ROWS = [HitRates("lru", {3: 0.0, 6: 0.0, 9: 0.0}), HitRates("lfu", {3: 0.0, 6: 0.0, 9: 0.0})]

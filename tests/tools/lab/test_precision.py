@@ -10,6 +10,8 @@ from moectl.cli import main
 from tests.conftest import Checkpoint
 from tools.lab import price_precision
 
+pytestmark = pytest.mark.slow
+
 QUANTIZE = [
     "--data",
     "text.txt",

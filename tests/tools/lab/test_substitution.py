@@ -8,6 +8,8 @@ import pytest
 from moectl.cli import main
 from tests.conftest import Checkpoint
 
+pytestmark = pytest.mark.slow
+
 POLICIES = [
     "zero",
     "random_resident",

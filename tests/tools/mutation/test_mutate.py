@@ -10,6 +10,8 @@ from tests import ROOT
 from tools.mutation.mutants import Mutant
 from tools.mutation.mutate import TESTS, UNKNOWN, Outcome, page_of
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_change_is_noticed_and_no_change_is_not() -> None:
     """One plain and one compiled function, by hand; in a process of its own, where nothing is

@@ -39,6 +39,8 @@ from tools.reproductions.moepic import hit_rates as moepic
 from tools.reproductions.moepic import system as moepicsystem
 from tools.reproductions.report import NOT_TESTABLE, Claim, Reproduction
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True, scope="module")
 def once() -> Iterator[None]:

@@ -10,6 +10,8 @@ from tools.reproductions.specmd import figures as paper
 from tools.reproductions.specmd.claims import from_its_tables
 from tools.reproductions.specmd.reproduce import CASES, DROPPED_IN, LAYER_EXPERTS
 
+pytestmark = pytest.mark.slow
+
 
 def test_its_figures_stand_beside_ours(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--reproduce", "specmd", "--json"]) == 0

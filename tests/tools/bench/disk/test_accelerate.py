@@ -9,6 +9,8 @@ from tools.bench.disk import accelerate as disk
 from tools.bench.disk.accelerate import PEERS, rows, sheet
 from tools.bench.disk.way import OURS, Reading, Way, _experts_on_disk, measure
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder(checkpoint: Checkpoint) -> Path:

@@ -11,6 +11,8 @@ from tools.bench.disk.full_size_process import FullSizeRequest
 from tools.bench.disk.full_size_tables import Rehearsal, tables
 from tools.bench.measuring import read_nbytes
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     "num_hidden_layers": 2,
     "num_experts": 16,

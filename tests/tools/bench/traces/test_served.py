@@ -13,6 +13,8 @@ from moectl.cli import main
 from tools.bench.traces.real import TRACES, first_passes
 from tools.bench.traces.served import Served
 
+pytestmark = pytest.mark.slow
+
 GPT_OSS = bundled_trace(Path("gpt-oss-20b"))
 
 
