@@ -38,7 +38,7 @@ def untold_phases() -> Iterator[None]:
     """What a command prints does not depend on how busy the machine is: phases are not told because
     they last."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("moectl.shared.progress.WAIT_S", 600.0)
+        patched.setattr("moectl.shared.terminal.progress.WAIT_S", 600.0)
         yield
 
 

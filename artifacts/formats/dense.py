@@ -6,7 +6,7 @@ Q4_0.
 """
 
 from artifacts.errors import BadUsage
-from artifacts.formats.gguf_header import TYPES, GgmlType
+from artifacts.formats.gguf.gguf_header import TYPES, GgmlType
 
 DENSE: dict[int, GgmlType] = {8: TYPES["Q8_0"], 4: TYPES["Q4_0"]}
 """The types by their bits."""

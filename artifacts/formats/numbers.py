@@ -56,7 +56,7 @@ def turn(matrix: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(matrix.T)
         return
     kind = _AS_NUMPY[matrix.dtype]
-    loops("column_loops").turn(matrix.view(kind).numpy(), out.view(kind).numpy())
+    loops("integers.column_loops").turn(matrix.view(kind).numpy(), out.view(kind).numpy())
 
 
 def _loop(format: Format, tensors: Mapping[str, torch.Tensor]) -> Loop | None:

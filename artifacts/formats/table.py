@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from artifacts.formats.awq import Awq
 from artifacts.formats.base import Format
 from artifacts.formats.fp8 import Scaled
-from artifacts.formats.gptq import Gptq
+from artifacts.formats.integers.awq import Awq
+from artifacts.formats.integers.gptq import Gptq
+from artifacts.formats.integers.packed_integers import PackedIntegers
 from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import NvFp4
-from artifacts.formats.packed_integers import PackedIntegers
 from artifacts.formats.schemes import BLOCK, Scheme
 from artifacts.formats.stated import Stated, stated_quantisation
 

@@ -2,9 +2,9 @@
 with the same bytes.
 
 Tensors are called `{bits}.{part}.qweight`, `.qzeros`, `.scales` and `{bits}.{part}_bias`, or as
-`artifacts.quantisation.trellis` calls its parts. The tensors of one width lie side by side, so that
-one read fetches a width. The metadata holds all that a stopped run needs to resume, with a digest
-of the metadata and tensors.
+`artifacts.quantisation.trellis.trellis` calls its parts. The tensors of one width lie side by side,
+so that one read fetches a width. The metadata holds all that a stopped run needs to resume, with a
+digest of the metadata and tensors.
 """
 
 import hashlib

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 import torch
 
-from artifacts.quantisation import trellis
 from artifacts.quantisation.packing import PARTS, Packed, packed_shapes
-from artifacts.quantisation.trellis import HALF_BITS, Trellis, trellis_shapes
+from artifacts.quantisation.trellis import trellis
+from artifacts.quantisation.trellis.trellis import HALF_BITS, Trellis, trellis_shapes
 from artifacts.quantisation.widths import Width, label
 
 _NUMBER = re.compile("[1-9][0-9]{0,8}")

@@ -16,8 +16,8 @@ from moectl.bench.request import BenchRequest
 from moectl.bench.table import Benched, loss_of_base
 from moectl.shared.opening import model_info, open_quietly
 from moectl.shared.place_trace import dense_suffix
-from moectl.shared.progress import Phases, progress_bar
 from moectl.shared.stores import check_store, stored_artefacts
+from moectl.shared.terminal.progress import Phases, progress_bar
 from moectl.shared.text import read_text
 from moectl.show.grounds import Grounds
 from moectl.show.grounds import measured as grounds_of
@@ -35,7 +35,7 @@ from profilers.compare.samples import KeptSamples
 from profilers.compare.tasks import Tasks, TaskScore, load_tasks
 from profilers.hardware.this_machine import LocalMachine
 from profilers.text.corpus import data_digest, documents
-from runtime.model.locate import locate
+from runtime.model.files.locate import locate
 from runtime.model.open import MoeModel
 from runtime.session.equip import model_on_base
 from runtime.session.link_choice import resolve_link

@@ -23,8 +23,8 @@ from moectl.bench.request import AUTO, DEFAULT_MACHINE, ORACLE, BenchRequest
 from moectl.bench.table import Benched
 from moectl.shared.opening import model_info, open_quietly
 from moectl.shared.place_trace import base_suffix, dense_suffix, place_trace
-from moectl.shared.progress import Phases, progress_bar
 from moectl.shared.stores import check_store, foresight_for
+from moectl.shared.terminal.progress import Phases, progress_bar
 from moectl.shared.text import read_text
 from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from moectl.show.grounds import simulated as grounds_of

@@ -11,15 +11,15 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from moectl.shared.neighbours import refuse_foreign
+from moectl.shared.terminal.neighbours import refuse_foreign
 
 # before the imports below, which would fail somewhere inside another distribution's `artifacts`
 refuse_foreign()
 
 from artifacts.errors import BadUsage  # noqa: E402
 from moectl.cli.groups import flattened  # noqa: E402
-from moectl.shared.exit_codes import exit_code_of  # noqa: E402
-from moectl.shared.streams import prepare_streams  # noqa: E402
+from moectl.shared.terminal.exit_codes import exit_code_of  # noqa: E402
+from moectl.shared.terminal.streams import prepare_streams  # noqa: E402
 
 __all__ = ["app", "main"]
 

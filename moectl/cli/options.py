@@ -14,7 +14,7 @@ from moectl import bundled
 from moectl.cli import completion
 from moectl.cli.groups import fill
 from moectl.shared.names import names_in
-from runtime.model.locate import check_name
+from runtime.model.files.locate import check_name
 
 if TYPE_CHECKING:
     from runtime.session.settings import Settings

@@ -12,7 +12,7 @@ from typing import IO
 
 from artifacts.common.untrusted import existing, parse_json
 from artifacts.errors import BadInput, first_line
-from moectl.shared.messages import Turn, turn_of
+from moectl.shared.terminal.messages import Turn, turn_of
 from profilers.text.files import (
     LONGEST,
     check_utf8,

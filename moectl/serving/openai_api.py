@@ -15,7 +15,7 @@ from pydantic import (
     field_validator,
 )
 
-from moectl.shared.messages import text_of
+from moectl.shared.terminal.messages import text_of
 from runtime.session.generation.sampling import Sampling
 
 _SHORT = 16  # default max_tokens of a completion, as in OpenAI's API

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from moectl.bundled import demo_model
 from moectl.shared.opening import model_info, open_quietly
-from moectl.shared.progress import Phases, progress_bar
-from moectl.shared.resuming import resumable
 from moectl.shared.stores import check_store
+from moectl.shared.terminal.progress import Phases, progress_bar
+from moectl.shared.terminal.resuming import resumable
 from moectl.shared.text import read_data
 from profilers.text.batches import Batching
 from profilers.text.corpus import documents

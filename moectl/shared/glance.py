@@ -13,9 +13,9 @@ from artifacts.modelshapes.known import ModelShape, from_config
 from artifacts.modelshapes.memory import backbone_memory, backbone_of
 from artifacts.shape import Shape
 from runtime.model.families import check_family
-from runtime.model.gguf_config import gguf_config
-from runtime.model.gguf_shape import gguf_dtype, gguf_shape, gguf_types
-from runtime.model.locate import check_name, is_gguf, locate, read_config, safetensors_files
+from runtime.model.files.locate import check_name, is_gguf, locate, read_config, safetensors_files
+from runtime.model.gguf.config import gguf_config
+from runtime.model.gguf.shape import gguf_dtype, gguf_shape, gguf_types
 
 
 @dataclass(frozen=True, slots=True)

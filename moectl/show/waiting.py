@@ -10,7 +10,7 @@ from rich.status import Status
 from artifacts.common.untrusted import existing, readable
 from moectl.bundled import demo_model
 from moectl.show.render import human_bytes
-from runtime.model.locate import check_name, locate, weight_files
+from runtime.model.files.locate import check_name, locate, weight_files
 
 
 class Waiting:

@@ -13,7 +13,7 @@ from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.store import Store
 from artifacts.traces.trace import Trace, cut_by_request, is_one_by_one
 from moectl.bench.simulated import record_trace
-from moectl.shared.progress import Phases
+from moectl.shared.terminal.progress import Phases
 from moectl.shared.text import read_text
 from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from moectl.tune.request import TuneRequest

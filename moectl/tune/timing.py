@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from artifacts.hardware.costs import Costs
 from artifacts.shape import Shape
-from moectl.shared.progress import Phases
+from moectl.shared.terminal.progress import Phases
 from profilers.compare.bench import BenchText
 
 SHARES = (1, 12, 12, 7, 9, 33, 10, 12, 2, 2)  # of the time, one for each phase of a search

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from artifacts.errors import Incompatible, Problem
-from moectl.shared.progress import progress_bar
+from moectl.shared.terminal.progress import progress_bar
 from moectl.tune.request import LOSSLESS, TuneRequest
 from moectl.tune.result import ROUNDING, Check, Pick, published_of_others
 from moectl.tune.timing import NO_SCALE, Minutes

@@ -13,12 +13,12 @@ import torch
 
 from artifacts.common.files import check_writable, replacing
 from artifacts.errors import BadInput
-from artifacts.formats.gguf_header import TYPES as GGML_TYPES
-from artifacts.formats.gguf_header import read_header
+from artifacts.formats.gguf.gguf_header import TYPES as GGML_TYPES
+from artifacts.formats.gguf.gguf_header import read_header
 from profilers.export.gguf_vocabulary import add_vocabulary
 from profilers.quantise.method import projections
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.gguf_architectures import ARCHITECTURES
+from runtime.model.gguf.architectures import ARCHITECTURES
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel

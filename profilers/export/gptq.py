@@ -20,12 +20,12 @@ from artifacts.quantisation.packing import Packed
 from artifacts.quantisation.replica_file import Parts, read_metadata
 from artifacts.store.runs import versions
 from profilers.quantise.method import first_projection, projections
-from runtime.model.checkpoint import Checkpoint
-from runtime.model.expert_store import Extent
-from runtime.model.expert_tensors import locate_experts
+from runtime.model.files.checkpoint import Checkpoint
+from runtime.model.files.expert_store import Extent
+from runtime.model.files.expert_tensors import locate_experts
+from runtime.model.files.locate import other_files
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import ExpertLayout
-from runtime.model.locate import other_files
 from runtime.model.open import MoeModel
 
 Progress = Callable[[int, int], None]

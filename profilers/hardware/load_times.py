@@ -16,8 +16,8 @@ from runtime.links.cuda import CudaLink
 from runtime.links.disk import CachedSource, DiskLink
 from runtime.links.emulated import EmulatedLink
 from runtime.links.link import DEMAND, ExpertSource, Link
+from runtime.model.files.locate import weight_files
 from runtime.model.layout import aligned
-from runtime.model.locate import weight_files
 from runtime.model.open import MoeModel
 from runtime.session.probe import seconds_of
 from runtime.tiers.slow import SlowTier

@@ -21,7 +21,7 @@ from profilers.hardware.this_machine import LocalMachine
 from runtime.engine.engine import NAME
 from runtime.kernels.replicas import make_ready
 from runtime.model.arithmetic import accumulate, assign, expert_forward, gather, weigh
-from runtime.model.expert_store import DiskStore
+from runtime.model.files.expert_store import DiskStore
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel
 from runtime.session.link_choice import link_name

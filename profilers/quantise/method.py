@@ -13,7 +13,7 @@ from artifacts.quantisation.gptq import group_size_for
 from artifacts.quantisation.packing import packed_shapes
 from artifacts.quantisation.replica_file import FORMAT, TRELLIS_FORMAT
 from artifacts.quantisation.replicas import in_memory
-from artifacts.quantisation.trellis import ENCODER, fitting, trellis_shapes
+from artifacts.quantisation.trellis.trellis import ENCODER, fitting, trellis_shapes
 from artifacts.quantisation.widths import SCALAR_WIDTHS, TRELLIS_WIDTHS, USUAL_WIDTHS, Width, listed
 from runtime.model.layers import MoeLayer
 from runtime.model.open import MoeModel

@@ -25,12 +25,12 @@ from artifacts.quantisation.replica_file import (
     replica_nbytes,
     write_replicas,
 )
-from artifacts.quantisation.trellis import Trellis
+from artifacts.quantisation.trellis.trellis import Trellis
 from artifacts.quantisation.widths import Width
 from profilers.quantise.calibration import LayerInputs, Weights, hessians, output, spaced
 from profilers.quantise.expert_outputs import OutputRows
 from profilers.quantise.method import TRELLIS, Method
-from runtime.model.expert_store import StoredLayout
+from runtime.model.files.expert_store import StoredLayout
 
 Replicas = Mapping[str, Mapping[Width, Quantized | Trellis]]
 

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from artifacts.quantisation.gptq import gram
-from artifacts.quantisation.rotation import rotate
-from artifacts.quantisation.trellis import Trellis
-from artifacts.quantisation.trellis_encoder import Encoder, rotated
+from artifacts.quantisation.trellis.rotation import rotate
+from artifacts.quantisation.trellis.trellis import Trellis
+from artifacts.quantisation.trellis.trellis_encoder import Encoder, rotated
 from artifacts.quantisation.widths import Width
 from profilers.quantise.calibration import LayerInputs, Weights, activations, moments_dtype, spaced
 from profilers.quantise.method import DOWN, Method, first_projection

@@ -13,7 +13,7 @@ from runtime.model.open import MoeModel
 from runtime.tiers.near import NearTier
 
 if TYPE_CHECKING:
-    from runtime.kernels.cpu.compiled_layers import WholeExperts
+    from runtime.kernels.cpu.decoder.compiled_layers import WholeExperts
 
 
 @dataclass(slots=True, eq=False)

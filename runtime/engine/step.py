@@ -12,7 +12,7 @@ from runtime.control.controller import Controller
 from runtime.control.plan import NO_SLOT, Place, Plan
 from runtime.engine.routers import Watcher
 from runtime.kernels.batched import is_worth_batching
-from runtime.kernels.cpu.compiled_layers import WholeExperts
+from runtime.kernels.cpu.decoder.compiled_layers import WholeExperts
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.links.link import DEMAND, PREFETCH, Transfer, Wanted
 from runtime.model.open import MoeLayer, MoeModel

@@ -80,5 +80,5 @@ def _codes(words: torch.Tensor, bits: int, first: int, count: int) -> torch.Tens
 def _kernels(device: torch.device) -> ModuleType | None:
     """Return the compiled kernels for this device, or None where torch must compute."""
     if device.type == "cpu":
-        return kernels("cpu.low_bit")
+        return kernels("cpu.replicas.low_bit")
     return kernels("gpu.low_bit") if device.type == "cuda" and has_triton() else None

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from artifacts.quantisation.packing import Packed
-from artifacts.quantisation.trellis import Trellis
+from artifacts.quantisation.trellis.trellis import Trellis
 from runtime.kernels import low_bit, trellis
 from runtime.kernels.load import kernels
 
@@ -34,7 +34,7 @@ def make_ready(
     dtype, before the first token needs them; the first compilation takes seconds."""
     low_bit.make_ready(packed, dtype, device)
     if has_trellis and device.type == "cpu":
-        kernels("cpu.trellis").make_ready()
+        kernels("cpu.replicas.trellis").make_ready()
 
 
 def kernel_names(device: torch.device, *, has_packed: bool, has_trellis: bool) -> str:

@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 from torch.nn import functional as F
 
-from artifacts.quantisation.trellis import Trellis
+from artifacts.quantisation.trellis.trellis import Trellis
 from runtime.kernels.load import has_triton, kernels
 
 
@@ -42,5 +42,5 @@ def kernel_name(device: torch.device) -> str:
 def _kernels(device: torch.device) -> ModuleType | None:
     """Return the compiled kernels for this device, or None where torch must compute."""
     if device.type == "cpu":
-        return kernels("cpu.trellis")
+        return kernels("cpu.replicas.trellis")
     return kernels("gpu.trellis") if device.type == "cuda" and has_triton() else None

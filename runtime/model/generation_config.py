@@ -17,7 +17,7 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutput
 
 from artifacts.errors import BadInput, first_line
-from runtime.model.source import source_of
+from runtime.model.files.source import source_of
 
 _FOLLOWED = """
     min_length min_new_tokens max_time stop_strings

@@ -12,7 +12,7 @@ from artifacts.errors import OutOfResources
 from artifacts.formats.base import NOT_FINITE
 from artifacts.shape import Shape
 from runtime.model.arithmetic import project
-from runtime.model.direct_io import PAGE
+from runtime.model.files.direct_io import PAGE
 from runtime.model.huge_pages import HUGE_PAGE, anonymous
 
 # bytes; CPU kernels round differently at other alignments, and results stop being bit-identical

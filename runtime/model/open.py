@@ -10,18 +10,18 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from artifacts.errors import BadInput, first_line
 from artifacts.shape import FULL_BITS, Shape
-from runtime.model.checkpoint import Checkpoint
-from runtime.model.config_fields import check_fields, check_value, unfollowed_fields
-from runtime.model.dense_bits import DenseWidth
-from runtime.model.expert_store import DiskStore, StoredLayout
-from runtime.model.expert_tensors import locate_experts
-from runtime.model.fingerprint import fingerprint
+from runtime.model.files.checkpoint import Checkpoint
+from runtime.model.files.config_fields import check_fields, check_value, unfollowed_fields
+from runtime.model.files.expert_store import DiskStore, StoredLayout
+from runtime.model.files.expert_tensors import locate_experts
+from runtime.model.files.fingerprint import fingerprint
+from runtime.model.files.locate import locate
+from runtime.model.files.source import Source, source_of
 from runtime.model.generation_config import load_generation_config
 from runtime.model.layers import MoeLayer, moe_layers
 from runtime.model.layout import ExpertLayout, ExpertStore
-from runtime.model.locate import locate
+from runtime.model.quantised.dense_bits import DenseWidth
 from runtime.model.skeleton import build_skeleton, load_resident
-from runtime.model.source import Source, source_of
 from runtime.model.trial import try_model
 
 # of attention, in tokens

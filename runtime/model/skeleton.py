@@ -26,12 +26,12 @@ from transformers.utils import logging
 from transformers.utils.loading_report import LoadStateDictInfo
 
 from artifacts.errors import BadInput, first_line
-from runtime.model.checkpoint import StoredTensor
-from runtime.model.dense_bits import DenseQuantiser, DenseWidth
 from runtime.model.dense_memory import gather
+from runtime.model.files.checkpoint import StoredTensor
+from runtime.model.files.source import Source
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import is_finite
-from runtime.model.source import Source
+from runtime.model.quantised.dense_bits import DenseQuantiser, DenseWidth
 
 _SUPERFLUOUS = (
     r"(^|\.)mtp(_|\.)",

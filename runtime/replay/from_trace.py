@@ -20,7 +20,7 @@ from artifacts.splits.slots_by_layer import loads_on_demand
 from artifacts.traces.curves import Curves
 from artifacts.traces.next_use import NextUse
 from artifacts.traces.trace import Trace
-from runtime.control.split_solver import curves_of
+from runtime.control.splits.split_solver import curves_of
 from runtime.policies import Policies
 from runtime.policies.base import Artefacts, Eviction
 

@@ -10,7 +10,7 @@ from artifacts.errors import BadInput
 from artifacts.traces.trace import DECODE, PREFILL, Trace
 from runtime.control.controller import Controller
 from runtime.control.plan import Plan
-from runtime.control.resplit import Reconfiguration
+from runtime.control.splits.resplit import Reconfiguration
 from runtime.policies.step import Opening, Step, last_tokens
 from runtime.replay.virtual_time import ReplayTiming
 

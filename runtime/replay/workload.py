@@ -15,11 +15,12 @@ from artifacts.splits.solve import EVEN, Latencies, SolvedSplit
 from artifacts.traces.clients import Clients, Served, serve
 from artifacts.traces.curves import Curves
 from artifacts.traces.trace import Trace
-from runtime.control import sizes, split_solver
+from runtime.control import sizes
 from runtime.control.build import build_controller, fast_tier, lay_out
 from runtime.control.controller import Controller
 from runtime.control.plan import Plan
-from runtime.control.resplit import NOT_ANEW, Reconfiguration, tokens_between
+from runtime.control.splits import split_solver
+from runtime.control.splits.resplit import NOT_ANEW, Reconfiguration, tokens_between
 from runtime.policies import POLICIES, Policies, describe
 from runtime.policies.base import Artefacts, Eviction, FastTier, Step
 from runtime.policies.presets import Scope, preset

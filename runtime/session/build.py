@@ -21,7 +21,7 @@ from runtime.engine.engine import Engine
 from runtime.engine.predictors import Predictor
 from runtime.engine.router_ahead import reason_not_asked
 from runtime.engine.routers import Watcher
-from runtime.kernels.cpu.decoder import CompiledDecoder
+from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.replicas import make_ready
 from runtime.model.open import MoeModel

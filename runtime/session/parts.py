@@ -13,10 +13,10 @@ from artifacts.shape import FULL_BITS
 from runtime.backends.backend import Backend
 from runtime.control.controller import Controller
 from runtime.control.pools import Partitions
-from runtime.control.resplit import Reconfiguration, tokens_between
+from runtime.control.splits.resplit import Reconfiguration, tokens_between
 from runtime.engine.engine import Engine
 from runtime.engine.routers import Watcher
-from runtime.kernels.cpu.decoder import CompiledDecoder
+from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.dense_memory import on_cpu
 from runtime.model.open import MoeModel

@@ -18,7 +18,7 @@ from artifacts.shape import Shape
 from runtime.backends.across_devices import made_current
 from runtime.backends.choose import choose_backend
 from runtime.engine.engine import NAME as ENGINE
-from runtime.kernels.cpu.decoder import CompiledDecoder
+from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
 from runtime.links.link import DEMAND, Link
 from runtime.model.arithmetic import expert_forward
 from runtime.model.layout import aligned

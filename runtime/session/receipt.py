@@ -6,8 +6,8 @@ import torch
 
 from artifacts.quantisation.widths import label
 from artifacts.shape import FULL_BITS
-from runtime.control import split_solver
-from runtime.control.resplit import NOT_ANEW, Reconfiguration, tokens_between
+from runtime.control.splits import split_solver
+from runtime.control.splits.resplit import NOT_ANEW, Reconfiguration, tokens_between
 from runtime.kernels.load import AS_NUMPY
 from runtime.kernels.replicas import kernel_names
 from runtime.model import huge_pages

@@ -12,7 +12,7 @@ from ctypes import CDLL, addressof, c_char, c_int, c_long, c_size_t, c_void_p
 
 import torch
 
-from runtime.model.direct_io import PAGE
+from runtime.model.files.direct_io import PAGE
 from runtime.model.layout import Part
 
 _AT_THIS_ADDRESS = 0x10  # MAP_FIXED of Linux, which Python's mmap lacks

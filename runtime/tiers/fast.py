@@ -10,7 +10,7 @@ from artifacts.shape import FULL_BITS
 from runtime.control.plan import NO_SLOT, Place
 from runtime.model.arithmetic import expert_forward
 from runtime.model.open import MoeModel
-from runtime.model.quantised_matrix import project_in_tiles, project_quantised
+from runtime.model.quantised.quantised_matrix import project_in_tiles, project_quantised
 from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slots import Slots
 from runtime.tiers.slow import SlowTier

@@ -15,7 +15,7 @@ from runtime.links.disk import DiskLink
 from runtime.links.emulated import EmulatedLink
 from runtime.links.link import Link
 from runtime.links.per_device import LinkPerDevice
-from runtime.model.expert_store import DiskStore
+from runtime.model.files.expert_store import DiskStore
 from runtime.model.open import MoeModel
 from runtime.policies.base import Split
 from runtime.tiers.near import NearTier

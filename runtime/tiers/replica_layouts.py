@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 
 from artifacts.errors import Incompatible
-from artifacts.quantisation import trellis
 from artifacts.quantisation.packing import PARTS, Packed, packed_shapes
 from artifacts.quantisation.replicas import in_memory
-from artifacts.quantisation.trellis import (
+from artifacts.quantisation.trellis import trellis
+from artifacts.quantisation.trellis.trellis import (
     HALF_BITS,
     READABLE_STATE_BITS,
     Trellis,
@@ -20,7 +20,7 @@ from artifacts.quantisation.trellis import (
 )
 from artifacts.quantisation.widths import Width
 from runtime.kernels.replicas import project_replica
-from runtime.model.checkpoint import StoredTensor
+from runtime.model.files.checkpoint import StoredTensor
 from runtime.model.layout import Part
 
 Views = dict[str, Packed | Trellis | torch.Tensor]

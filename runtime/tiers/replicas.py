@@ -11,7 +11,7 @@ from artifacts.quantisation.replica_file import check_identity, verify
 from artifacts.quantisation.replicas import Replicas
 from artifacts.quantisation.widths import Width, as_width, label
 from artifacts.shape import Shape
-from runtime.model.checkpoint import Shard, StoredTensor
+from runtime.model.files.checkpoint import Shard, StoredTensor
 from runtime.model.open import MoeModel
 from runtime.tiers.replica_layouts import layout_of
 

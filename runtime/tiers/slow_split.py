@@ -9,7 +9,7 @@ import torch
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import Place
 from runtime.control.segments import Segments
-from runtime.model.expert_store import DiskStore
+from runtime.model.files.expert_store import DiskStore
 from runtime.model.layout import aligned, fill
 from runtime.model.open import MoeModel
 from runtime.tiers.neuron_major import NeuronLayout, Views, project_segment

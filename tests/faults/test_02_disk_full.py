@@ -60,7 +60,7 @@ def test_the_exit_code_tells_also_where_stderr_cannot(path: Path) -> None:
     """As with `2> log` on the full disk."""
     said = """
 from artifacts.errors import OutOfResources
-from moectl.shared.exit_codes import exit_code_of
+from moectl.shared.terminal.exit_codes import exit_code_of
 def full():
     raise OutOfResources("full")
 sys.stderr = open("/dev/full", "w")

@@ -11,7 +11,7 @@ from artifacts.store.check import check_store
 from artifacts.store.file import wal_of
 from artifacts.store.store import Store
 from moectl.cli import main
-from moectl.shared.exit_codes import INPUT, PARTLY
+from moectl.shared.terminal.exit_codes import INPUT, PARTLY
 from tests.helpers.stores import said_by, verified, write
 
 pytestmark = pytest.mark.slow

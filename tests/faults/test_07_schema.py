@@ -11,7 +11,7 @@ from artifacts.store.check import check_store
 from artifacts.store.schema import SCHEMA_VERSION
 from artifacts.store.store import Store
 from moectl.cli import main
-from moectl.shared.exit_codes import INCOMPATIBLE
+from moectl.shared.terminal.exit_codes import INCOMPATIBLE
 
 
 def changed(path: Path, *statements: str) -> bytes:

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from artifacts.errors import BadInput
-from runtime.model.checkpoint import open_checkpoint
-from runtime.model.locate import other_files, weight_files
+from runtime.model.files.checkpoint import open_checkpoint
+from runtime.model.files.locate import other_files, weight_files
 from runtime.model.open import open_model
 from tests.faults.models import Copy, refusal
 from tests.helpers.families import save

@@ -12,9 +12,9 @@ from artifacts.shape import Shape
 from artifacts.store.file import wal_of
 from artifacts.store.store import Store, add_run
 from moectl.commands.start.run import keeping_maps
-from runtime.model.checkpoint import Shard, open_checkpoint
+from runtime.model.files.checkpoint import Shard, open_checkpoint
+from runtime.model.files.pack import pack
 from runtime.model.open import open_model
-from runtime.model.pack import pack
 from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session
 from runtime.session.settings import Settings

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput, BadUsage, OutOfResources
-from moectl.shared.exit_codes import exit_code_of
+from moectl.shared.terminal.exit_codes import exit_code_of
 from runtime.links.link import DEMAND, PREFETCH
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint

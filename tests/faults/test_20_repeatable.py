@@ -47,7 +47,7 @@ COMMANDS = [
 EACH = """
 import sys
 from moectl.cli import main
-from moectl.shared import progress
+from moectl.shared.terminal import progress
 
 progress.WAIT_S = 600.0  # a slow machine tells of phases that last
 sys.exit(max(main(line.split('|')) for line in sys.argv[1:]))

@@ -23,8 +23,8 @@ from artifacts.traces.parquet import from_table, read_parquet, to_table, write_p
 from moectl.cli import main
 from profilers.compare.task_files import keep_templates_in
 from profilers.compare.tasks import load_tasks
-from runtime.model.checkpoint import open_checkpoint
-from runtime.model.fingerprint import config_digest, content_digest
+from runtime.model.files.checkpoint import open_checkpoint
+from runtime.model.files.fingerprint import config_digest, content_digest
 from runtime.model.open import open_model
 from runtime.session.presets import find_presets
 from runtime.session.session import Session, Settings

@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from artifacts.errors import BadInput, BadUsage, Incompatible, OutOfResources, Partly, Problem
 from moectl.cli import app, main
-from moectl.shared.exit_codes import exit_code_of
+from moectl.shared.terminal.exit_codes import exit_code_of
 from tests import ROOT
 from tests.helpers.said import problems
 
@@ -122,7 +122,7 @@ def test_a_bug_passes_through(error):
 
 def test_a_bug_is_1_with_a_traceback():
     code = (
-        "from moectl.shared.exit_codes import exit_code_of; import sys; "
+        "from moectl.shared.terminal.exit_codes import exit_code_of; import sys; "
         "sys.exit(exit_code_of(lambda: 1 / 0))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

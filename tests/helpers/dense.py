@@ -4,7 +4,7 @@ import torch
 from transformers import PreTrainedModel
 
 from runtime.model.open import MoeModel
-from runtime.model.quantised_linear import QuantisedEmbedding, QuantisedLinear
+from runtime.model.quantised.quantised_linear import QuantisedEmbedding, QuantisedLinear
 
 
 def put_dense(plain: PreTrainedModel, opened: MoeModel) -> int:

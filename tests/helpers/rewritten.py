@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runtime.model.checkpoint import open_checkpoint
+from runtime.model.files.checkpoint import open_checkpoint
 
 
 @contextmanager

@@ -38,8 +38,9 @@ _SERVER = """
 import io, json, os, sys, traceback
 import torch
 import tools.gpu.checks.kernels, runtime.session.session
-import runtime.kernels.gpu.gated, runtime.kernels.gpu.gated_packed, runtime.kernels.gpu.gated_tiles
-import runtime.kernels.gpu.gated_published, tools.gpu.checks.published
+import runtime.kernels.gpu.experts.gated, runtime.kernels.gpu.experts.gated_packed
+import runtime.kernels.gpu.experts.gated_tiles
+import runtime.kernels.gpu.experts.gated_published, tools.gpu.checks.published
 from numba.core.registry import cpu_target
 cpu_target.typing_context.refresh(), cpu_target.target_context.refresh()  # what else every fork would do
 torch.set_num_threads(1)

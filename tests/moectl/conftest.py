@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from moectl.cli import main
-from moectl.shared import progress
+from moectl.shared.terminal import progress
 
 Said = Callable[..., dict]
 

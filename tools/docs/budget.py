@@ -14,21 +14,14 @@ from pathlib import Path
 from tools import ROOT
 from tools.docs.rooms import PACKAGES
 
-MOST_TOKENS = 509_200
+MOST_TOKENS = 509_800
 MOST_NODES = 209  # of the syntax tree, in nine functions of ten
 MOST_PACKED = 0.015  # of all assignments: a tuple to a tuple, unless values change places
 MOST_COLUMNS = 100
 MOST_ENTRIES = 15  # modules and folders of a folder
 # Folders that hold more, and how many: each number may only fall.
 CROWDED = {
-    "artifacts/formats": 24,
-    "artifacts/quantisation": 17,
     "moectl/serving": 19,
-    "moectl/shared": 20,
-    "runtime/control": 16,
-    "runtime/kernels/cpu": 44,
-    "runtime/kernels/gpu": 20,
-    "runtime/model": 38,
 }
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from runtime.model.families import REFUSED
-from runtime.model.gguf_architectures import ARCHITECTURES
+from runtime.model.gguf.architectures import ARCHITECTURES
 from tools.arguments import parser_of
 from tools.make.families import FAMILIES, PUBLISHED
 

@@ -7,8 +7,8 @@ from artifacts.errors import BadUsage
 from artifacts.modelshapes.known import ModelShape, model_shape
 from artifacts.traces.synthetic import Dials, generate
 from artifacts.traces.trace import PREFILL, Trace
-from moectl.shared.progress import progress_bar
-from moectl.shared.resuming import resumable
+from moectl.shared.terminal.progress import progress_bar
+from moectl.shared.terminal.resuming import resumable
 from moectl.shared.trace_source import TraceSource, open_source
 from moectl.show.render import Sheet, show_json, show_sheet
 from tools.lab.fit_synthetic import (

@@ -1,6 +1,6 @@
 """Reads what `moectl export` writes back into packed experts, and GPTQ checkpoints like it.
 
-A run opens such checkpoints by `artifacts.formats.gptq`, in whatever layout they are.
+A run opens such checkpoints by `artifacts.formats.integers.gptq`, in whatever layout they are.
 """
 
 from collections.abc import Mapping

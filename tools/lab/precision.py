@@ -16,8 +16,8 @@ from artifacts.store.runs import RunInfo, utc_now, versions
 from artifacts.store.store import Store, add_run
 from moectl.bundled import demo_model
 from moectl.shared.opening import open_quietly
-from moectl.shared.progress import progress_bar
 from moectl.shared.stores import check_store
+from moectl.shared.terminal.progress import progress_bar
 from moectl.shared.text import read_data
 from moectl.show.render import NumBytes, Sheet, fewer, show_json, show_sheet
 from profilers.text.corpus import data_digest

@@ -8,7 +8,7 @@ from artifacts.errors import BadUsage
 from artifacts.routing.predictors import RECORDED
 from artifacts.traces.next_use import NextUse
 from artifacts.traces.trace import Trace
-from moectl.shared.progress import progress_bar
+from moectl.shared.terminal.progress import progress_bar
 from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from moectl.show.render import NumBytes, Sheet, show_json, show_sheet
 from runtime.control import sizes

@@ -20,7 +20,7 @@ from moectl.commands.build.build_buddies import (
     metric_scores,
 )
 from moectl.shared.opening import open_quietly
-from moectl.shared.progress import progress_bar
+from moectl.shared.terminal.progress import progress_bar
 from moectl.shared.text import read_data
 from moectl.show.render import Sheet, fewer, show_json, show_sheet
 from profilers.text.batches import Data

@@ -165,7 +165,7 @@ TESTS = {
         f"runtime/model/{name}.py": (f"{_MODEL}/test_{name}.py",)
         for name in ("layout", "arithmetic", "layers", "expert_store")
     },
-    "runtime/model/expert_tensors.py": (
+    "runtime/model/files/expert_tensors.py": (
         f"{_MODEL}/test_expert_tensors.py",
         *(
             f"{_DAMAGED}::test_{what}"

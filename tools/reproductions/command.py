@@ -5,7 +5,7 @@ from pathlib import Path
 
 from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
-from moectl.shared.resuming import resumable
+from moectl.shared.terminal.resuming import resumable
 from moectl.show.render import show_json, show_sheet
 from tools.reproductions.buddymoe import reproduce as buddymoe
 from tools.reproductions.contextaware import reproduce as contextaware

@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from artifacts.shape import Shape
-from runtime.model.checkpoint import open_checkpoint
+from runtime.model.files.checkpoint import open_checkpoint
+from runtime.model.files.pack import pack
 from runtime.model.open import MoeModel, open_model
-from runtime.model.pack import pack
 from runtime.session.session import Session, Settings
 from tests.helpers.families import FAMILIES, VOCABULARY, save
 from tests.helpers.varied import VARIED

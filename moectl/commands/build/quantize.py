@@ -14,13 +14,13 @@ from moectl.cli.groups import fill
 from moectl.cli.options import Data, Device, Executor, Json, Model, Seed, StorePath
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import importing
-from moectl.shared.resuming import resumable
+from moectl.shared.terminal.resuming import resumable
 
 if TYPE_CHECKING:
     from artifacts.quantisation.widths import Width
     from moectl.show.render import Sheet
     from profilers.quantise.method import Method
-    from moectl.shared.progress import Phases
+    from moectl.shared.terminal.progress import Phases
     from profilers.quantise.replicas import BuiltReplicas
     from profilers.text.batches import Data as TextData
     from runtime.model.open import MoeModel
@@ -182,7 +182,7 @@ def make_replicas(
     name: str | None, method: "Method", options: QuantizeOptions, *, seed: int = 0, store: Path
 ) -> "BuiltReplicas":
     """Quantise the model `name`, a folder or hub id (None: the bundled one)."""
-    from moectl.shared.progress import Phases
+    from moectl.shared.terminal.progress import Phases
     from moectl.shared.stores import check_store
     from profilers.text.corpus import documents
 
@@ -204,7 +204,7 @@ def _quantize(
 ) -> "BuiltReplicas":
     from artifacts.store.runs import ModelInfo
     from moectl.shared.opening import open_quietly
-    from moectl.shared.progress import progress_bar
+    from moectl.shared.terminal.progress import progress_bar
     from profilers.quantise.estimate import expert_s
     from profilers.quantise.method import TRELLIS, check_method, projections, smaller
     from profilers.quantise.replicas import build_replicas

@@ -22,7 +22,7 @@ from moectl.cli.groups import fill
 from moectl.cli.options import Budget, Json, StorePath, known_machine
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import importing
-from moectl.shared.resuming import resumable
+from moectl.shared.terminal.resuming import resumable
 from runtime.control import sizes
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _split(source: "TraceSource", options: SplitOptions) -> StoredSplit:
     from artifacts.store.rows import curve_rows, split_rows
     from artifacts.store.store import add_run
     from moectl.shared.trace_source import open_source
-    from runtime.control.split_solver import answer_of, curves_of
+    from runtime.control.splits.split_solver import answer_of, curves_of
     from runtime.policies import parse
 
     started_at = utc_now()
@@ -271,7 +271,7 @@ def _machine_for(
 ) -> SplitMachine:
     from artifacts.store.hardware_profiles import stored_profile
     from artifacts.store.store import Store
-    from runtime.control.split_solver import latencies_of
+    from runtime.control.splits.split_solver import latencies_of
     from runtime.replay.measured_machine import costs_of, machine_of
 
     if options.machine != HERE:
@@ -331,7 +331,7 @@ def _solve(
     import numpy as np
 
     from artifacts.splits.solve import EVEN, SOLVERS
-    from runtime.control.split_solver import solve, split_problem
+    from runtime.control.splits.split_solver import solve, split_problem
 
     shape = model.shape
     nbytes = sizes.budget_nbytes(options.budget, shape)
@@ -361,7 +361,7 @@ def _parameters(
 ) -> dict[str, object]:
     """Return the parameters by which a run recognises a split that was made for something else."""
     from artifacts.traces.trace import PHASES
-    from runtime.control.split_solver import counted_phases
+    from runtime.control.splits.split_solver import counted_phases
 
     shape = opened.model.shape
     return ({} if opened.run is None else {"trace_run": opened.run}) | {

@@ -7,7 +7,7 @@ from pathlib import Path
 from artifacts.errors import BadUsage
 from artifacts.store.check import Checked, check_store
 from artifacts.store.store import Store
-from moectl.shared.exit_codes import DONE, INPUT, PARTLY
+from moectl.shared.terminal.exit_codes import DONE, INPUT, PARTLY
 from moectl.show.render import Sheet, console, show_json, show_sheet
 
 

@@ -33,7 +33,7 @@ from moectl.cli.options import (
 from moectl.commands.measure.report import check_report, write_page
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import importing
-from moectl.shared.resuming import resumable
+from moectl.shared.terminal.resuming import resumable
 
 if TYPE_CHECKING:
     from moectl.bench.request import BenchRequest
@@ -160,7 +160,7 @@ def bench(
         from moectl.bench.request import BenchRequest, names_of
         from moectl.bench.sheets import sheets
         from moectl.bench.simulated import simulated
-        from moectl.shared.progress import Phases
+        from moectl.shared.terminal.progress import Phases
         from moectl.show.render import show_json, show_sheet
         from runtime.session.presets import find_presets
 

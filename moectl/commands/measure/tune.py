@@ -33,7 +33,7 @@ from moectl.cli.options import (
 )
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import importing
-from moectl.shared.resuming import resumable
+from moectl.shared.terminal.resuming import resumable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -114,8 +114,8 @@ def tune(
     with importing():
         import torch
 
-        from moectl.shared.progress import Phases
         from moectl.shared.stores import check_store
+        from moectl.shared.terminal.progress import Phases
         from moectl.tune.request import TuneRequest, share
         from moectl.tune.table import show
         from moectl.tune.timing import SHARES, Minutes
@@ -203,7 +203,7 @@ def _searched(
     search: "Search", request: "TuneRequest", minutes: "Minutes"
 ) -> tuple["SearchResult", "SearchPlan", str]:
     """Run the search; return its result, its plan and a note on its size."""
-    from moectl.shared.progress import progress_bar
+    from moectl.shared.terminal.progress import progress_bar
     from moectl.tune.distribute import spread
     from moectl.tune.prepare import plan_for
     from profilers.workers.choose import executing
@@ -245,7 +245,7 @@ def _prepare(
     from moectl.tune.prepare import known_of, pace_of, parts_of, scale_of, search_on, trace_for
     from moectl.tune.timing import token_seconds
     from profilers.compare.verify_search import Verifier
-    from runtime.model.locate import locate
+    from runtime.model.files.locate import locate
     from runtime.session.equip import model_on_base
 
     begin = minutes.phases.begin

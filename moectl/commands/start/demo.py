@@ -19,12 +19,12 @@ from moectl.commands.build.build_buddies import make_buddies
 from moectl.commands.build.profile import ProfileOptions, profile_opened
 from moectl.commands.build.quantize import QuantizeOptions, make_replicas
 from moectl.shared.importing import importing
-from moectl.shared.resuming import resumable
+from moectl.shared.terminal.resuming import resumable
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from moectl.shared.progress import Phases
+    from moectl.shared.terminal.progress import Phases
     from moectl.show.demonstration import Demonstration, DemoRow
     from profilers.compare.quality import TextReading
     from runtime.model.open import MoeModel
@@ -128,8 +128,8 @@ def _demonstrated(
         import torch
 
         from moectl.shared.opening import open_quietly
-        from moectl.shared.progress import Phases
         from moectl.shared.stores import check_store
+        from moectl.shared.terminal.progress import Phases
         from runtime.session.probe import scaled_rates, scaled_window
 
     torch.set_num_threads(threads)
@@ -218,7 +218,7 @@ def _measure(entries: Sequence[_Entry], sequences: Sequence["np.ndarray"]) -> No
     """Warm every cache with a prompt, then read a text a round with all presets."""
     import torch
 
-    from moectl.shared.progress import progress_bar
+    from moectl.shared.terminal.progress import progress_bar
     from profilers.compare.quality import read
 
     warm_up, *texts = sequences

@@ -29,7 +29,7 @@ from moectl.cli.options import (
 )
 from moectl.shared.defaults import DEFAULT_STORE, FAST, KV, SLOW
 from moectl.shared.importing import importing
-from moectl.shared.resuming import resumable
+from moectl.shared.terminal.resuming import resumable
 
 if TYPE_CHECKING:
     from moectl.generating.answer_file import AnswerFile
@@ -250,7 +250,7 @@ def _spread(job: _Job, waiting: "Waiting") -> None:
 def _going_on(job: _Job) -> Iterator[Callable[["BatchWork"], None]]:
     """Say what an earlier command has done; lend what moves the line of progress: rows answered,
     tokens a second."""
-    from moectl.shared.progress import Phases
+    from moectl.shared.terminal.progress import Phases
 
     num_rows = job.prompts.num_rows
     is_quiet = job.as_json

@@ -9,7 +9,7 @@ import typer
 from moectl.bundled import demo_model
 from moectl.cli.options import Json, or_bundled
 from moectl.shared.importing import importing
-from moectl.shared.resuming import resumable
+from moectl.shared.terminal.resuming import resumable
 
 
 @resumable("what was packed is kept")
@@ -28,11 +28,11 @@ def pack(
     """
     with importing():
         from moectl.shared.opening import open_quietly
-        from moectl.shared.progress import progress_bar
+        from moectl.shared.terminal.progress import progress_bar
         from moectl.show.render import console, human_bytes, show_json
-        from runtime.model.checkpoint import open_checkpoint
-        from runtime.model.locate import locate
-        from runtime.model.pack import pack as rewrite
+        from runtime.model.files.checkpoint import open_checkpoint
+        from runtime.model.files.locate import locate
+        from runtime.model.files.pack import pack as rewrite
 
     name = model or str(demo_model())
     opened = open_quietly(name, device="cpu")

@@ -20,7 +20,7 @@ from runtime.backends.cpu.forms_cpu import TokenKernels, form_of, has_form
 from runtime.backends.torch_backend import TorchBackend
 from runtime.control.plan import Place
 from runtime.kernels.clamped_gate import clamped_gate
-from runtime.kernels.cpu.compiled_layers import WholeExperts
+from runtime.kernels.cpu.decoder.compiled_layers import WholeExperts
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.open import MoeModel

@@ -23,11 +23,11 @@ from runtime.kernels.cpu.row_shares import RowShares, plain_rows
 from runtime.kernels.cpu.threads import KernelThreads, divided
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.expert_store import StoredLayout
+from runtime.model.files.expert_store import StoredLayout
 from runtime.model.layout import ExpertLayout, Layout
-from runtime.model.mixed_layout import MixedLayout
 from runtime.model.open import MoeModel
-from runtime.model.quantised_layout import QuantisedLayout
+from runtime.model.quantised.mixed_layout import MixedLayout
+from runtime.model.quantised.quantised_layout import QuantisedLayout
 from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.replica_layouts import ReplicaLayout, TrellisLayout
 from runtime.tiers.shadow_replicas import Shadows
@@ -289,7 +289,7 @@ class CpuWhole(CpuForm):
         """True if there is a kernel for several tokens. Read it only where experts are fused, as it
         imports numba."""
         if self._dtype is torch.float32 or any(
-            size % kernels("cpu.pairs").STEP for size in self._shape
+            size % kernels("cpu.published.pairs").STEP for size in self._shape
         ):
             return False
         return (
@@ -371,7 +371,7 @@ class CpuPacked(CpuForm):
         offsets = {part.name: part.offset for part in layout.parts}
         self._offsets = np.array([_offsets(offsets, name) for name in (GATE_UP, DOWN)])
         self._sizes = np.array([_num_groups(inner), _num_groups(down), down.num_inputs])
-        adder = kernels("cpu.gated_packed").packed_adder
+        adder = kernels("cpu.replicas.gated_packed").packed_adder
         self._add = adder(layout.bits, is_narrow=dtype is torch.bfloat16)
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:

@@ -11,13 +11,13 @@ import torch
 
 from artifacts.formats.base import Format
 from artifacts.formats.fp8 import Scaled
-from artifacts.formats.ggml import GGML, GgmlBlocks
-from artifacts.formats.gptq import Gptq
+from artifacts.formats.gguf.ggml import GGML, GgmlBlocks
+from artifacts.formats.integers.gptq import Gptq
+from artifacts.formats.integers.order import ORDER
+from artifacts.formats.integers.packed_integers import PackedIntegers
 from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import GROUP as NVFP4_GROUP
 from artifacts.formats.nvfp4 import NvFp4
-from artifacts.formats.order import ORDER
-from artifacts.formats.packed_integers import PackedIntegers
 from runtime.backends.cpu.form import CpuForm, LayerForm, TokenOperands
 from runtime.control.plan import Place
 from runtime.kernels.clamped_gate import ClampedGate
@@ -25,8 +25,8 @@ from runtime.kernels.cpu.row_shares import Rows, RowShares
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import Layout
-from runtime.model.mixed_layout import MixedLayout
-from runtime.model.quantised_layout import Piece, PlacedPieces, QuantisedLayout
+from runtime.model.quantised.mixed_layout import MixedLayout
+from runtime.model.quantised.quantised_layout import Piece, PlacedPieces, QuantisedLayout
 
 _ZEROS = "zero_point"  # a tensor that may be missing, and which the kernels take as int32
 _BIASES = (f"{GATE_UP}_bias", f"{DOWN}_bias")
@@ -161,15 +161,15 @@ def _places(matrix: PublishedMatrix, count: int) -> list[tuple[int, int]]:
     start = matrix.offsets["blocks"]
     nbytes = matrix.tensors["blocks"].nbytes // count
     return [
-        (getattr(kernels("cpu.published"), matrix.format.name), start + i * nbytes)
+        (getattr(kernels("cpu.published.published"), matrix.format.name), start + i * nbytes)
         for i in range(count)
     ]
 
 
 def _fields(described: Described) -> list[int]:
-    """Return the fields of `runtime.kernels.cpu.published`."""
-    names = kernels("cpu.published")
-    values = [_NOT_THERE] * kernels("cpu.published").NUM_FIELDS
+    """Return the fields of `runtime.kernels.cpu.published.published`."""
+    names = kernels("cpu.published.published")
+    values = [_NOT_THERE] * kernels("cpu.published.published").NUM_FIELDS
     for name, value in described.items():
         values[getattr(names, name)] = getattr(names, value) if isinstance(value, str) else value
     return values
@@ -267,21 +267,21 @@ _SCALE_TYPES = {
 }
 _BFLOAT16 = (torch.bfloat16,)
 _HALVES = (torch.bfloat16, torch.float16)
-_ROWS = ("cpu.rows", "multiply", ())
+_ROWS = ("cpu.published.rows", "multiply", ())
 _NARROW_ROWS = {
-    torch.bfloat16: ("cpu.narrow_rows", "multiply", ()),
-    torch.float16: ("cpu.narrow_rows", "multiply_float16", ()),
+    torch.bfloat16: ("cpu.published.narrow_rows", "multiply", ()),
+    torch.float16: ("cpu.published.narrow_rows", "multiply_float16", ()),
 }
 # of formats that are not row by row, with the dtypes of x that they may take for less than float32
 _KERNELS = {
-    "STREAM": ("cpu.columns", "multiply_stream", _HALVES),
+    "STREAM": ("cpu.published.columns", "multiply_stream", _HALVES),
     **{
-        name: ("cpu.blocks", f"multiply_blocks_of_{form.num_weights}", _BFLOAT16)
+        name: ("cpu.published.blocks", f"multiply_blocks_of_{form.num_weights}", _BFLOAT16)
         for name, form in GGML.items()
     },
 }
 _OF_FLOAT16 = {
-    name: ("cpu.blocks", f"multiply_blocks_of_{form.num_weights}_float16", ())
+    name: ("cpu.published.blocks", f"multiply_blocks_of_{form.num_weights}_float16", ())
     for name, form in GGML.items()
     if name != "Q8_0"  # whose codes are multiplied in float32
 }

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from artifacts.quantisation import trellis
+from artifacts.quantisation.trellis import trellis
 from artifacts.quantisation.widths import Width
 from runtime.backends.cpu.form import CpuForm, LayerForm, TokenOperands
 from runtime.control.plan import Place
@@ -20,7 +20,7 @@ class CpuTrellis(CpuForm):
     of a token, and rotates the token once."""
 
     def __init__(self, layouts: Mapping[Width, TrellisLayout], dtype: torch.dtype) -> None:
-        self._functions = kernels("cpu.trellis_vectors").functions()
+        self._functions = kernels("cpu.replicas.trellis_vectors").functions()
         self._rows = {bits: row for row, bits in enumerate(layouts)}
         sizes = []
         offsets = np.array([_coded_offsets(layout) for layout in layouts.values()])
@@ -30,10 +30,12 @@ class CpuTrellis(CpuForm):
         for layout in layouts.values():
             matrices = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))
             inner, down = (matrices[name] for name in (GATE_UP, DOWN))
-            sizes.append([kernels("cpu.trellis").sizes_of(matrix) for matrix in (inner, down)])
+            sizes.append(
+                [kernels("cpu.replicas.trellis").sizes_of(matrix) for matrix in (inner, down)]
+            )
         self._sizes = np.array(sizes)  # [W, 2, 5]
-        rotation = kernels("cpu.rotation").rotation
-        digits = kernels("cpu.trellis").num_digits(dtype)
+        rotation = kernels("cpu.replicas.rotation").rotation
+        digits = kernels("cpu.replicas.trellis").num_digits(dtype)
         outer, back = (rotation(down.num_outputs, is_back=is_back) for is_back in (False, True))
         acts = rotation(down.num_inputs, is_back=False)
         self._rotations = outer.signs, acts.signs, outer.odd, back.odd, acts.odd, digits
@@ -59,7 +61,9 @@ class CpuTrellis(CpuForm):
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         widths = [place.bits for place in places] or [*self._rows][:1] * len(starts)
         tables = self._tables(widths, starts)
-        kernels("cpu.gated_trellis").add(self._functions, *tables, self._rotations, *operands)
+        kernels("cpu.replicas.gated_trellis").add(
+            self._functions, *tables, self._rotations, *operands
+        )
 
     def _tables(
         self, widths: Sequence[Width], starts: Sequence[int]

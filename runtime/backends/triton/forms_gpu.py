@@ -13,13 +13,13 @@ from runtime.backends.triton.forms_published_gpu import GpuPublished
 from runtime.control.plan import NO_SLOT, Place
 from runtime.kernels.batched import is_plain
 from runtime.kernels.gpu.addressing import WORD, Biases, Matrix, Numbers, Strides
-from runtime.kernels.gpu.gates import Gate, gate_of
+from runtime.kernels.gpu.experts.gates import Gate, gate_of
 from runtime.kernels.gpu.stored_matrix import is_readable
 from runtime.kernels.gpu.total import Total
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, Layout
-from runtime.model.quantised_layout import QuantisedLayout
+from runtime.model.quantised.quantised_layout import QuantisedLayout
 from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.neuron_major import NeuronLayout
 from runtime.tiers.replica_layouts import ReplicaLayout, TrellisLayout
@@ -100,7 +100,7 @@ class GpuFullPrecision:
         self._arena = arena
         self._starts = starts
         self._own = {"strides": strides, "gate": gate}
-        self._of_token = kernels("gpu.gated").GatedKernels(strides, gate)
+        self._of_token = kernels("gpu.experts.gated").GatedKernels(strides, gate)
 
     @classmethod
     def of(
@@ -146,9 +146,9 @@ class GpuFullPrecision:
         top_k: int,
         block_tokens: int,
     ) -> None:
-        """Multiply many tokens, sorted by expert: see `runtime.kernels.gpu.gated_tiles`."""
+        """Multiply many tokens, sorted by expert: see `runtime.kernels.gpu.experts.gated_tiles`."""
         sizes = {"top_k": top_k, "block_tokens": block_tokens}
-        kernels("gpu.gated_tiles").multiply(
+        kernels("gpu.experts.gated_tiles").multiply(
             x, order, tiles, self._starts, self._arena, y=y, **sizes, **self._own
         )
 
@@ -171,7 +171,7 @@ class GpuPacked:
 
     def multiply(self, x: torch.Tensor, numbers: Numbers, y: torch.Tensor) -> None:
         matrices = {"bits": self._bits, "gate_up": self._gate_up, "down": self._down}
-        kernels("gpu.gated_packed").multiply(
+        kernels("gpu.experts.gated_packed").multiply(
             x, numbers, self._starts, self._buffer, **matrices, y=y
         )
 
@@ -197,7 +197,7 @@ class GpuTrellis:
 
     def multiply(self, x: torch.Tensor, numbers: Numbers, y: torch.Tensor) -> None:
         matrices = {"gate_up": self._gate_up, "down": self._down}
-        kernels("gpu.gated_trellis").multiply(
+        kernels("gpu.experts.gated_trellis").multiply(
             x, numbers, self._starts, self._buffer, **matrices, y=y
         )
 

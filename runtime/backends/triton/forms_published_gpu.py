@@ -6,12 +6,12 @@ import torch
 
 from runtime.control.plan import Place
 from runtime.kernels.gpu.addressing import Numbers
-from runtime.kernels.gpu.gates import Gate
+from runtime.kernels.gpu.experts.gates import Gate
 from runtime.kernels.gpu.stored_matrix import StoredMatrix, gated_matrices
 from runtime.kernels.gpu.total import Total
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.quantised_layout import QuantisedLayout
+from runtime.model.quantised.quantised_layout import QuantisedLayout
 
 
 class GpuPublished:
@@ -47,7 +47,7 @@ class GpuPublished:
         otherwise. With `total` the outputs of one token are then added up."""
         starts = self._starts if starts is None else starts
         own = {"matrices": self._matrices, "total": total}
-        kernels("gpu.gated_published").multiply(x, numbers, starts, self._arena, y=y, **own)
+        kernels("gpu.experts.gated_published").multiply(x, numbers, starts, self._arena, y=y, **own)
 
     def weights(self, place: Place) -> dict[str, torch.Tensor]:
         """Return the dequantised expert at a place, as the module has it."""

@@ -24,7 +24,7 @@ from runtime.backends.triton.near_experts import NearExperts
 from runtime.control.plan import Place
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.gpu.addressing import RankNumbers
-from runtime.kernels.gpu.gates import gate_of
+from runtime.kernels.gpu.experts.gates import gate_of
 from runtime.kernels.gpu.tiles import SortedPairs
 from runtime.kernels.gpu.total import Total
 from runtime.kernels.load import has_triton, kernels
@@ -107,7 +107,7 @@ class TritonBackend(Backend):
             keys = sent[0].view(experts.shape)
             weights = tokens.weights()
             self._order = sent[1]
-            self._block_tokens = kernels("gpu.gated_tiles").tile_tokens(
+            self._block_tokens = kernels("gpu.experts.gated_tiles").tile_tokens(
                 experts.size, self._num_experts
             )
         elif tokens.are_routed:  # nothing is copied: the device has what the router chose
@@ -160,7 +160,7 @@ class TritonBackend(Backend):
         if output is None:
             output = torch.empty_like(self._hidden)
             weights = self._weights.contiguous()
-            kernels("gpu.weighted_sum").combine(
+            kernels("gpu.experts.weighted_sum").combine(
                 self._y, self._keys, weights, output, is_wide=self._is_wide
             )
         del self._y, self._keys, self._weights, self._hidden

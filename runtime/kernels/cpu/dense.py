@@ -18,8 +18,8 @@ from runtime.kernels.cpu.row_shares import MatrixShares, Rows, plain_rows
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.open import MoeModel
-from runtime.model.quantised_linear import QuantisedLinear, stored
-from runtime.model.quantised_matrix import linear_in_tiles
+from runtime.model.quantised.quantised_linear import QuantisedLinear, stored
+from runtime.model.quantised.quantised_matrix import linear_in_tiles
 
 MOST_TOKENS = 4
 
@@ -76,7 +76,7 @@ def _is_packed(layer: nn.Module) -> bool:
 def linear_operand(layer: nn.Linear | QuantisedLinear) -> tuple[int, int, int]:
     """Return a linear layer as an operand of larger kernels, which read it by its addresses: its
     kind, the address of its matrix, and that of its bias or 0."""
-    names = kernels("cpu.published")
+    names = kernels("cpu.published.published")
     bias = 0 if layer.bias is None else layer.bias.data_ptr()
     kind = (
         getattr(names, layer.form.name)
@@ -93,12 +93,12 @@ class PackedLinear:
     def __init__(self, layer: QuantisedLinear, threads: KernelThreads) -> None:
         self._layer = layer
         is_narrow = layer.dtype is torch.bfloat16 and kernels("cpu.lanes").HAS_PAIRS
-        names = kernels("cpu.published")
+        names = kernels("cpu.published.published")
         fields = np.full(names.NUM_FIELDS, -1)
         fields[names.KIND] = getattr(names, layer.form.name)
         fields[names.CODES] = layer.blocks.data_ptr()
         fields[names.BLOCK_NBYTES] = layer.form.nbytes
-        kernel = kernels("cpu.blocks").multiply_blocks_of_32
+        kernel = kernels("cpu.published.blocks").multiply_blocks_of_32
         count, nbytes = layer.blocks.shape
         matrix = Rows(0, count, nbytes, fields, kernel, is_narrow)
         self._matrix = _shared(matrix, layer.in_features, threads)

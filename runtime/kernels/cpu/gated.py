@@ -18,7 +18,7 @@ from numba.extending import intrinsic, overload
 from artifacts.common.float16 import float16_as_float, float16_bits
 from artifacts.common.numba_loops import inlined_part as part
 from artifacts.common.numba_loops import kernel
-from runtime.kernels.cpu.pairs import HAS_DOT, STEP, dot
+from runtime.kernels.cpu.published.pairs import HAS_DOT, STEP, dot
 
 f32 = np.float32
 u32 = np.uint32

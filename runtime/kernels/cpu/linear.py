@@ -5,9 +5,9 @@ import numpy as np
 from numba import carray
 
 from artifacts.common.numba_loops import part
-from runtime.kernels.cpu.blocks import add_blocks_of_32
 from runtime.kernels.cpu.gated import are_bfloat16, as_float, pointer, products
 from runtime.kernels.cpu.lanes import HAS_PAIRS
+from runtime.kernels.cpu.published.blocks import add_blocks_of_32
 
 f32 = np.float32
 PLAIN = -1

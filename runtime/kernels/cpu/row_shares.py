@@ -196,7 +196,7 @@ def _table(matrices: Sequence[Rows], num_pieces: int) -> np.ndarray:
 def plain_rows(dtype: torch.dtype, offset: int, count: int, nbytes: int) -> Rows:
     """Return a matrix of plain numbers at this offset in an expert, with `count` rows of `nbytes`
     bytes."""
-    names = kernels("cpu.published")
+    names = kernels("cpu.published.published")
     fields = np.full(names.NUM_FIELDS, -1)
     fields[names.KIND] = _plain_kind(dtype)
     fields[names.CODES] = offset
@@ -205,7 +205,7 @@ def plain_rows(dtype: torch.dtype, offset: int, count: int, nbytes: int) -> Rows
 
 
 def _plain_kind(dtype: torch.dtype) -> int:
-    names = kernels("cpu.published")
+    names = kernels("cpu.published.published")
     return {
         torch.bfloat16: names.PLAIN_BFLOAT16,
         torch.float16: names.PLAIN_FLOAT16,
@@ -216,7 +216,7 @@ def _plain_kind(dtype: torch.dtype) -> int:
 def _unit(matrix: Rows) -> int:
     """Return the number of rows in which a matrix can be divided, so that its kernel multiplies
     each as it does in the whole; 0 if it cannot be divided."""
-    names = kernels("cpu.published")
+    names = kernels("cpu.published.published")
     fields = matrix.fields
     if fields[names.KIND] == names.STREAM:
         return 0
@@ -229,7 +229,7 @@ def _unit(matrix: Rows) -> int:
 
 def _fields_from(matrix: Rows, first: int) -> np.ndarray:
     """Return the fields of a matrix from the row `first` on."""
-    names = kernels("cpu.published")
+    names = kernels("cpu.published.published")
     fields = matrix.fields.copy()
     fields[names.CODES] += first * matrix.nbytes
     if fields[names.SCALES] >= 0:

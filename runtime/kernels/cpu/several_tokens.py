@@ -31,7 +31,7 @@ from runtime.kernels.cpu.lanes import (
     plus_product,
     prefetch,
 )
-from runtime.kernels.cpu.pairs import STEP
+from runtime.kernels.cpu.published.pairs import STEP
 
 # rows and tokens that are multiplied at once: their sums stay in registers
 _ROWS = 4

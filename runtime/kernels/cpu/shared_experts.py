@@ -18,7 +18,7 @@ from runtime.kernels.cpu.gated import (
     pointer,
     products,
 )
-from runtime.kernels.cpu.published import (
+from runtime.kernels.cpu.published.published import (
     CODES,
     FLOAT_LIKE,
     INT16_LIKE,

@@ -5,6 +5,7 @@ import numpy as np
 from numba import carray
 
 from artifacts.common.numba_loops import kernel
+from runtime.kernels.cpu.decoder.norms import FLOATS, INTEGERS, read, write
 from runtime.kernels.cpu.gated import (
     LIKE,
     add_expert,
@@ -15,15 +16,14 @@ from runtime.kernels.cpu.gated import (
     rounded,
     swiglu,
 )
-from runtime.kernels.cpu.gated_trellis import (
+from runtime.kernels.cpu.linear import PLAIN, add_blocks
+from runtime.kernels.cpu.replicas.gated_trellis import (
     FUNCTIONS,
     MATRICES,
     ROTATIONS,
     add_replica,
     rotated_numbers,
 )
-from runtime.kernels.cpu.linear import PLAIN, add_blocks
-from runtime.kernels.cpu.norms import FLOATS, INTEGERS, read, write
 
 f32 = np.float32
 REPLICAS = f"Tuple(({FUNCTIONS}, {{}}, {ROTATIONS}))"

@@ -45,8 +45,8 @@ def with_bias(y, bias_ptr, places, is_there, dtype: tl.constexpr):
 
 @triton.jit
 def activated(gate, up, own: tl.constexpr, dtype: tl.constexpr):
-    """Return the activation of float32 products by `own`, a `runtime.kernels.gpu.gates.Gate`,
-    rounded to `dtype` where the module rounds."""
+    """Return the activation of float32 products by `own`, a
+    `runtime.kernels.gpu.experts.gates.Gate`, rounded to `dtype` where the module rounds."""
     gate = gate.to(dtype).to(tl.float32)
     up = up.to(dtype).to(tl.float32)
     if own.limit is not None:

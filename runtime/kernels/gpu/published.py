@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from artifacts.formats.order import INPUT_BITS
+from artifacts.formats.integers.order import INPUT_BITS
 from runtime.kernels.gpu.blocks import load_block
 from runtime.kernels.gpu.low_bit import read_codes
 from runtime.kernels.gpu.stored_matrix import StoredMatrix

@@ -1,11 +1,11 @@
-"""The rotations of `artifacts.quantisation.rotation` on a GPU, as products with their small
+"""The rotations of `artifacts.quantisation.trellis.rotation` on a GPU, as products with their small
 factors, in float32."""
 
 from functools import cache
 
 import torch
 
-from artifacts.quantisation.rotation import cosines, factors, signs
+from artifacts.quantisation.trellis.rotation import cosines, factors, signs
 
 _MOST = 64  # rows of a Hadamard matrix that is multiplied at once
 

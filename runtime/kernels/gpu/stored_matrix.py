@@ -12,14 +12,14 @@ import torch
 
 from artifacts.formats.base import Format, Stored
 from artifacts.formats.fp8 import Scaled
-from artifacts.formats.gptq import Gptq
+from artifacts.formats.integers.gptq import Gptq
+from artifacts.formats.integers.order import ORDER
+from artifacts.formats.integers.packed_integers import PackedIntegers
 from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import NvFp4
-from artifacts.formats.order import ORDER
-from artifacts.formats.packed_integers import PackedIntegers
-from runtime.kernels.gpu.gates import SILU, Gate
+from runtime.kernels.gpu.experts.gates import SILU, Gate
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.quantised_layout import PLAIN, PlacedPieces, QuantisedLayout
+from runtime.model.quantised.quantised_layout import PLAIN, PlacedPieces, QuantisedLayout
 
 _FLOATS = {
     torch.float8_e4m3fn: (3, 7),

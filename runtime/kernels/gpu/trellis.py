@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from artifacts.quantisation.trellis import (
+from artifacts.quantisation.trellis.trellis import (
     BLOCK_ROWS,
     MULTIPLIER,
     Trellis,

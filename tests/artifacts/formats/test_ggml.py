@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from artifacts.formats.base import Stored, Unfit
-from artifacts.formats.ggml import GGML
+from artifacts.formats.gguf.ggml import GGML
 from artifacts.formats.numbers import numbers
 from tests.helpers.gguf_files import SCALES, blocks
 

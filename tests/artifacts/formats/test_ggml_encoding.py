@@ -4,9 +4,9 @@ import gguf
 import pytest
 import torch
 
-from artifacts.formats import ggml_encoding
-from artifacts.formats.ggml import GGML
-from artifacts.formats.ggml_encoding import encode
+from artifacts.formats.gguf import ggml_encoding
+from artifacts.formats.gguf.ggml import GGML
+from artifacts.formats.gguf.ggml_encoding import encode
 
 STEPS = {"Q8_0": 127, "Q4_0": 8}  # of the largest number of a block
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import BadInput
-from artifacts.formats.gguf_header import read_array, read_header
+from artifacts.formats.gguf.gguf_header import read_array, read_header
 
 UINT8 = 0
 UINT32 = 4

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from artifacts.formats.awq import Awq
 from artifacts.formats.base import Format, are_sound
 from artifacts.formats.fp8 import Scaled
-from artifacts.formats.gptq import Gptq
+from artifacts.formats.integers.awq import Awq
+from artifacts.formats.integers.gptq import Gptq
+from artifacts.formats.integers.packed_integers import PackedIntegers
 from artifacts.formats.numbers import filler, numbers, turn
 from artifacts.formats.nvfp4 import NvFp4
-from artifacts.formats.packed_integers import PackedIntegers
 from artifacts.formats.table import quantisation_of
 from artifacts.quantisation.gptq import Quantized
 from artifacts.quantisation.gptq_checkpoint import gptq_tensors

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.formats.base import Format, Stored, Unfit
-from artifacts.formats.gptq import Gptq
-from artifacts.formats.numbers import numbers
-from artifacts.formats.order import (
+from artifacts.formats.integers.gptq import Gptq
+from artifacts.formats.integers.order import (
     INDEX,
     INPUT_BITS,
     ORDER,
@@ -18,7 +17,8 @@ from artifacts.formats.order import (
     placed,
     require_index,
 )
-from artifacts.formats.packed_integers import PackedIntegers
+from artifacts.formats.integers.packed_integers import PackedIntegers
+from artifacts.formats.numbers import numbers
 from tests.helpers.published import gptq, packed
 
 FORMATS = {

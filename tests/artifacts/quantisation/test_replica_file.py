@@ -22,7 +22,7 @@ from artifacts.quantisation.replica_file import (
     widths,
     write_replicas,
 )
-from artifacts.quantisation.trellis import Trellis
+from artifacts.quantisation.trellis.trellis import Trellis
 from tests.artifacts.quantisation.test_trellis import random_trellis
 
 METADATA = {"model": "a" * 64, "layer": "2", "expert": "5", "note": "Größe"}

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.quantisation.rotation import factors, rotate, rotate_back
+from artifacts.quantisation.trellis.rotation import factors, rotate, rotate_back
 
 
 @given(st.integers(1, 100))

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from artifacts.quantisation import trellis
-from artifacts.quantisation.rotation import rotate
-from artifacts.quantisation.trellis import (
+from artifacts.quantisation.trellis import trellis
+from artifacts.quantisation.trellis.rotation import rotate
+from artifacts.quantisation.trellis.trellis import (
     HALF_BITS,
     STATE_BITS,
     Trellis,

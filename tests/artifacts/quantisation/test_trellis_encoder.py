@@ -8,8 +8,8 @@ import pytest
 
 from artifacts.errors import BadInput
 from artifacts.quantisation.replica_parts import named
-from artifacts.quantisation.trellis import Trellis, fitting
-from artifacts.quantisation.trellis_encoder import Encoder, rotated
+from artifacts.quantisation.trellis.trellis import Trellis, fitting
+from artifacts.quantisation.trellis.trellis_encoder import Encoder, rotated
 
 pytestmark = pytest.mark.slow
 

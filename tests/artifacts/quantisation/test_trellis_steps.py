@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from artifacts.quantisation.trellis_steps import PLAIN_STEPS, STEPS
+from artifacts.quantisation.trellis.trellis_steps import PLAIN_STEPS, STEPS
 
 BITS = 3
 NUM_STATES = 512

@@ -13,7 +13,7 @@ from artifacts.quantisation.gptq_checkpoint import WIDTHS
 from artifacts.quantisation.replica_file import read_replica
 from moectl.bundled import demo_model
 from moectl.cli import main
-from runtime.model.source import source_of
+from runtime.model.files.source import source_of
 from tests.conftest import Checkpoint
 from tests.helpers import families
 from tests.moectl.commands.test_quantize import said_by

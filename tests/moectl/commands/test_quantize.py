@@ -19,8 +19,8 @@ from artifacts.store.check import check_store
 from artifacts.store.store import Store
 from moectl.cli import main
 from moectl.commands.build.quantize import parse_bits, spoken
-from runtime.model.checkpoint import StoredTensor, open_checkpoint
-from runtime.model.fingerprint import _places
+from runtime.model.files.checkpoint import StoredTensor, open_checkpoint
+from runtime.model.files.fingerprint import _places
 from runtime.model.open import open_model
 from tests import ROOT
 from tests.conftest import Checkpoint

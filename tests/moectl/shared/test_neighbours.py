@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moectl.commands.start.doctor.findings import of_installation
-from moectl.shared import neighbours
+from moectl.shared.terminal import neighbours
 from tests import ROOT
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from moectl.shared import progress
-from moectl.shared.progress import Phases, progress_bar
+from moectl.shared.terminal import progress
+from moectl.shared.terminal.progress import Phases, progress_bar
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 import typer
 
 from moectl.cli import main
-from moectl.shared.exit_codes import exit_code_of
-from moectl.shared.resuming import resumable
+from moectl.shared.terminal.exit_codes import exit_code_of
+from moectl.shared.terminal.resuming import resumable
 from profilers.routing import shards
 
 

@@ -13,12 +13,12 @@ import pytest
 from artifacts.errors import BadInput
 from moectl.cli import main
 from moectl.generating import chat
-from moectl.shared import streams
-from moectl.shared.exit_codes import exit_code_of
+from moectl.shared.terminal import streams
+from moectl.shared.terminal.exit_codes import exit_code_of
 from moectl.show.render import show_json
 from tests import ROOT
 
-PREPARED = "import os, sys; from moectl.shared.streams import prepare_streams; prepare_streams(); "
+PREPARED = "import os, sys; from moectl.shared.terminal.streams import prepare_streams; prepare_streams(); "
 
 
 def process(
@@ -81,7 +81,7 @@ def test_no_endless_restart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_terminal_that_goes_away_interrupts() -> None:
-    code = "from moectl.shared.exit_codes import exit_code_of; import signal; "
+    code = "from moectl.shared.terminal.exit_codes import exit_code_of; import signal; "
     code += "sys.exit(exit_code_of(lambda: (os.kill(os.getpid(), signal.SIGHUP), signal.pause())))"
     done = process(code)
     assert (done.returncode, done.stderr) == (130, b"moectl: interrupted\n")

@@ -9,7 +9,7 @@ import pytest
 
 from artifacts.store.store import Store
 from moectl.cli import main
-from moectl.shared import progress
+from moectl.shared.terminal import progress
 from tests.conftest import Checkpoint
 from tests.moectl.conftest import Said
 

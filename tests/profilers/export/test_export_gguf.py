@@ -11,7 +11,7 @@ from artifacts.errors import BadInput
 from profilers.compare.llama_cpp import LlamaCpp
 from profilers.compare.quality import TextReading, compare, read
 from profilers.export.gguf import WRITTEN, export_gguf
-from runtime.model.gguf_file import open_gguf
+from runtime.model.gguf.file import open_gguf
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 from tests.helpers import families

@@ -21,7 +21,7 @@ from runtime.backends.torch_backend import TorchBackend
 from runtime.backends.triton.triton_backend import TritonBackend
 from runtime.control.plan import NO_SLOT, Place
 from runtime.model.layout import ExpertLayout, Layout
-from runtime.model.quantised_layout import Piece, QuantisedLayout
+from runtime.model.quantised.quantised_layout import Piece, QuantisedLayout
 from tests.runtime.backends.test_torch_backend import tokens
 
 E = 6

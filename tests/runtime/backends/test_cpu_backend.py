@@ -269,7 +269,7 @@ def test_packed_kernels_equal_the_oracle(
     bits: int, hidden: int, neurons: int, group: int, dtype: torch.dtype
 ) -> None:
     """Three ranks over two experts, one of them twice."""
-    from runtime.kernels.cpu.gated_packed import (
+    from runtime.kernels.cpu.replicas.gated_packed import (
         packed_adder,  # imported here: otherwise every test worker would compile it on collection
     )
 

@@ -13,7 +13,7 @@ from runtime.backends.cpu.form import TokenOperands
 from runtime.backends.cpu.forms_published import CpuPublished, has_published_form
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.quantised_layout import QuantisedLayout
+from runtime.model.quantised.quantised_layout import QuantisedLayout
 from tools.bench.kernels.stored_matrices import Stored, random_expert, variants
 
 pytestmark = pytest.mark.slow
@@ -121,7 +121,7 @@ def test_without_tables_of_bytes_rows_are_multiplied_in_float32(
     layout, content = random_expert(variants(32)[name], 256, 128, torch.float32)
     monkeypatch.setattr("runtime.kernels.cpu.lanes.HAS_BYTE_TABLES", False)
     # must not be imported
-    monkeypatch.setitem(sys.modules, "runtime.kernels.cpu.narrow_rows", None)
+    monkeypatch.setitem(sys.modules, "runtime.kernels.cpu.published.narrow_rows", None)
     kernels.cache_clear()
     exact = expected(layout, content, torch.ones(1, 256, dtype=torch.bfloat16))
     assert (multiplied(layout, content, 256) - exact).abs().max() <= TOLERANCE[

@@ -18,7 +18,7 @@ from runtime.backends.triton import triton_backend
 from runtime.backends.cpu.forms_cpu import TokenKernels
 from runtime.backends.host_copy import HostTokens
 from runtime.backends.triton.triton_backend import TritonBackend
-from runtime.kernels.gpu import gated
+from runtime.kernels.gpu.experts import gated
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 from runtime.tiers.near import NearTier

@@ -33,7 +33,9 @@ KERNELS = """
 import json, sys
 import torch
 from torch.nn import functional as F
-from runtime.kernels.gpu import gated, gated_tiles, weighted_sum
+from runtime.kernels.gpu.experts import gated
+from runtime.kernels.gpu.experts import gated_tiles
+from runtime.kernels.gpu.experts import weighted_sum
 from runtime.kernels.gpu.tiles import SortedPairs
 from runtime.kernels.gpu.addressing import Strides
 gated._ROWS, gated._COLUMNS, weighted_sum._OUTPUTS = 16, 32, 64
@@ -95,7 +97,7 @@ import json, sys
 from pathlib import Path
 import torch
 from runtime.backends.triton import triton_backend
-from runtime.kernels.gpu import gated
+from runtime.kernels.gpu.experts import gated
 from runtime.backends.cpu.cpu_backend import CpuBackend
 from runtime.session.settings import EXACT, FUSED
 from runtime.model.open import open_model
@@ -138,7 +140,7 @@ import sys
 import numpy as np
 import torch
 from runtime.backends.triton import triton_backend
-from runtime.kernels.gpu import gated
+from runtime.kernels.gpu.experts import gated
 from runtime.model.arithmetic import accumulate, assign, gather, weigh
 from tests.runtime.backends.test_torch_backend import tokens
 from runtime.backends.cpu.cpu_backend import CpuBackend

@@ -15,8 +15,8 @@ from artifacts.splits.solve import SOLVERS, Latencies, SolvedSplit
 from artifacts.traces.synthetic import Dials, generate
 from artifacts.traces.trace import Trace
 from runtime.control.build import build_controller, fast_tier, lay_out
-from runtime.control.resplit import EVERY, NOT_ANEW, Reconfiguration, tokens_between
 from runtime.control.sizes import budget_nbytes
+from runtime.control.splits.resplit import EVERY, NOT_ANEW, Reconfiguration, tokens_between
 from runtime.model.open import MoeModel, open_model
 from runtime.policies import build
 from runtime.policies.base import Artefacts, Split, Step

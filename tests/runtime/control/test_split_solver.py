@@ -12,8 +12,8 @@ from artifacts.modelshapes.known import ModelShape
 from artifacts.shape import Shape
 from artifacts.splits.solve import EVEN, SOLVERS, SolvedSplit
 from artifacts.traces.synthetic import Dials, generate
-from runtime.control import split_solver as solving
 from runtime.control.counters import hit_rate
+from runtime.control.splits import split_solver as solving
 from runtime.policies import parse
 from runtime.policies.base import Artefacts
 from runtime.replay.settings import Setting

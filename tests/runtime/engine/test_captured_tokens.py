@@ -19,7 +19,7 @@ import pytest, torch
 from tests.helpers import recorded_graphs
 from tools.gpu.faked import counted_gpu
 from runtime.engine import captured_tokens
-from runtime.kernels.gpu import gated
+from runtime.kernels.gpu.experts import gated
 from runtime.model.open import open_model
 from runtime.session import build
 from runtime.session.session import Session, Settings

@@ -27,7 +27,8 @@ from pathlib import Path
 import torch
 from runtime.backends.triton import triton_backend
 from runtime.backends.cpu.cpu_backend import CpuBackend
-from runtime.kernels.gpu import gated, published
+from runtime.kernels.gpu import published
+from runtime.kernels.gpu.experts import gated
 from runtime.model.open import open_model
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session, Settings

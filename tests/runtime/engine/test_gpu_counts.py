@@ -14,7 +14,8 @@ COUNTED = """
 import json, sys
 import pytest, torch
 from runtime.backends import host_copy
-from runtime.kernels.gpu import gated, mailbox
+from runtime.kernels.gpu import mailbox
+from runtime.kernels.gpu.experts import gated
 from runtime.model.open import open_model
 from runtime.session import build
 from runtime.session.session import Session, Settings

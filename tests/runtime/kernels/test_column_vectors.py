@@ -6,8 +6,8 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from artifacts.common.llvm_vectors import I64, load, splat, store
-from runtime.kernels.cpu import column_vectors
 from runtime.kernels.cpu.lanes import PAIRS
+from runtime.kernels.cpu.published import column_vectors
 
 
 @pytest.mark.parametrize("has_quads", [column_vectors.HAS_QUADS, False])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.kernels.gpu.gates import SILU, Gate
+from runtime.kernels.gpu.experts.gates import SILU, Gate
 from runtime.kernels.gpu.stored_matrix import gated_matrices
 from tests import ROOT
 from tests.helpers.triton_process import compiled, compiler, needs_triton
@@ -54,7 +54,7 @@ def jit_functions() -> list[ast.FunctionDef]:
     """Every function that Triton compiles."""
     trees = [
         ast.parse(path.read_text(encoding="utf-8"))
-        for path in (ROOT / "runtime/kernels/gpu").glob("*.py")
+        for path in (ROOT / "runtime/kernels/gpu").rglob("*.py")
     ]
     functions = [node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
     return [
@@ -99,7 +99,7 @@ def wide(code: str) -> int:
 
 def test_experts_of_a_token_are_read_16_bytes_a_thread(ptx: Ptx) -> None:
     """Each step of a program takes 4 KiB of a matrix: 128 threads, twice 16 bytes."""
-    from runtime.kernels.gpu import gated
+    from runtime.kernels.gpu.experts import gated
 
     few = {"are_packed": True, "block_rows": gated._ROWS, "block_columns": gated._COLUMNS}
     inner = ptx(gated._inner, IN_BF16, **PLAIN, **few)
@@ -133,7 +133,7 @@ def assert_counted_in_order(code: str) -> None:
 def test_experts_of_many_tokens_come_by_asynchronous_copies(ptx: Ptx) -> None:
     import triton.language as tl
 
-    from runtime.kernels.gpu import gated_tiles
+    from runtime.kernels.gpu.experts import gated_tiles
 
     blocks = {
         "block_tokens": 64,
@@ -156,7 +156,8 @@ def test_experts_of_many_tokens_come_by_asynchronous_copies(ptx: Ptx) -> None:
 
 
 def test_packed_words_are_read_16_bytes_a_thread(ptx: Ptx) -> None:
-    from runtime.kernels.gpu import gated_packed, low_bit
+    from runtime.kernels.gpu import low_bit
+    from runtime.kernels.gpu.experts import gated_packed
 
     blocks = {"are_packed": True, "block_outputs": 32, "block_inputs": 64}
     assert wide(ptx(gated_packed._inner, TENSORS, own=SILU, bits=4, **blocks)) == 8
@@ -170,7 +171,8 @@ def test_packed_words_are_read_16_bytes_a_thread(ptx: Ptx) -> None:
 
 
 def test_codes_of_published_formats_are_read_16_bytes_a_thread(ptx: Ptx) -> None:
-    from runtime.kernels.gpu import gated_published, published
+    from runtime.kernels.gpu import published
+    from runtime.kernels.gpu.experts import gated_published
 
     for name, count in {
         "fp8 in blocks": 1,
@@ -193,7 +195,8 @@ def test_codes_of_published_formats_are_read_16_bytes_a_thread(ptx: Ptx) -> None
 
 
 def test_the_other_kernels_compile(tmp_path: Path) -> None:
-    from runtime.kernels.gpu import gated, gated_published, published, weighted_sum
+    from runtime.kernels.gpu import published
+    from runtime.kernels.gpu.experts import gated, gated_published, weighted_sum
 
     with compiler(tmp_path):
         assert compiled(

@@ -10,7 +10,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     Qwen3NextRMSNormGated,
 )
 
-from runtime.kernels.cpu.compiled_norm import CompiledNorm, recognise_norm
+from runtime.kernels.cpu.decoder.compiled_norm import CompiledNorm, recognise_norm
 
 _HIDDEN = 96
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.kernels.cpu.compiled_router import compiled_router
+from runtime.kernels.cpu.decoder.compiled_router import compiled_router
 from runtime.model.layers import moe_layers
 from tools.make.families import tiny
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from artifacts.formats.ggml import GGML, GgmlBlocks
-from artifacts.formats.ggml_encoding import encode
-from runtime.kernels.cpu.decoder import CompiledDecoder
+from artifacts.formats.gguf.ggml import GGML, GgmlBlocks
+from artifacts.formats.gguf.ggml_encoding import encode
+from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.layers import moe_layers
 from runtime.model.open import open_model
-from runtime.model.quantised_linear import QuantisedLinear
+from runtime.model.quantised.quantised_linear import QuantisedLinear
 from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
 from tests.conftest import Checkpoint

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from artifacts.formats.ggml import GGML, GgmlBlocks
-from artifacts.formats.ggml_encoding import encode
+from artifacts.formats.gguf.ggml import GGML, GgmlBlocks
+from artifacts.formats.gguf.ggml_encoding import encode
 from runtime.kernels.cpu import threads
 from runtime.kernels.cpu.dense import MOST_TOKENS, CompiledLinear, PackedLinear
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.open import open_model
-from runtime.model.quantised_linear import QuantisedLinear
+from runtime.model.quantised.quantised_linear import QuantisedLinear
 from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
 from tests.conftest import Checkpoint

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime.kernels.gpu.gates import SILU, Gate, gate_of
+from runtime.kernels.gpu.experts.gates import SILU, Gate, gate_of
 from runtime.model.layers import moe_layers
 from tests.helpers.triton_process import interpret, needs_triton
 from tools.make.families import tiny
@@ -40,9 +40,10 @@ ALLOWED = {"float32": 1e-6, "float16": 1e-3}
 EXPERTS = """
 import json, sys
 import torch
-from runtime.kernels.gpu import gated, gated_tiles
+from runtime.kernels.gpu.experts import gated
+from runtime.kernels.gpu.experts import gated_tiles
 from runtime.kernels.gpu.addressing import Strides
-from runtime.kernels.gpu.gates import Gate
+from runtime.kernels.gpu.experts.gates import Gate
 from runtime.kernels.gpu.tiles import SortedPairs
 from runtime.model.layout import ExpertLayout
 gated._ROWS, gated._COLUMNS = 16, 64
@@ -86,7 +87,7 @@ for own, is_transposed, has_bias in cases:
 
 SUMS = """
 import torch
-from runtime.kernels.gpu import weighted_sum
+from runtime.kernels.gpu.experts import weighted_sum
 random = torch.Generator().manual_seed(0)
 y, weights = torch.randn(3, 4, 40, generator=random).half(), torch.rand(3, 4, generator=random)
 keys = torch.stack([torch.randperm(9, generator=random)[:4] for _ in range(3)])

@@ -35,7 +35,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def by_numba(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
     # here, or every worker would compile it at collection
-    from runtime.kernels.cpu import low_bit as numba_low_bit
+    from runtime.kernels.cpu.replicas import low_bit as numba_low_bit
 
     return numba_low_bit.dequantise(packed, dtype)
 

@@ -27,7 +27,7 @@ WITHOUT_THEM = (
 def test_sums_of_any_length_equal_those_of_float64() -> None:
     from numba import njit
 
-    from runtime.kernels.cpu.pairs import HAS_DOT, STEP, dot
+    from runtime.kernels.cpu.published.pairs import HAS_DOT, STEP, dot
 
     if not HAS_DOT:
         pytest.skip("this processor multiplies no pairs of bfloat16")
@@ -40,7 +40,7 @@ def test_sums_of_any_length_equal_those_of_float64() -> None:
 
 
 def test_on_arm_it_is_an_instruction_of_its_own() -> None:
-    from runtime.kernels.cpu.pairs import add_by_bfdot, write_dot
+    from runtime.kernels.cpu.published.pairs import add_by_bfdot, write_dot
 
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()

@@ -9,7 +9,7 @@ import torch
 from artifacts.formats.base import Stored
 from runtime.kernels.gpu.stored_matrix import gated_matrices, is_readable
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.quantised_layout import PLAIN, Piece, QuantisedLayout
+from runtime.model.quantised.quantised_layout import PLAIN, Piece, QuantisedLayout
 from tests.helpers.triton_process import interpret, needs_triton
 from tools.gpu.checks.formats import CASES
 
@@ -47,7 +47,7 @@ from artifacts.formats.fp8 import Scaled
 from artifacts.formats.mxfp4 import MxFp4
 from runtime.kernels.gpu.published import dequantise
 from runtime.kernels.gpu.stored_matrix import stored_matrix
-from runtime.model.quantised_layout import Piece, QuantisedLayout
+from runtime.model.quantised.quantised_layout import Piece, QuantisedLayout
 every = torch.arange(256).byte()[None]
 cases = [(Scaled(), {"weight": every.view(dtype), "scale": torch.ones(1)})
          for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)]

@@ -118,7 +118,8 @@ def test_the_interpreter_is_asked_each_time() -> None:
 
 @needs_triton
 def test_kernels_have_tensors_first_and_constants_last() -> None:
-    from runtime.kernels.gpu import decide, gated, mailbox
+    from runtime.kernels.gpu import decide, mailbox
+    from runtime.kernels.gpu.experts import gated
 
     for kernel in (gated._inner, gated._down, mailbox._send, decide._resolve, decide._fill):
         parameters = inspect.signature(kernel.fn).parameters

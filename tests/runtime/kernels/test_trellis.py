@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from artifacts.quantisation.rotation import rotate, rotate_back
-from artifacts.quantisation.trellis import HALF_BITS, Trellis
+from artifacts.quantisation.trellis.rotation import rotate, rotate_back
+from artifacts.quantisation.trellis.trellis import HALF_BITS, Trellis
 from runtime.kernels.trellis import kernel_name, linear
 from tools.gpu.checks.trellis import random_trellis
 
@@ -63,7 +63,7 @@ def test_a_token_that_is_no_number_spoils_itself_alone() -> None:
 
 @pytest.mark.parametrize("length", [1, 8, 24, 96, 45 * 64, 2048])
 def test_compiled_rotations_are_those_of_the_format(length: int) -> None:
-    from runtime.kernels.cpu import rotation as compiled
+    from runtime.kernels.cpu.replicas import rotation as compiled
 
     x = np.random.default_rng(0).standard_normal((3, length)).astype(np.float32)
     for ours, theirs, is_back in (
@@ -85,10 +85,10 @@ def gated(inner: Trellis, down: Trellis, x: torch.Tensor) -> torch.Tensor:
     ("dtype", "like"), [(torch.float32, np.float32), (torch.bfloat16, np.uint16)]
 )
 def test_experts_of_several_rates_are_one_call(dtype: torch.dtype, like: type) -> None:
-    from runtime.kernels.cpu.gated_trellis import add
-    from runtime.kernels.cpu.rotation import rotation
-    from runtime.kernels.cpu.trellis import addresses_of, num_digits, sizes_of
-    from runtime.kernels.cpu.trellis_vectors import functions
+    from runtime.kernels.cpu.replicas.gated_trellis import add
+    from runtime.kernels.cpu.replicas.rotation import rotation
+    from runtime.kernels.cpu.replicas.trellis import addresses_of, num_digits, sizes_of
+    from runtime.kernels.cpu.replicas.trellis_vectors import functions
 
     experts = [
         (

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from artifacts.quantisation import rotation
-from artifacts.quantisation.trellis import HALF_BITS
+from artifacts.quantisation.trellis import rotation
+from artifacts.quantisation.trellis.trellis import HALF_BITS
 from tests.helpers.triton_process import compiled, compiler, interpret, needs_triton
 
 pytestmark = [needs_triton, pytest.mark.slow]
@@ -58,7 +58,7 @@ def test_rotations_are_those_of_the_format(length: int) -> None:
 
 @pytest.mark.parametrize("capability", [80, 90, 120])
 def test_they_compile_for_gpus(capability: int, tmp_path: Path) -> None:
-    from runtime.kernels.gpu.gated_trellis import _keep
+    from runtime.kernels.gpu.experts.gated_trellis import _keep
     from runtime.kernels.gpu.trellis import _arrange, _multiply, _unpack
 
     tensors = dict.fromkeys(

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from artifacts.formats.ggml import GGML, GgmlBlocks
-from artifacts.formats.ggml_encoding import encode
+from artifacts.formats.gguf.ggml import GGML, GgmlBlocks
+from artifacts.formats.gguf.ggml_encoding import encode
 from runtime.kernels.cpu.linear import PLAIN
 from runtime.kernels.cpu.row_shares import RowShares, plain_rows
 from runtime.kernels.load import AS_NUMPY, kernels
@@ -92,7 +92,7 @@ def test_experts_in_blocks_of_32_agree_with_products_of_their_matrices(dtype: to
     whole = [torch.cat([blocks.flatten() for blocks, _ in matrices]) for matrices in experts]
     places = [0, *accumulate(blocks.nbytes for blocks, _ in experts[0])]
     matrices = tuple(
-        (getattr(kernels("cpu.published"), name), at)
+        (getattr(kernels("cpu.published.published"), name), at)
         for (name, _), at in zip(shapes, places, strict=False)
     )
     x = torch.randn(1, hidden, generator=random).to(dtype)
@@ -126,11 +126,11 @@ def test_experts_without_an_address_are_their_replicas(dtype: torch.dtype) -> No
     hidden, neurons = _CODED
     like = _like(dtype)
     random = torch.Generator().manual_seed(0)
-    rotations = kernels("cpu.rotation").rotation
+    rotations = kernels("cpu.replicas.rotation").rotation
     outer = rotations(hidden, is_back=False)
     back = rotations(hidden, is_back=True)
     acts = rotations(neurons, is_back=False)
-    digits = kernels("cpu.trellis").num_digits(dtype)
+    digits = kernels("cpu.replicas.trellis").num_digits(dtype)
     turns = outer.signs, acts.signs, outer.odd, back.odd, acts.odd, digits
     pairs = [
         (
@@ -139,12 +139,12 @@ def test_experts_without_an_address_are_their_replicas(dtype: torch.dtype) -> No
         )
         for h in range(1, 1 + _NUM_EXPERTS)
     ]
-    of = kernels("cpu.trellis")
+    of = kernels("cpu.replicas.trellis")
     tables = [
         np.array([[take(own) for own in pair] for pair in pairs])
         for take in (of.addresses_of, of.sizes_of)
     ]
-    functions = kernels("cpu.trellis_vectors").functions()
+    functions = kernels("cpu.replicas.trellis_vectors").functions()
     whole = torch.randn(3 * neurons * hidden, generator=random).to(dtype) / 8
     x = torch.randn(1, hidden, generator=random).to(dtype)
     ids = torch.tensor([[4, 0, 2]])
@@ -164,7 +164,9 @@ def test_experts_without_an_address_are_their_replicas(dtype: torch.dtype) -> No
     token = x.float().numpy()[0]
     expected = torch.empty_like(x)
     own = [np.ascontiguousarray(table[[0, 4]]) for table in tables]
-    kernels("cpu.gated_trellis").add(functions, *own, turns, token, np.array([0, 2]), y, like)
+    kernels("cpu.replicas.gated_trellis").add(
+        functions, *own, turns, token, np.array([0, 2]), y, like
+    )
     _by_matrices(dtype, hidden, neurons).multiply([starts[2]], [1], token, y)
     kernels("cpu.gated").combine(
         y, weights.numpy()[0, [1, 2, 0]], 3, expected.view(AS_NUMPY[dtype]).numpy()[0]

@@ -14,9 +14,9 @@ from artifacts.errors import BadInput, BadUsage
 from runtime.backends.torch_backend import TorchBackend
 from runtime.links.disk import READS_IN_FLIGHT, READS_PAST_CACHE, DiskLink
 from runtime.links.link import DEMAND, PREFETCH, ThreadTransfer
-from runtime.model import direct_io
-from runtime.model.direct_io import DirectFile
-from runtime.model.expert_store import DiskStore
+from runtime.model.files import direct_io
+from runtime.model.files.direct_io import DirectFile
+from runtime.model.files.expert_store import DiskStore
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings

@@ -12,11 +12,11 @@ from torch import nn
 
 from artifacts.errors import BadInput, BadUsage
 from artifacts.formats.dense import DENSE
-from artifacts.formats.ggml import GGML
-from artifacts.formats.ggml_encoding import encode
-from runtime.model.dense_bits import DenseQuantiser
+from artifacts.formats.gguf.ggml import GGML
+from artifacts.formats.gguf.ggml_encoding import encode
 from runtime.model.open import open_model
-from runtime.model.quantised_linear import QuantisedEmbedding, QuantisedLinear
+from runtime.model.quantised.dense_bits import DenseQuantiser
+from runtime.model.quantised.quantised_linear import QuantisedEmbedding, QuantisedLinear
 from tests.conftest import Checkpoint
 from tests.helpers import families
 from tests.helpers.families import FAMILIES

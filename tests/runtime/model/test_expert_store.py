@@ -12,9 +12,9 @@ import torch
 
 from artifacts.errors import BadInput
 from artifacts.shape import Shape
-from runtime.model import direct_io
-from runtime.model.checkpoint import open_checkpoint
-from runtime.model.expert_store import DiskStore, Extent, num_reads
+from runtime.model.files import direct_io
+from runtime.model.files.checkpoint import open_checkpoint
+from runtime.model.files.expert_store import DiskStore, Extent, num_reads
 from runtime.model.layout import ExpertLayout, Spans, aligned
 from runtime.model.open import open_model
 from runtime.tiers.neuron_major import NeuronLayout

@@ -20,12 +20,12 @@ from transformers.core_model_loading import (
 
 from artifacts.errors import BadInput
 from artifacts.formats.fp8 import Scaled
-from runtime.model import expert_tensors
-from runtime.model.checkpoint import StoredTensor, open_checkpoint
-from runtime.model.expert_tensors import LocatedExperts, locate_experts
-from runtime.model.mixed_layout import MixedLayout
+from runtime.model.files import expert_tensors
+from runtime.model.files.checkpoint import StoredTensor, open_checkpoint
+from runtime.model.files.expert_tensors import LocatedExperts, locate_experts
 from runtime.model.open import MoeModel, open_model
-from runtime.model.quantised_tensor import QuantisedTensor, Tensors
+from runtime.model.quantised.mixed_layout import MixedLayout
+from runtime.model.quantised.quantised_tensor import QuantisedTensor, Tensors
 from tests.conftest import Checkpoint
 
 UP = "model.layers.1.mlp.experts.3.up_proj.weight"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.model.checkpoint import Shard, open_checkpoint
-from runtime.model.fingerprint import SAMPLE, content_digest, fingerprint
-from runtime.model.locate import read_config
+from runtime.model.files.checkpoint import Shard, open_checkpoint
+from runtime.model.files.fingerprint import SAMPLE, content_digest, fingerprint
+from runtime.model.files.locate import read_config
+from runtime.model.files.pack import pack
 from runtime.model.open import open_model
-from runtime.model.pack import pack
 from tests.conftest import Checkpoint
 from tests.helpers.rewritten import rewritten
 

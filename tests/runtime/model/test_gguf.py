@@ -16,9 +16,9 @@ import torch
 from artifacts.errors import BadInput
 from moectl.cli import main
 from profilers.compare.peers import PeerBench
-from runtime.model.gguf_config import gguf_config
-from runtime.model.gguf_file import open_gguf
-from runtime.model.locate import locate
+from runtime.model.files.locate import locate
+from runtime.model.gguf.config import gguf_config
+from runtime.model.gguf.file import open_gguf
 from runtime.model.open import open_model
 from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.model.gguf_splitting import pre_tokenizer, splitting_of
+from runtime.model.gguf.splitting import pre_tokenizer, splitting_of
 
 TEXT = "it's 12345 Ärzte+x 世界ab camelCase"
 PIECES = {

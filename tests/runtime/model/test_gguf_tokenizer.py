@@ -9,7 +9,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from artifacts.errors import BadInput
-from runtime.model.gguf_tokenizer import gguf_tokenizer
+from runtime.model.gguf.tokenizer import gguf_tokenizer
 from runtime.session.prompts.encoder import text_bound
 from tests.helpers.gguf_vocabularies import (
     CONTROL,

@@ -6,7 +6,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from runtime.model.gguf_vocabulary import read_vocabulary
+from runtime.model.gguf.vocabulary import read_vocabulary
 from runtime.model.open import open_model
 from tests.helpers.gguf_files import every, write
 from tests.helpers.gguf_vocabularies import CONTROL, NORMAL, byte_level, write_vocabulary

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from artifacts.errors import OutOfResources
-from runtime.model.direct_io import PAGE
+from runtime.model.files.direct_io import PAGE
 from runtime.model.layout import ExpertLayout, aligned, fill, is_finite, round_up
 
 BIASED = {"gate_up_proj": (3, 5), "gate_up_proj_bias": (3,), "down_proj": (5, 13)}

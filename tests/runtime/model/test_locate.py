@@ -13,7 +13,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from artifacts.errors import BadInput
 from moectl.cli import main
-from runtime.model import locate
+from runtime.model.files import locate
 
 
 @pytest.fixture

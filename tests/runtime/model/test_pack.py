@@ -10,10 +10,10 @@ import torch
 
 from artifacts.common.locks import locked
 from artifacts.errors import BadInput, Incompatible, OutOfResources
-from runtime.model import pack as pack_module
-from runtime.model.checkpoint import open_checkpoint
+from runtime.model.files import pack as pack_module
+from runtime.model.files.checkpoint import open_checkpoint
+from runtime.model.files.pack import Repacked, pack
 from runtime.model.open import open_model
-from runtime.model.pack import Repacked, pack
 from runtime.session.session import Session, Settings
 from runtime.tiers.ram import RamStore
 from tests.conftest import Checkpoint

@@ -9,8 +9,13 @@ import torch
 from torch.nn import functional as F
 
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.quantised_layout import QuantisedLayout
-from runtime.model.quantised_matrix import Parts, joined, project_in_tiles, project_quantised
+from runtime.model.quantised.quantised_layout import QuantisedLayout
+from runtime.model.quantised.quantised_matrix import (
+    Parts,
+    joined,
+    project_in_tiles,
+    project_quantised,
+)
 from tools.bench.kernels.stored_matrices import Stored, random_expert, stored_expert, variants
 
 # of several tiles each

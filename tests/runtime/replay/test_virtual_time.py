@@ -10,7 +10,7 @@ from artifacts.hardware.costs import Costs, Work, rounded_window
 from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import MODELS
 from runtime.control.plan import NO_SLOT, Place, Plan, Wave
-from runtime.control.split_solver import latencies_of
+from runtime.control.splits.split_solver import latencies_of
 from runtime.replay.virtual_time import ReplayTiming
 
 COSTS = Costs(

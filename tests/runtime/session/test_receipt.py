@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.control.resplit import NOT_ANEW
-from runtime.model.dense_bits import DenseWidth
+from runtime.control.splits.resplit import NOT_ANEW
+from runtime.model.quantised.dense_bits import DenseWidth
 from runtime.policies.base import Origin
 from runtime.session import receipt as module
 from runtime.session.receipt import fallbacks_of, receipt

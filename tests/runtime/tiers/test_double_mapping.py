@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runtime.control.pools import Pool
-from runtime.model.direct_io import PAGE
+from runtime.model.files.direct_io import PAGE
 from runtime.model.layout import Part
 from runtime.tiers.double_mapping import map_twice
 from runtime.tiers.slots import Slots

@@ -19,7 +19,7 @@ import pytest
 from dataclasses import replace
 from tests.helpers import recorded_graphs
 from tools.gpu import counted_gpu
-from runtime.kernels.gpu import gated
+from runtime.kernels.gpu.experts import gated
 from runtime.model.open import open_model
 from runtime.session import build
 from tools.gpu.groups import tell

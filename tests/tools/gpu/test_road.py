@@ -15,7 +15,7 @@ import numpy as np
 from dataclasses import replace
 from runtime.backends.triton import triton_backend
 from runtime.backends.cpu.cpu_backend import CpuBackend
-from runtime.kernels.gpu import gated
+from runtime.kernels.gpu.experts import gated
 from runtime.model.open import open_model
 from tools.gpu.probes import road
 gated._ROWS, gated._COLUMNS = 32, 64

@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from moectl.show.render import Sheet, show_sheet
-from runtime.model.checkpoint import open_checkpoint
+from runtime.model.files.checkpoint import open_checkpoint
+from runtime.model.files.pack import pack
 from runtime.model.open import open_model
-from runtime.model.pack import pack
 from tools.arguments import parser_of
 from tools.bench.decoding.resident import OLMOE_SHAPED, random_model
 from tools.bench.disk.way import DEVICE_MAP, OURS, WHOLE_MODEL, Reading, Way, child

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from artifacts.errors import BadInput
 from runtime.links.disk import READS_IN_FLIGHT, READS_PAST_CACHE
-from runtime.model.checkpoint import File
-from runtime.model.direct_io import DirectFile
+from runtime.model.files.checkpoint import File
+from runtime.model.files.direct_io import DirectFile
 from runtime.model.layout import aligned
 
 _PIECE = 1 << 20  # bytes at a time into the page cache

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.model.checkpoint import open_checkpoint
-from runtime.model.expert_store import DiskStore
+from runtime.model.files.checkpoint import open_checkpoint
+from runtime.model.files.expert_store import DiskStore
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 from tools.bench.disk.device_reads import Place, cached_rate, copy_rate, direct_rate, keep

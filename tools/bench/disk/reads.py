@@ -25,10 +25,10 @@ import torch
 from moectl.show.render import Sheet, show_sheet
 from runtime.links.disk import DiskLink
 from runtime.links.link import DEMAND
-from runtime.model.checkpoint import open_checkpoint
+from runtime.model.files.checkpoint import open_checkpoint
+from runtime.model.files.pack import pack
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel, open_model
-from runtime.model.pack import pack
 from runtime.tiers.open import direct
 from runtime.tiers.slow import SlowTier
 from tools.arguments import parser_of

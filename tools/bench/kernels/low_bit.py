@@ -29,7 +29,7 @@ from artifacts.quantisation.packing import Packed, unpack
 from artifacts.quantisation.widths import SCALAR_WIDTHS
 from moectl.show.render import Sheet, show_sheet
 from runtime.kernels import low_bit
-from runtime.kernels.cpu import low_bit as cpu_low_bit
+from runtime.kernels.cpu.replicas import low_bit as cpu_low_bit
 from tools.arguments import parser_of
 from tools.bench.measuring import in_turns
 from tools.gpu.checks.low_bit import copied, random_packed

@@ -23,7 +23,7 @@ from runtime.backends.cpu.form import CpuForm, TokenOperands
 from runtime.backends.cpu.forms_cpu import form_of
 from runtime.kernels.load import AS_NUMPY
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.expert_store import StoredLayout
+from runtime.model.files.expert_store import StoredLayout
 from runtime.tiers.replica_layouts import ReplicaLayout
 from tools.arguments import parser_of
 from tools.bench.kernels.stored_matrices import cold_copies, plain_expert, random_expert, variants

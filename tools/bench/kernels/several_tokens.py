@@ -23,8 +23,8 @@ from runtime.control.plan import NO_SLOT, Place
 from runtime.kernels.load import AS_NUMPY
 from runtime.model.arithmetic import expert_forward
 from runtime.model.layout import ExpertLayout
-from runtime.model.quantised_layout import QuantisedLayout
-from runtime.model.quantised_matrix import project_in_tiles
+from runtime.model.quantised.quantised_layout import QuantisedLayout
+from runtime.model.quantised.quantised_matrix import project_in_tiles
 from tools.arguments import parser_of
 from tools.bench.kernels.stored_matrices import cold_copies, plain_expert, random_expert, variants
 from tools.bench.measuring import least_ratio

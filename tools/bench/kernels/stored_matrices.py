@@ -8,17 +8,17 @@ from typing import NamedTuple
 import torch
 
 from artifacts.formats import base
-from artifacts.formats.awq import Awq
 from artifacts.formats.base import Format
 from artifacts.formats.fp8 import Scaled
-from artifacts.formats.ggml import GGML, GgmlBlocks
-from artifacts.formats.gptq import Gptq
+from artifacts.formats.gguf.ggml import GGML, GgmlBlocks
+from artifacts.formats.integers.awq import Awq
+from artifacts.formats.integers.gptq import Gptq
+from artifacts.formats.integers.packed_integers import PackedIntegers
 from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import NvFp4
-from artifacts.formats.packed_integers import PackedIntegers
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, Layout, aligned
-from runtime.model.quantised_layout import Piece, QuantisedLayout
+from runtime.model.quantised.quantised_layout import Piece, QuantisedLayout
 from runtime.tiers.replica_layouts import ReplicaLayout
 
 Tensors = dict[str, torch.Tensor]

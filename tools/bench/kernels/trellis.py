@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from moectl.show.render import Sheet, show_sheet
-from runtime.kernels.cpu import low_bit, trellis
+from runtime.kernels.cpu.replicas import low_bit, trellis
 from tools.arguments import parser_of
 from tools.bench.kernels.low_bit import are_cold, run_rounds, turning
 from tools.gpu.checks import trellis as coded_matrices

@@ -16,7 +16,7 @@ from time import process_time
 import numpy as np
 import torch
 
-from artifacts.quantisation.trellis_encoder import Encoder
+from artifacts.quantisation.trellis.trellis_encoder import Encoder
 from artifacts.quantisation.widths import TRELLIS_WIDTHS
 from moectl.bundled import demo_model
 from moectl.shared.opening import open_quietly

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import torch
 
-from artifacts.formats.awq import Awq
 from artifacts.formats.base import Format, Stored
 from artifacts.formats.fp8 import Scaled
-from artifacts.formats.gptq import Gptq
+from artifacts.formats.integers.awq import Awq
+from artifacts.formats.integers.gptq import Gptq
+from artifacts.formats.integers.order import ORDER
+from artifacts.formats.integers.packed_integers import PackedIntegers
 from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import NvFp4
-from artifacts.formats.order import ORDER
-from artifacts.formats.packed_integers import PackedIntegers
 
 GROUP = 128  # inputs with one scale, but where a format says how many
 _E4M3 = torch.float8_e4m3fn

@@ -26,7 +26,7 @@ _CALLS = 100
 
 
 class Kind(NamedTuple):
-    """Gating of experts, as `runtime.kernels.gpu.gates.Gate` has it, and their layout: whether each
+    """Gating of experts, as `runtime.kernels.gpu.experts.gates.Gate` has it, and their layout: whether each
     matrix is [in, out], and whether there are biases."""
 
     rule: str = "silu"
@@ -53,7 +53,7 @@ class Experts:
         kind: Kind = USUAL,
     ) -> None:
         from runtime.kernels.gpu.addressing import Strides
-        from runtime.kernels.gpu.gates import Gate
+        from runtime.kernels.gpu.experts.gates import Gate
         from runtime.model.layout import ExpertLayout
 
         hidden, neurons, self.top_k, self.count = sizes
@@ -88,7 +88,7 @@ class Experts:
     def few(self, step: "Tokens") -> torch.Tensor:
         """Return the outputs of one token by the kernels that read the weights of each token anew;
         the last kernel also adds up."""
-        from runtime.kernels.gpu import gated
+        from runtime.kernels.gpu.experts import gated
         from runtime.kernels.gpu.total import Total
 
         y = torch.empty(step.ids.numel(), self.hidden, device=self.device)
@@ -101,7 +101,7 @@ class Experts:
 
     def few_apart(self, step: "Tokens") -> torch.Tensor:
         """Return the same outputs as `few`, added up by a kernel of its own."""
-        from runtime.kernels.gpu import gated, weighted_sum
+        from runtime.kernels.gpu.experts import gated, weighted_sum
 
         y = torch.empty(step.ids.numel(), self.hidden, device=self.device)
         out = torch.empty_like(step.x)
@@ -117,7 +117,7 @@ class Experts:
 
     def tiles(self, step: "Tokens") -> "Tiles":
         """The step's pairs by expert, in tiles; copies ids to the host."""
-        from runtime.kernels.gpu import gated_tiles
+        from runtime.kernels.gpu.experts import gated_tiles
         from runtime.kernels.gpu.tiles import SortedPairs
 
         ids = step.ids.cpu().numpy()
@@ -133,7 +133,7 @@ class Experts:
         )
 
     def tiled(self, step: "Tokens", tiles: "Tiles") -> torch.Tensor:
-        from runtime.kernels.gpu import gated_tiles, weighted_sum
+        from runtime.kernels.gpu.experts import gated_tiles, weighted_sum
 
         shape = step.ids.numel(), self.hidden
         y = torch.empty(shape, dtype=self.dtype, device=self.device)

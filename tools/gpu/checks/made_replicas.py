@@ -11,7 +11,7 @@ from artifacts.quantisation.gptq import group_size_for, round_to_nearest
 from artifacts.quantisation.packing import Packed
 from artifacts.quantisation.replica_file import read_replica, replica_nbytes, write_replicas
 from artifacts.quantisation.replicas import Replicas, in_memory
-from artifacts.quantisation.trellis import Trellis, fitting
+from artifacts.quantisation.trellis.trellis import Trellis, fitting
 from artifacts.quantisation.widths import NOTHING, SCALAR_WIDTHS, WIDTHS, Width, as_width
 from artifacts.shape import FULL_BITS, Shape
 from runtime.kernels.low_bit import dequantise

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from artifacts.quantisation import trellis
 from artifacts.quantisation.packing import PARTS, Packed
-from artifacts.quantisation.trellis import Trellis
+from artifacts.quantisation.trellis import trellis
+from artifacts.quantisation.trellis.trellis import Trellis
 from artifacts.quantisation.widths import SCALAR_WIDTHS, Width
 from runtime.backends.triton.forms_gpu import replica_form
 from runtime.kernels.gpu.addressing import RankNumbers

@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 from runtime.backends.triton.forms_gpu import full_form
 from runtime.control.plan import Place
-from runtime.kernels.gpu.gates import SILU
+from runtime.kernels.gpu.experts.gates import SILU
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout
-from runtime.model.quantised_layout import Piece, QuantisedLayout
+from runtime.model.quantised.quantised_layout import Piece, QuantisedLayout
 from tools.gpu.checks import formats
 from tools.gpu.checks.formats import CASES, Case, random_content
 from tools.gpu.checks.sessions import Finding

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from artifacts.quantisation.trellis import STATE_BITS, Trellis, trellis_shapes
+from artifacts.quantisation.trellis.trellis import STATE_BITS, Trellis, trellis_shapes
 
 
 def random_trellis(

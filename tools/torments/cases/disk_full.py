@@ -6,7 +6,7 @@ import random
 import shutil
 from pathlib import Path
 
-from moectl.shared.exit_codes import DONE, RESOURCES
+from moectl.shared.terminal.exit_codes import DONE, RESOURCES
 from tools.torments.cases import Lost
 from tools.torments.victim_commands import drawn
 from tools.torments.victims import Ended, Victims

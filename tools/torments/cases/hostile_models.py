@@ -18,9 +18,9 @@ from transformers.utils import logging as their_logging
 
 from artifacts.errors import BadInput
 from artifacts.modelshapes.known import model_shape
-from runtime.model.checkpoint import open_checkpoint
+from runtime.model.files.checkpoint import open_checkpoint
+from runtime.model.files.locate import INDEX, SINGLE
 from runtime.model.layout import aligned
-from runtime.model.locate import INDEX, SINGLE
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 from tests.helpers import families

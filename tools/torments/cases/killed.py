@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 from artifacts.store.leftovers import StoreFinding
-from moectl.shared.exit_codes import DONE
+from moectl.shared.terminal.exit_codes import DONE
 from tools.torments.cases import Lost
 from tools.torments.victim_commands import drawn
 from tools.torments.victims import Death, Victims

@@ -18,7 +18,7 @@ from artifacts.store.runs import ModelInfo
 from profilers.quantise.method import Method
 from profilers.quantise.replicas import BuiltReplicas, build_replicas
 from profilers.text.batches import Data
-from runtime.model.checkpoint import open_checkpoint
+from runtime.model.files.checkpoint import open_checkpoint
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session
 from tests.helpers.families import VOCABULARY

@@ -13,7 +13,7 @@ from moectl.cli.groups import fill
 from moectl.cli.options import Data, EngineOptions, Executor, Json, Model, Seed, StorePath
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import importing
-from moectl.shared.resuming import resumable
+from moectl.shared.terminal.resuming import resumable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,7 +125,7 @@ def _profile(
     store: Path,
 ) -> "Profiled":
     from moectl.shared.opening import open_quietly
-    from moectl.shared.progress import Phases
+    from moectl.shared.terminal.progress import Phases
     from moectl.shared.stores import check_store
     from profilers.text.corpus import documents
     from profilers.workers.choose import check_device, is_spread
@@ -158,7 +158,7 @@ def profile_opened(
 ) -> "Profiled":
     """Profile the model of a session."""
     from moectl.shared.opening import model_info
-    from moectl.shared.progress import progress_bar
+    from moectl.shared.terminal.progress import progress_bar
     from moectl.shared.stores import foresight_for
     from moectl.shared.text import read_data
     from profilers.routing.profile import profile_routing

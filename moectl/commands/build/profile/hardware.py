@@ -12,7 +12,7 @@ from artifacts.store.runs import RunInfo, utc_now
 from moectl.bundled import demo_model
 from moectl.cli.options import EngineOptions
 from moectl.shared.importing import importing
-from moectl.shared.resuming import resumable
+from moectl.shared.terminal.resuming import resumable
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ def measured(
     name: str, opened: "MoeModel", *, link: str, replicas: "Replicas | None", effort: "TimingEffort"
 ) -> HardwareProfile:
     """Measure this machine with an opened model over a link."""
-    from moectl.shared.progress import progress_bar
+    from moectl.shared.terminal.progress import progress_bar
     from profilers.hardware.profile import measure
-    from runtime.model.locate import locate
+    from runtime.model.files.locate import locate
     from runtime.session.link_choice import link_name
 
     link_name(opened, link)  # an unknown link is reported before anything is measured

@@ -33,7 +33,7 @@ from moectl.cli.options import (
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import importing, of_clone
 from moectl.shared.names import names_in
-from moectl.shared.resuming import resumable
+from moectl.shared.terminal.resuming import resumable
 from moectl.shared.timed_machine import timed_machine
 from runtime.control import sizes
 

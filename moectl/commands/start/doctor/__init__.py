@@ -17,14 +17,14 @@ from moectl.bundled import as_named, demo_model, is_bundled
 from moectl.cli.options import EngineOptions, Json, Model, StorePath
 from moectl.shared import installed
 from moectl.shared.defaults import DEFAULT_STORE
-from moectl.shared.resuming import resumable
+from moectl.shared.terminal.resuming import resumable
 from runtime.control import sizes
 
 if TYPE_CHECKING:
     from moectl.commands.build.profile.hardware import HardwareMeasurement
     from moectl.commands.start.doctor.findings import Diagnosis, DoctorFinding
     from moectl.shared.glance import CheckpointGlance
-    from moectl.shared.progress import Phases
+    from moectl.shared.terminal.progress import Phases
     from moectl.show.render import Sheet
     from profilers.compare.check_prediction import Prediction
 
@@ -52,7 +52,7 @@ def doctor(
     --measure says what it takes, too.
     """
     installed.check()  # before the imports of packages that may be missing
-    from moectl.shared.progress import Phases
+    from moectl.shared.terminal.progress import Phases
 
     named = as_named(model)
     path = named or str(demo_model())

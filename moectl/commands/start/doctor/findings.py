@@ -15,8 +15,9 @@ from artifacts.quantisation.replicas import typical
 from artifacts.shape import FULL_BITS, Shape
 from artifacts.store.store import Store
 from moectl.commands.build.profile.hardware import HardwareMeasurement
-from moectl.shared import installed, neighbours
+from moectl.shared import installed
 from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.terminal import neighbours
 from moectl.show.render import human_bytes
 from profilers.hardware.this_machine import LocalMachine, cuda_of_torch, gpus_of_driver
 

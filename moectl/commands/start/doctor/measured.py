@@ -16,8 +16,8 @@ from moectl.commands.build.profile.hardware import HardwareMeasurement
 from moectl.commands.start.doctor import findings as findings
 from moectl.commands.start.doctor.findings import Diagnosis
 from moectl.shared.opening import open_quietly
-from moectl.shared.progress import Phases
 from moectl.shared.stores import stored_artefacts
+from moectl.shared.terminal.progress import Phases
 from moectl.show.render import human_bytes
 from profilers.compare.check_prediction import check
 from profilers.hardware.load_times import QUICK

@@ -8,7 +8,7 @@ import typer
 from moectl.bundled import as_named, demo_model
 from moectl.cli import completion
 from moectl.cli.options import Clients, Dense, Json
-from moectl.shared.resuming import resumable
+from moectl.shared.terminal.resuming import resumable
 
 if TYPE_CHECKING:
     from moectl.commands.start.plan.deployment import DeploymentPlan
@@ -69,7 +69,7 @@ def plan(
 def _simulated(deployment: "DeploymentPlan") -> "DeploymentPlan":
     """The plan with every preset replayed on synthetic routers, which takes most of a minute."""
     from moectl.commands.start.plan.simulation import simulated
-    from moectl.shared.progress import progress_bar
+    from moectl.shared.terminal.progress import progress_bar
 
     with progress_bar("simulating", unit="presets") as advance:
         return simulated(deployment, advance)

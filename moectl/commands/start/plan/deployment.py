@@ -18,8 +18,8 @@ from moectl.show.grounds import TOY_NBYTES
 from moectl.show.render import human_bytes
 from profilers.hardware.this_machine import gpus_of_driver
 from runtime.control import sizes
-from runtime.model.gguf_shape import gguf_shape
-from runtime.model.locate import local_gguf
+from runtime.model.files.locate import local_gguf
+from runtime.model.gguf.shape import gguf_shape
 
 RESERVE_NBYTES = 1 << 30  # for the driver, activations and buffers
 # simulated: so many, of so many tokens

@@ -14,7 +14,7 @@ from moectl.bundled import demo_model
 from moectl.cli.options import AnyModel, Budget, Json, RunId, StorePath
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import importing
-from moectl.shared.resuming import resumable
+from moectl.shared.terminal.resuming import resumable
 
 if TYPE_CHECKING:
     from artifacts.quantisation.replica_file import Parts
@@ -106,10 +106,10 @@ def _write_gguf(name: str | None, out: Path | None, type_: str) -> tuple[_Told, 
     """
     with importing():
         from moectl.shared.opening import open_quietly
-        from moectl.shared.progress import progress_bar
+        from moectl.shared.terminal.progress import progress_bar
         from moectl.show.render import human_bytes
         from profilers.export.gguf import TYPES, export_gguf
-        from runtime.model.locate import locate
+        from runtime.model.files.locate import locate
 
     if out is None:
         raise BadUsage("a GGUF model is a file: give --out FILE, which must not be there yet")
@@ -142,11 +142,11 @@ def _write_gptq(
         from artifacts.quantisation.widths import listed
         from artifacts.store.store import Store
         from moectl.shared.opening import open_quietly
-        from moectl.shared.progress import progress_bar
+        from moectl.shared.terminal.progress import progress_bar
         from moectl.show.render import human_bytes
         from profilers.export.gptq import export_gptq
-        from runtime.model.checkpoint import open_checkpoint
-        from runtime.model.locate import locate
+        from runtime.model.files.checkpoint import open_checkpoint
+        from runtime.model.files.locate import locate
 
     if out is None:
         raise BadUsage(

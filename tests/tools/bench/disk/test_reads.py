@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from runtime.model.checkpoint import open_checkpoint
+from runtime.model.files.checkpoint import open_checkpoint
+from runtime.model.files.pack import pack
 from runtime.model.open import open_model
-from runtime.model.pack import pack
 from tests.conftest import Checkpoint
 from tools.bench.disk.reads import IN_FLIGHT, rows, sheet
 

@@ -1,0 +1,1 @@
+"""The block formats of GGUF files, and the header that names them."""

@@ -1,0 +1,1 @@
+"""Packed integers: GPTQ, AWQ and compressed-tensors."""

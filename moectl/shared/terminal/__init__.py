@@ -1,0 +1,1 @@
+"""The terminal of a command: progress, messages, interrupts, exit codes."""

@@ -1,0 +1,2 @@
+"""The model's own layers around the experts in compiled code: attention, norms, router, and a
+whole token."""

@@ -1,0 +1,155 @@
+"""Comparison of compiled code with a model's own modules, on the arguments that they are given in a
+short pass."""
+
+import copy
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import nn
+from transformers.cache_utils import DynamicLayer
+
+from runtime.kernels.cpu.decoder.compiled_norm import BOUNDS
+from runtime.model.open import MoeModel
+
+_FAR = float("inf")
+# tokens of the prompt; positions of a model that does not say how many it has
+_NUM_PROMPT = 5
+_POSITIONS = 4096
+
+
+class CompiledModule(Protocol):
+    """Interface of compiled code that may compute a module for one token. `attend` returns its
+    output and extends the cache; both methods take the arguments of the module's forward."""
+
+    def takes(self, x: torch.Tensor, **named: object) -> bool: ...
+
+    def attend(self, x: torch.Tensor, **named: object) -> torch.Tensor: ...
+
+
+class ModuleTrial:
+    """Comparison of candidates with one module, whose keys and values are at `index` of the cache.
+
+    `sizes` has factors on a token's numbers, so that limits show, and for each the factor on the
+    output's bound. `make` returns the candidate of a name for the number of outputs that the module
+    was seen to have.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int,
+        names: list[Hashable],
+        make: Callable[[Hashable, int], CompiledModule],
+        sizes: Mapping[float, float],
+    ) -> None:
+        self._index = index
+        self._make = make
+        self._sizes = sizes
+        self._theirs = partial(type(module).forward, module)
+        self._deviations: dict[Hashable, list[float]] = {name: [] for name in names}
+        self._num_outputs = 0
+
+    def result(self) -> CompiledModule | str:
+        """Return the nearest of the candidates that are within the bounds on all arguments, or the
+        reason why there is none."""
+        means = {name: sum(seen) / len(seen) for name, seen in self._deviations.items() if seen}
+        if not means:
+            return "one token in a cache of another kind"
+        nearest = min(means, key=means.get)
+        if means[nearest] == _FAR:
+            return "another arithmetic"
+        return self._make(nearest, self._num_outputs)
+
+    def forward(self, hidden_states: torch.Tensor, *others: object, **named: object) -> object:
+        """Return the module's own output, and try one token on the way."""
+        if not others:
+            self._try(hidden_states, named)
+        out = self._theirs(hidden_states, *others, **named)
+        self._num_outputs = len(out) if isinstance(out, tuple) else 0
+        return out
+
+    def _try(self, x: torch.Tensor, named: dict[str, object]) -> None:
+        """Compare the candidates that take these arguments and were within the bounds so far."""
+        near = [name for name, seen in self._deviations.items() if _FAR not in seen]
+        candidates = {name: self._make(name, self._num_outputs) for name in near}
+        candidates = {name: each for name, each in candidates.items() if each.takes(x, **named)}
+        for size, factor in self._sizes.items() if candidates else ():
+            theirs, layer = self._apart(self._theirs, x * size, named)
+            if not all(each.isfinite().all() for each in (theirs, layer.keys, layer.values)):
+                continue  # more than float16 holds
+            for name, ours in candidates.items():
+                got, mine = self._apart(ours.attend, x * size, named)
+                self._deviations[name].append(_deviation(got, mine, theirs, layer, factor))
+
+    def _apart(
+        self, run: Callable, x: torch.Tensor, named: dict[str, object]
+    ) -> tuple[torch.Tensor, DynamicLayer]:
+        """Return the output of `run` with a copy of the cache's layer, and that layer."""
+        cache = copy.copy(named["past_key_values"])
+        cache.layers = [*cache.layers]
+        cache.layers[self._index] = copy.deepcopy(cache.layers[self._index])
+        out = run(x, **named | {"past_key_values": cache})
+        return out[0] if isinstance(out, tuple) else out, cache.layers[self._index]
+
+
+def run_trials(
+    opened: MoeModel, trials: Mapping[nn.Module, ModuleTrial]
+) -> dict[nn.Module, CompiledModule | str]:
+    """Run a prompt and two tokens, and return the results by module.
+
+    One token is right behind the prompt, the other as far as the model's positions go. Experts
+    return their own input."""
+    if not trials:
+        return {}
+    model = opened.model
+    random = torch.Generator().manual_seed(0)
+    ids = torch.randint(
+        model.get_input_embeddings().num_embeddings, (1, _NUM_PROMPT + 2), generator=random
+    )
+    last = getattr(model.config.get_text_config(), "max_position_embeddings", _POSITIONS) - 1
+    far = {"position_ids": torch.tensor([[last]])}
+    with _watched(opened, trials), torch.inference_mode():
+        past = getattr(
+            model(input_ids=ids[:, :_NUM_PROMPT], use_cache=True), "past_key_values", None
+        )
+        for place, at in ((_NUM_PROMPT, {}), (_NUM_PROMPT + 1, far)):
+            model(input_ids=ids[:, place : place + 1], past_key_values=past, use_cache=True, **at)
+    return {module: trial.result() for module, trial in trials.items()}
+
+
+@contextmanager
+def _watched(opened: MoeModel, trials: Mapping[nn.Module, ModuleTrial]) -> Iterator[None]:
+    replaced = {layer.experts: lambda hidden, *_: hidden.clone() for layer in opened.layers}
+    replaced |= {module: trial.forward for module, trial in trials.items()}
+    for module, forward in replaced.items():
+        module.forward = forward
+    try:
+        yield
+    finally:
+        for module in replaced:
+            del module.forward
+
+
+def _deviation(
+    got: torch.Tensor, mine: DynamicLayer, theirs: torch.Tensor, layer: DynamicLayer, factor: float
+) -> float:
+    """Return the mean deviation of the token's keys, or infinity out of bounds. Outputs are not
+    used, because two roundings are hard to tell apart in them."""
+    bound = BOUNDS[got.dtype]
+    keys = _distance(mine.keys[:, :, -1], layer.keys[:, :, -1])
+    values = _distance(mine.values[:, :, -1], layer.values[:, :, -1])
+    is_near = (
+        keys.max() <= bound
+        and values.max() <= bound
+        and _distance(got, theirs).max() <= bound * factor
+    )
+    return keys.mean().item() if is_near else _FAR
+
+
+def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    return (ours.float() - theirs.float()).abs() / theirs.float().abs().max().clamp_min(
+        torch.finfo().tiny
+    )

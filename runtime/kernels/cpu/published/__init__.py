@@ -1,0 +1,1 @@
+"""Products with matrices in the formats of published checkpoints."""

@@ -1,0 +1,345 @@
+"""Rows of ggml's blocks times one token, in vectors. Importing this module imports numba.
+
+With x in bfloat16, codes are multiplied in pairs. They are looked up in a table, or taken as 128 +
+code, whose bits are the bits of the code behind a constant. An x in float16 is the sum of two
+tokens in bfloat16. With x in float32, codes are converted. Both the excess of the codes and the
+minima are subtracted by the `offsets` of a block [16], each for the scale in its place.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from artifacts.common.llvm_vectors import I64, advanced, filled, load, spread
+from runtime.kernels.cpu.lanes import (
+    LANES,
+    NUMBERS,
+    PAIRS,
+    SUMS,
+    add_pairs,
+    added_up,
+    looked_up,
+    plus_product,
+)
+from runtime.kernels.cpu.published.block_codes import (
+    STEP,
+    codes_2k,
+    codes_3k,
+    codes_4,
+    codes_4k,
+    codes_5k,
+    codes_6k,
+    codes_8,
+    codes_iq4,
+    codes_iq4_groups,
+    exponents,
+    halves,
+    of_blocks,
+    scales_2,
+    scales_3,
+    scales_6,
+    scales_iq4,
+    scales_k,
+    words_2k,
+    words_3k,
+    words_4k,
+    words_5k,
+    words_6k,
+    words_iq4,
+)
+
+_CHAINS = 4  # of sums, so that none waits for another
+_BITS_OF_128 = 0x4300  # as bfloat16, where a code of up to seven bits is the mantissa
+
+
+class _Step(NamedTuple):
+    """One iteration of the loop: its number, the addresses of a row's operands, and how many tokens
+    in bfloat16 add up to x. The steps of these tokens alternate."""
+
+    builder: ir.IRBuilder
+    number: ir.Value
+    codes: ir.Value
+    x: ir.Value
+    offsets: ir.Value
+    table: ir.Value
+    num_tokens: int
+
+    def own(self, operand: ir.Value, nbytes: int) -> ir.Value:
+        """Return the address of this step's part of an operand that has `nbytes` bytes per step."""
+        return advanced(self.builder, operand, self.number, nbytes)
+
+    def add_products(self, sums: ir.Value, numbers: ir.Value, x: ir.Value, place: int) -> ir.Value:
+        """Add the products of `numbers` with the numbers at `place`, in bytes, of each token at
+        x."""
+        step, place = divmod(place, 2 * STEP)
+        for token in range(self.num_tokens):
+            at = 2 * STEP * (self.num_tokens * step + token) + place
+            sums = add_pairs(self.builder, sums, numbers, load(self.builder, x, NUMBERS, at))
+        return sums
+
+
+_Add = Callable[[_Step, list[ir.Value]], list[ir.Value]]
+
+
+def _row(add: _Add, num_tokens: int = 1) -> Callable[..., float]:
+    """Return `dot(codes, x, offsets, table, num_steps)`: a row of blocks times x. `add` makes the
+    sums after a step from the sums before it."""
+
+    @intrinsic
+    def dot(context, codes, x, offsets, table, num_steps):
+        def generate(target, builder, signature, arguments):
+            *operands, num_steps = arguments
+            chains = [cgutils.alloca_once_value(builder, filled(SUMS, 0.0)) for _ in range(_CHAINS)]
+            with cgutils.for_range(builder, num_steps, intp=I64) as loop:
+                step = _Step(builder, loop.index, *operands, num_tokens)
+                for own, chain in zip(
+                    add(step, [builder.load(chain) for chain in chains]), chains, strict=True
+                ):
+                    builder.store(own, chain)
+            total, *others = [builder.load(chain) for chain in chains]
+            for other in others:
+                total = builder.fadd(total, other)
+            return added_up(builder, total)
+
+        return types.float32(*[types.int64] * 5), generate
+
+    return dot
+
+
+def _four_blocks(start: int, scales_of: Callable) -> _Add:
+    """Return the step over four blocks, each of 32 codes in 16 bytes behind a scale of `start`
+    bytes."""
+    nbytes = start + 16
+
+    def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
+        builder = step.builder
+        x = step.own(step.x, 2 * STEP * step.num_tokens)
+        blocks = step.own(step.codes, 4 * nbytes)
+        table = load(step.builder, step.table, NUMBERS)
+        own = _looked_up_times(step, table, of_blocks(builder, blocks, start, nbytes), x)
+        scales = _each(builder, scales_of(builder, blocks, nbytes, 4), range(4))
+        return [*sums[1:], plus_product(builder, sums[0], own, scales)]
+
+    return add
+
+
+def _looked_up_times(
+    step: _Step, table: ir.Value, words: ir.Value, x: ir.Value, place: int = 0
+) -> ir.Value:
+    """Return the products of the numbers of 128 codes with the numbers from `place`, in bytes, of a
+    token at x."""
+    own = filled(SUMS, 0.0)
+    for i in range(4):
+        own = step.add_products(
+            own, looked_up(step.builder, table, words, 4 * i), x, place + 64 * i
+        )
+    return own
+
+
+def _four_groups(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
+    """Add a block of IQ4_XS, four groups at a time."""
+    builder = step.builder
+    block = step.own(step.codes, 136)
+    x = step.own(step.x, 4 * STEP * step.num_tokens)
+    scales = scales_iq4(builder, block)
+    table = load(builder, step.table, NUMBERS)
+    for half in range(2):
+        own = _looked_up_times(step, table, words_iq4(builder, block, half), x, 2 * STEP * half)
+        factors = _each(builder, scales, range(4 * half, 4 * half + 4))
+        sums = [*sums[1:], plus_product(builder, sums[0], own, factors)]
+    return sums
+
+
+def _pairs_2(nbytes: int, scales_of: Callable, words_of: Callable, factors_of: Callable) -> _Add:
+    """Return the step over a block of 256 codes of two bits and more, both halves at once."""
+
+    def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
+        builder = step.builder
+        block = step.own(step.codes, nbytes)
+        scales = scales_of(builder, block)
+        words = words_of(builder, block)
+        x = step.own(step.x, 4 * STEP * step.num_tokens)
+        for run in range(4):
+            own = filled(SUMS, 0.0)
+            for i in (2 * run, 2 * run + 1):
+                numbers = builder.or_(words[i], filled(NUMBERS, _BITS_OF_128))
+                own = step.add_products(own, numbers, x, 64 * i)
+            factors = _each(builder, scales, [2 * run, 2 * run + 1, 8 + 2 * run, 9 + 2 * run])
+            sums = [*sums[1:], plus_product(builder, sums[0], own, factors)]
+        return _with_offsets(step, sums, factors_of(builder, scales))
+
+    return add
+
+
+def _pairs_k(
+    nbytes: int, scales_of: Callable, words_of: Callable, lanes: Sequence[Sequence[int]]
+) -> _Add:
+    """Return the step over a block of 256 codes. `lanes` has the places of the scales of the low
+    and of the high codes of each half."""
+
+    def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
+        builder = step.builder
+        block = step.own(step.codes, nbytes)
+        scales = scales_of(builder, block)
+        x = step.own(step.x, 4 * STEP * step.num_tokens)
+        for half in range(2):
+            words = words_of(builder, block, half)
+            for part in range(2):  # low and high
+                own = filled(SUMS, 0.0)
+                for i in (part, part + 2):
+                    numbers = builder.or_(words[i], filled(NUMBERS, _BITS_OF_128))
+                    own = step.add_products(own, numbers, x, 256 * half + 64 * i)
+                factors = _each(builder, scales, lanes[2 * half + part])
+                sums = [*sums[1:], plus_product(builder, sums[0], own, factors)]
+        return _with_offsets(step, sums, scales)
+
+    return add
+
+
+def _floats_k(
+    nbytes: int,
+    scales_of: Callable,
+    codes_of: Callable,
+    lanes: Sequence[int],
+    factors_of: Callable | None,
+) -> _Add:
+    """Return the step over a block of 256 codes with x in float32. `lanes` has the place of the
+    scale of each 16 codes; `factors_of` makes the factors of `offsets` from the scales, None
+    without offsets."""
+
+    def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
+        builder = step.builder
+        block = step.own(step.codes, nbytes)
+        x = step.own(step.x, 8 * STEP)
+        scales = scales_of(builder, block)
+        codes = codes_of(builder, block)
+        for i, lane in enumerate(lanes):
+            numbers = builder.fmul(
+                _numbers(builder, codes[i // 2], i % 2), load(builder, x, SUMS, 64 * i)
+            )
+            sums = [
+                *sums[1:],
+                plus_product(builder, sums[0], numbers, _each(builder, scales, [lane])),
+            ]
+        return _with_offsets(step, sums, factors_of(builder, scales)) if factors_of else sums
+
+    return add
+
+
+def _floats(
+    nbytes: int, scales_of: Callable, codes_of: Callable, numbers_of: Callable, *, count: int
+) -> _Add:
+    """Return the step over `count` blocks of 32 codes with x in float32."""
+
+    def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
+        builder = step.builder
+        blocks = step.own(step.codes, count * nbytes)
+        x = step.own(step.x, count * STEP)
+        scales = scales_of(builder, blocks, nbytes, count)
+        for block in range(count):
+            (codes,) = codes_of(builder, builder.add(blocks, I64(block * nbytes)))
+            own = filled(SUMS, 0.0)
+            for half in range(2):
+                x_half = load(builder, x, SUMS, block * STEP + 64 * half)
+                own = plus_product(builder, own, numbers_of(builder, codes, half), x_half)
+            sums = [*sums[1:], plus_product(builder, sums[0], own, _each(builder, scales, [block]))]
+        return sums
+
+    return add
+
+
+def _with_offsets(step: _Step, sums: list[ir.Value], factors: ir.Value) -> list[ir.Value]:
+    offsets = load(step.builder, step.own(step.offsets, 4 * LANES), SUMS)
+    return [*sums[1:], plus_product(step.builder, sums[0], factors, offsets)]
+
+
+def _scales(_: ir.IRBuilder, scales: ir.Value) -> ir.Value:
+    return scales
+
+
+def _minima(builder: ir.IRBuilder, scales: ir.Value) -> ir.Value:
+    """Return the minima of Q2_K from its scales and minima [32]."""
+    return spread(builder, scales, range(LANES, 2 * LANES))
+
+
+def _minima_with_128(builder: ir.IRBuilder, scales: ir.Value) -> ir.Value:
+    """Return the same, plus 128 times the scales, because codes in pairs are too large by 128."""
+    own = spread(builder, scales, range(LANES))
+    return plus_product(builder, _minima(builder, scales), own, filled(SUMS, 128.0))
+
+
+def _each(builder: ir.IRBuilder, scales: ir.Value, lanes: Sequence[int]) -> ir.Value:
+    """Return the scales at `lanes`, each repeated for the same number of sums."""
+    return spread(builder, scales, [lanes[i * len(lanes) // LANES] for i in range(LANES)])
+
+
+def _numbers(builder: ir.IRBuilder, codes: ir.Value, half: int, less: int = 0) -> ir.Value:
+    """Return half of 32 signed bytes, minus `less`, as float32."""
+    own = builder.sext(spread(builder, codes, range(LANES * half, LANES * (half + 1))), PAIRS)
+    return builder.sitofp(builder.sub(own, filled(PAIRS, less)), SUMS)
+
+
+def _e2m1(builder: ir.IRBuilder, codes: ir.Value, half: int) -> ir.Value:
+    """Return half of 32 floats of 4 bits as float32: exponent and mantissa go where those of
+    float32 meet."""
+    own = builder.zext(spread(builder, codes, range(LANES * half, LANES * (half + 1))), PAIRS)
+    sign = builder.shl(builder.and_(own, filled(PAIRS, 8)), filled(PAIRS, 28))
+    magnitude = builder.shl(builder.and_(own, filled(PAIRS, 7)), filled(PAIRS, 22))
+    return builder.fmul(builder.bitcast(builder.or_(sign, magnitude), SUMS), filled(SUMS, 2.0**126))
+
+
+_IN_PAIRS = (
+    (0, 2),
+    (1, 3),
+    (8, 10),
+    (9, 11),
+)  # the scales of groups of 32 in `scales_k`, in the order of words
+_BY_32 = [lane for lane in (0, 1, 2, 3, 8, 9, 10, 11) for _ in range(2)]
+_BY_FOURS = [range(4 * i, 4 * i + 4) for i in range(4)]
+
+_IN_BLOCKS = (
+    _four_blocks(2, halves),
+    _four_blocks(1, exponents),
+    _pairs_k(144, scales_k, words_4k, _IN_PAIRS),
+    _pairs_k(176, scales_k, words_5k, _IN_PAIRS),
+    _pairs_k(210, scales_6, words_6k, _BY_FOURS),
+    _pairs_2(84, scales_2, words_2k, _minima_with_128),
+    _pairs_2(110, scales_3, words_3k, _scales),
+    _four_groups,
+)
+q4_0, mxfp4, q4_k, q5_k, q6_k, q2_k, q3_k, iq4_xs = (_row(add) for add in _IN_BLOCKS)
+_IN_TWO = [_row(add, 2) for add in _IN_BLOCKS]
+(
+    q4_0_in_two,
+    mxfp4_in_two,
+    q4_k_in_two,
+    q5_k_in_two,
+    q6_k_in_two,
+    q2_k_in_two,
+    q3_k_in_two,
+    iq4_xs_in_two,
+) = _IN_TWO
+
+_Q8_0 = partial(_floats, 34, halves, codes_8, _numbers)
+_Q4_0 = partial(_floats, 18, halves, partial(codes_4, start=2), partial(_numbers, less=8))
+_MXFP4 = partial(_floats, 17, exponents, partial(codes_4, start=1), _e2m1)
+_IQ4_NL = partial(_floats, 18, halves, codes_iq4, _numbers)
+q8_0_wide, q4_0_wide, mxfp4_wide, iq4_nl_wide = (
+    _row(form(count=4)) for form in (_Q8_0, _Q4_0, _MXFP4, _IQ4_NL)
+)
+q8_0_rest, q4_0_rest, mxfp4_rest, iq4_nl_rest = (
+    _row(form(count=1)) for form in (_Q8_0, _Q4_0, _MXFP4, _IQ4_NL)
+)
+q4_k_wide = _row(_floats_k(144, scales_k, codes_4k, _BY_32, _scales))
+q5_k_wide = _row(_floats_k(176, scales_k, codes_5k, _BY_32, _scales))
+q6_k_wide = _row(_floats_k(210, scales_6, codes_6k, range(LANES), _scales))
+q2_k_wide = _row(_floats_k(84, scales_2, codes_2k, range(LANES), _minima))
+q3_k_wide = _row(_floats_k(110, scales_3, codes_3k, range(LANES), _scales))
+iq4_xs_wide = _row(
+    _floats_k(136, scales_iq4, codes_iq4_groups, [i // 2 for i in range(LANES)], None)
+)

@@ -1,0 +1,343 @@
+"""Matrices of ggml's blocks, which hold their scales inside, times one token. Importing this module
+imports numba."""
+
+import numpy as np
+
+from artifacts.common.numba_loops import kernel
+from runtime.kernels.cpu.gated import bits_of, part
+from runtime.kernels.cpu.published.block_codes import STEP
+from runtime.kernels.cpu.published.block_vectors import (
+    iq4_nl_rest,
+    iq4_nl_wide,
+    iq4_xs,
+    iq4_xs_in_two,
+    iq4_xs_wide,
+    mxfp4,
+    mxfp4_in_two,
+    mxfp4_rest,
+    mxfp4_wide,
+    q2_k,
+    q2_k_in_two,
+    q2_k_wide,
+    q3_k,
+    q3_k_in_two,
+    q3_k_wide,
+    q4_0,
+    q4_0_in_two,
+    q4_0_rest,
+    q4_0_wide,
+    q4_k,
+    q4_k_in_two,
+    q4_k_wide,
+    q5_k,
+    q5_k_in_two,
+    q5_k_wide,
+    q6_k,
+    q6_k_in_two,
+    q6_k_wide,
+    q8_0_rest,
+    q8_0_wide,
+)
+from runtime.kernels.cpu.published.published import (
+    BLOCK_NBYTES,
+    CODES,
+    FLOATS_4,
+    INTEGERS_4,
+    IQ4_NL,
+    IQ4_XS,
+    KIND,
+    MATRIX,
+    MXFP4,
+    Q2_K,
+    Q3_K,
+    Q4_0,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    TABLES,
+    beyond_bfloat16,
+    f32,
+    in_turns,
+    u32,
+)
+
+_IQ4_TABLE = 2  # of TABLES, behind FLOATS_4 and INTEGERS_4
+
+
+def _in_words(low: tuple[int, ...], high: tuple[int, ...]) -> np.ndarray:
+    """Return the order of the weights of a step by words.
+
+    The low halves of a run of bytes hold the weights from a number of `low` on, the high halves the
+    weights from a number of `high` on. The low byte of each word comes first."""
+    starts = [(start, odd) for odd in (0, 1) for runs in (low, high) for start in runs]
+    each = np.arange(0, STEP // len(low) // 2, 2)
+    return np.concatenate([start + odd + each for start, odd in starts])
+
+
+def _in_blocks(order: np.ndarray) -> np.ndarray:
+    return np.concatenate([order, STEP + order])
+
+
+_FOURS = _in_words((0, 32, 64, 96), (16, 48, 80, 112))  # the order of weights in `of_blocks`
+# in blocks of 256: in Q2_K and Q3_K, in Q4_K and Q5_K, Q6_K, IQ4_XS
+_RUNS, _GROUPS, _HALVES, _LOOKED_UP = range(4)
+_ORDERS = np.stack(
+    [
+        np.concatenate(
+            [
+                32 * run + odd + np.r_[0:32:2, STEP : STEP + 32 : 2]
+                for run in range(4)
+                for odd in (0, 1)
+            ]
+        ),
+        _in_blocks(_in_words((0, 64), (32, 96))),
+        _in_blocks(_in_words((0, 32), (64, 96))),
+        _in_blocks(_FOURS),
+    ]
+)
+
+
+@part
+def _in_steps(x, order):
+    """Return x as bfloat16, each step of weights in this order."""
+    token = np.empty(len(x) // len(order) * len(order), np.uint16)
+    for start in range(0, len(token), len(order)):
+        for i in range(len(order)):
+            token[start + i] = np.uint16(bits_of(x[start + order[i]]) >> u32(16))
+    return token
+
+
+@part
+def _order_of(kind):
+    if kind in (Q2_K, Q3_K):
+        return _RUNS
+    if kind == Q6_K:
+        return _HALVES
+    return _LOOKED_UP if kind == IQ4_XS else _GROUPS
+
+
+@part
+def _excess_of(kind, is_narrow):
+    """Return how much larger codes are than their numbers; 1 for Q2_K, whose scales and minima
+    already include it."""
+    if kind == Q2_K:
+        return f32(1)
+    own = f32(32) if kind == Q6_K else f32(4) if kind == Q3_K else f32(0)
+    return own + f32(128) if is_narrow else own
+
+
+@part
+def _in_steps_of_two(x, order):
+    """Return x, float16, as two tokens in bfloat16, whose steps alternate."""
+    first = _in_steps(x, order)
+    second = _in_steps(beyond_bfloat16(x), order)
+    return in_turns(
+        first.reshape(len(first) // STEP, STEP), second.reshape(len(second) // STEP, STEP)
+    )
+
+
+@part
+def _offsets(x, kind, excess):
+    """Return the offset that each scale of a block of 256 also multiplies, [blocks, 16].
+
+    Offsets correct codes that are too large by `excess`. The minima of Q4_K and Q5_K, in the places
+    4 to 7 and 12 to 15, belong to no code. IQ4_XS has no offsets."""
+    out = np.empty((0 if kind == IQ4_XS else len(x) // 256, 16), np.float32)
+    for block in range(len(out)):
+        own = x[256 * block : 256 * (block + 1)]
+        for group in range(8):
+            if kind in (Q2_K, Q3_K, Q6_K):
+                out[block, 2 * group] = -excess * own[32 * group : 32 * group + 16].sum()
+                out[block, 2 * group + 1] = -excess * own[32 * group + 16 : 32 * group + 32].sum()
+            else:
+                place = group + group // 4 * 4
+                total = own[32 * group : 32 * group + 32].sum()
+                out[block, place] = -excess * total
+                out[block, place + 4] = -total
+    return out
+
+
+@part
+def _dot_256(kind, row, x, offsets, table, num_blocks, is_narrow):
+    """Return the product of a row of blocks of 256."""
+    if kind == Q2_K:
+        return (
+            q2_k(row, x, offsets, 0, num_blocks)
+            if is_narrow
+            else q2_k_wide(row, x, offsets, 0, num_blocks)
+        )
+    if kind == Q3_K:
+        return (
+            q3_k(row, x, offsets, 0, num_blocks)
+            if is_narrow
+            else q3_k_wide(row, x, offsets, 0, num_blocks)
+        )
+    if kind == IQ4_XS:
+        return (
+            iq4_xs(row, x, 0, table, num_blocks)
+            if is_narrow
+            else iq4_xs_wide(row, x, 0, 0, num_blocks)
+        )
+    if kind == Q4_K:
+        return (
+            q4_k(row, x, offsets, 0, num_blocks)
+            if is_narrow
+            else q4_k_wide(row, x, offsets, 0, num_blocks)
+        )
+    if kind == Q5_K:
+        return (
+            q5_k(row, x, offsets, 0, num_blocks)
+            if is_narrow
+            else q5_k_wide(row, x, offsets, 0, num_blocks)
+        )
+    return (
+        q6_k(row, x, offsets, 0, num_blocks)
+        if is_narrow
+        else q6_k_wide(row, x, offsets, 0, num_blocks)
+    )
+
+
+@part
+def _dot_256_in_two(kind, row, x, offsets, table, num_blocks):
+    """Return the same with x as two tokens."""
+    if kind == Q2_K:
+        return q2_k_in_two(row, x, offsets, 0, num_blocks)
+    if kind == Q3_K:
+        return q3_k_in_two(row, x, offsets, 0, num_blocks)
+    if kind == IQ4_XS:
+        return iq4_xs_in_two(row, x, 0, table, num_blocks)
+    if kind == Q4_K:
+        return q4_k_in_two(row, x, offsets, 0, num_blocks)
+    if kind == Q5_K:
+        return q5_k_in_two(row, x, offsets, 0, num_blocks)
+    return q6_k_in_two(row, x, offsets, 0, num_blocks)
+
+
+@part
+def _table_of(kind):
+    return FLOATS_4 if kind == MXFP4 else _IQ4_TABLE if kind == IQ4_NL else INTEGERS_4
+
+
+@part
+def _dot_fours(kind, row, x, table, num_steps, is_narrow):
+    """Return the product of a row of blocks of 32, four per step."""
+    if kind == Q8_0:
+        return q8_0_wide(row, x, 0, table, num_steps)
+    if kind == Q4_0:
+        return (
+            q4_0(row, x, 0, table, num_steps)
+            if is_narrow
+            else q4_0_wide(row, x, 0, table, num_steps)
+        )
+    if kind == IQ4_NL:  # Q4_0 but for the table
+        return (
+            q4_0(row, x, 0, table, num_steps)
+            if is_narrow
+            else iq4_nl_wide(row, x, 0, table, num_steps)
+        )
+    return (
+        mxfp4(row, x, 0, table, num_steps) if is_narrow else mxfp4_wide(row, x, 0, table, num_steps)
+    )
+
+
+@part
+def _dot_fours_in_two(kind, row, x, table, num_steps):
+    """Return the same for Q4_0, IQ4_NL and MXFP4, with x as two tokens."""
+    if kind in (Q4_0, IQ4_NL):
+        return q4_0_in_two(row, x, 0, table, num_steps)
+    return mxfp4_in_two(row, x, 0, table, num_steps)
+
+
+@part
+def _dot_rest(kind, row, x, num_blocks):
+    """Return the product of fewer than four blocks of 32, with x in float32."""
+    if kind == Q8_0:
+        return q8_0_rest(row, x, 0, 0, num_blocks)
+    if kind == Q4_0:
+        return q4_0_rest(row, x, 0, 0, num_blocks)
+    if kind == IQ4_NL:
+        return iq4_nl_rest(row, x, 0, 0, num_blocks)
+    return mxfp4_rest(row, x, 0, 0, num_blocks)
+
+
+@kernel(f"void({MATRIX})", nogil=True)
+def multiply_blocks_of_256(fields, start, x, y, is_narrow):
+    """Add x [I] times a matrix of Q2_K to Q6_K or IQ4_XS to y [O]. `is_narrow` says that x is in
+    bfloat16."""
+    kind = fields[KIND]
+    num_blocks = len(x) // 256
+    table = TABLES[_IQ4_TABLE].ctypes.data
+    offsets = _offsets(x, kind, _excess_of(kind, is_narrow))
+    token = _in_steps(x, _ORDERS[_order_of(kind)])
+    address = token.ctypes.data if is_narrow else x.ctypes.data
+    for row in range(len(y)):
+        blocks = start + fields[CODES] + row * num_blocks * fields[BLOCK_NBYTES]
+        y[row] += _dot_256(kind, blocks, address, offsets.ctypes.data, table, num_blocks, is_narrow)
+
+
+@kernel(f"void({MATRIX})", nogil=True)
+def multiply_blocks_of_256_float16(fields, start, x, y, is_narrow):
+    """Multiply like `multiply_blocks_of_256`, with x in float16."""
+    kind = fields[KIND]
+    num_blocks = len(x) // 256
+    table = TABLES[_IQ4_TABLE].ctypes.data
+    offsets = _offsets(x, kind, _excess_of(kind, True))
+    token = _in_steps_of_two(x, _ORDERS[_order_of(kind)])
+    for row in range(len(y)):
+        blocks = start + fields[CODES] + row * num_blocks * fields[BLOCK_NBYTES]
+        y[row] += _dot_256_in_two(
+            kind, blocks, token.ctypes.data, offsets.ctypes.data, table, num_blocks
+        )
+
+
+@part
+def nbytes_of(kind):
+    """Return the number of bytes of a block of Q8_0, Q4_0, IQ4_NL or MXFP4."""
+    return 34 if kind == Q8_0 else 17 if kind == MXFP4 else 18
+
+
+@kernel("void(int64, int64, float32[::1], float32[::1], boolean)", nogil=True)
+def add_blocks_of_32(kind, blocks, x, y, is_narrow):
+    """Add x [I] times a matrix of Q8_0, Q4_0, IQ4_NL or MXFP4, whose blocks are at this address, to
+    y [O]. `is_narrow` says that x is in bfloat16."""
+    is_narrow = is_narrow and kind != Q8_0
+    num_blocks = len(x) // 32
+    num_steps = len(x) // STEP
+    block_nbytes = nbytes_of(kind)
+    token = _in_steps(x, _FOURS)
+    table = TABLES[_table_of(kind)].ctypes.data
+    address = token.ctypes.data if is_narrow else x.ctypes.data
+    rest = x[STEP * num_steps :].ctypes.data
+    for row in range(len(y)):
+        own = blocks + row * num_blocks * block_nbytes
+        y[row] += _dot_fours(kind, own, address, table, num_steps, is_narrow)
+        if num_blocks > 4 * num_steps:
+            y[row] += _dot_rest(
+                kind, own + 4 * num_steps * block_nbytes, rest, num_blocks - 4 * num_steps
+            )
+
+
+@kernel(f"void({MATRIX})", nogil=True)
+def multiply_blocks_of_32(fields, start, x, y, is_narrow):
+    """Multiply like `add_blocks_of_32`, with the matrix described by `fields`."""
+    add_blocks_of_32(fields[KIND], start + fields[CODES], x, y, is_narrow)
+
+
+@kernel(f"void({MATRIX})", nogil=True)
+def multiply_blocks_of_32_float16(fields, start, x, y, is_narrow):
+    """Multiply like `multiply_blocks_of_32`, for Q4_0, IQ4_NL and MXFP4, with x in float16."""
+    kind = fields[KIND]
+    num_blocks = len(x) // 32
+    block_nbytes = fields[BLOCK_NBYTES]
+    num_steps = len(x) // STEP
+    token = _in_steps_of_two(x, _FOURS)
+    table = TABLES[_table_of(kind)].ctypes.data
+    rest = x[STEP * num_steps :].ctypes.data
+    for row in range(len(y)):
+        blocks = start + fields[CODES] + row * num_blocks * block_nbytes
+        y[row] += _dot_fours_in_two(kind, blocks, token.ctypes.data, table, num_steps)
+        if num_blocks > 4 * num_steps:
+            y[row] += _dot_rest(
+                kind, blocks + 4 * num_steps * block_nbytes, rest, num_blocks - 4 * num_steps
+            )

@@ -1,0 +1,1 @@
+"""Products with replicas of few bits, packed or in trellis codes."""

@@ -1,0 +1,1 @@
+"""Gated experts in Triton kernels."""

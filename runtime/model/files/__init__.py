@@ -1,0 +1,1 @@
+"""A checkpoint's files: where they are, what they hold, and how an expert is read from them."""

@@ -1,0 +1,73 @@
+"""Tensors of GGUF files: where each lies, and which of them are matrices in few bits."""
+
+from pathlib import Path
+
+import torch
+
+from artifacts.formats.gguf.ggml import GGML
+from artifacts.formats.gguf.gguf_header import PLAIN, GgufTensor, read_header
+from runtime.model.files.checkpoint import Checkpoint, Contents, Shard, StoredTensor
+from runtime.model.files.locate import parts_of
+from runtime.model.quantised.quantised_tensor import QuantisedTensor, Tensors
+
+_DTYPES = dict(zip(PLAIN, (torch.float32, torch.float16, torch.bfloat16), strict=True))
+
+
+class GgufShard(Shard):
+    """One open GGUF file; a tensor in few bits is uint8 [..., bytes of a row], and `types` has the
+    name of its type.
+
+    Raises BadInput if the file is missing, truncated, no GGUF file, or has a tensor of a type that
+    is not read.
+    """
+
+    types: dict[str, str]
+
+    def _check_whole(self) -> None:
+        read_header(self.path)
+
+    def _contents(self) -> Contents:
+        header = read_header(self.path)
+        self.types = {
+            name: each.type.name
+            for name, each in header.tensors.items()
+            if each.type not in _DTYPES
+        }
+        return Contents(
+            header.digest, {}, {name: self._stored(each) for name, each in header.tensors.items()}
+        )
+
+    def _stored(self, tensor: GgufTensor) -> StoredTensor:
+        place = self, tensor.offset, tensor.nbytes
+        if tensor.type in _DTYPES:
+            return StoredTensor(tensor.name, _DTYPES[tensor.type], tensor.shape, *place)
+        *outer, row = tensor.shape
+        return StoredTensor(
+            tensor.name,
+            torch.uint8,
+            (*outer, row // tensor.type.num_weights * tensor.type.nbytes),
+            *place,
+        )
+
+
+def open_gguf(path: Path) -> Checkpoint:
+    """Open the files of a model and read only their headers; BadInput names the file that cannot be
+    used."""
+    shards = tuple(GgufShard(part) for part in parts_of(path))
+    return Checkpoint(
+        path, shards, {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
+    )
+
+
+def gguf_matrices(checkpoint: Checkpoint) -> Tensors:
+    """Return the tensors of GGUF files by their names there; quantised ones become matrices in few
+    bits."""
+    return {name: _matrix(tensor) for name, tensor in checkpoint.tensors.items()}
+
+
+def _matrix(tensor: StoredTensor) -> StoredTensor | QuantisedTensor:
+    if tensor.name not in tensor.shard.types:
+        return tensor
+    form = GGML[tensor.shard.types[tensor.name]]
+    shape = (*tensor.shape[:-1], tensor.shape[-1] // form.nbytes * form.num_weights)
+    return QuantisedTensor(tensor.name, form, {"blocks": tensor}, shape)

@@ -1,0 +1,131 @@
+"""Rules from the names in a GGUF file to the parameters of transformers' model."""
+
+from copy import deepcopy
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.core_model_loading import (
+    Concatenate,
+    ConversionOps,
+    Interleave,
+    WeightConverter,
+    WeightRenaming,
+    WeightTransform,
+)
+from transformers.integrations.gguf.gguf_conversion_mapping import (
+    DENSE_DECODER_RENAMINGS,
+    GGUF_ARCHS,
+    Cast,
+    LogNegate,
+    PermuteRows,
+    SubtractOne,
+    Unsqueeze,
+)
+
+from artifacts.formats.gguf.gguf_header import read_header
+from runtime.model.files.locate import parts_of
+from runtime.model.gguf.architectures import architecture_of
+
+_ROWS = (
+    "mlp.shared_expert_gate.weight",
+    "mlp.gate.moe_statics.e_score_correction_bias",
+)  # of which files have one
+
+
+def gguf_mapping(path: Path, model: PreTrainedModel) -> list[WeightTransform]:
+    """Return the rules for the tensors of a file; they are new each time, as matching changes them.
+    A rule that computes ends in a `Cast`, and needs its tensor in float32."""
+    entries = read_header(parts_of(path)[0]).entries
+    form, _ = architecture_of(path, entries)
+    if form.has_rules:
+        return _of_transformers(entries["general.architecture"], model)
+    renamings = [WeightRenaming(*pair) for pair in form.names]
+    by_turns = [Interleave(dim=1, inverse=True)] if form.takes_turns else []
+    gate_up = [
+        WeightConverter(
+            source_patterns=[rf"\.ffn_{part}_exps\.{kind}" for part in ("gate", "up")],
+            target_patterns=f".{form.experts}.gate_up_proj{ending}",
+            operations=[Concatenate(dim=1), *by_turns],
+        )
+        for kind, ending in (("weight", ""), ("bias", "_bias"))
+    ]
+    rows = [
+        WeightConverter(name, name, operations=[Unsqueeze(0, expected_ndim=2)]) for name in _ROWS
+    ]
+    turned = _permuted_back(model.config) if form.is_permuted else []
+    joined = [_shared_gate_up(form.shared_gate_up)] if form.shared_gate_up else []
+    heads = [_heads()] if form.is_latent else []
+    convolution = WeightConverter(
+        r"\.shortconv\.conv\.weight", ".conv.conv.weight", operations=[Unsqueeze(1)]
+    )
+    own = dict(form.own_names)
+    dense = [
+        rule
+        for rule in deepcopy(DENSE_DECODER_RENAMINGS)
+        if own.keys().isdisjoint(rule.source_patterns)
+    ]
+    return [*dense, *renamings, convolution, *gate_up, *rows, *turned, *joined, *heads]
+
+
+def _of_transformers(name: str, model: PreTrainedModel) -> list[WeightTransform]:
+    rules = GGUF_ARCHS[name](model.config)
+    for rule in rules:
+        if isinstance(rule, WeightConverter) and isinstance(
+            rule.operations[0], LogNegate | SubtractOne
+        ):
+            rule.operations.append(Cast(model.dtype))
+    return [
+        *deepcopy(rules),
+        WeightRenaming(r"\.ffn_gate_up_exps\.weight", ".mlp.experts.gate_up_proj"),
+    ]
+
+
+def _shared_gate_up(target: str) -> WeightConverter:
+    sources = [rf"\.ffn_{part}_shexp\.weight" for part in ("gate", "up")]
+    return WeightConverter(
+        source_patterns=sources, target_patterns=target, operations=[Concatenate(dim=0)]
+    )
+
+
+def _heads() -> WeightConverter:
+    return WeightConverter(
+        source_patterns=[r"\.attn_k_b\.weight", r"\.attn_v_b\.weight"],
+        target_patterns=".self_attn.kv_b_proj.weight",
+        operations=[JoinHeads()],
+    )
+
+
+class JoinHeads(ConversionOps):
+    """Joins k_b [heads, latent, k] and v_b [heads, v, latent] into one matrix [heads * (k + v),
+    latent]. llama.cpp multiplies a query by k_b, and stores it transposed for that."""
+
+    @torch.no_grad
+    def convert(
+        self,
+        input_dict: dict[str, torch.Tensor],
+        source_patterns: list[str],
+        target_patterns: list[str],
+        **_: object,
+    ) -> dict[str, torch.Tensor]:
+        keys, values = (input_dict[pattern] for pattern in source_patterns)
+        keys, values = (each[0] if isinstance(each, list) else each for each in (keys, values))
+        return {target_patterns[0]: torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)}
+
+
+def _permuted_back(config: PreTrainedConfig) -> list[WeightConverter]:
+    """Put the rows of q and k, which llama.cpp takes by turns from both halves of a head, in
+    transformers' order."""
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    names = {
+        f"self_attn.{part}.weight": PermuteRows(_halves(size, count))
+        for part, count in heads.items()
+    }
+    return [WeightConverter(name, name, operations=[permute]) for name, permute in names.items()]
+
+
+def _halves(head_dim: int, num_heads: int) -> torch.Tensor:
+    # named, as a model may be built on another
+    rows = torch.arange(num_heads * head_dim, device="cpu")
+    return rows.view(num_heads, head_dim // 2, 2).transpose(1, 2).reshape(-1)
