@@ -158,7 +158,7 @@ def test_a_damaged_file_of_the_cache_is_done_without(tmp_path: Path) -> None:
 def test_what_is_made_for_a_width_is_found_again(module: str, name: str) -> None:
     """numba finds a closure by the values that it holds: if it held another compiled function,
     every process would compile it anew."""
-    made = getattr(import_module(f"runtime.kernels.cpu.{module}"), name)
+    made = getattr(import_module(f"runtime.kernels.cpu.replicas.{module}"), name)
     made(4, is_narrow=True).compiled()
     again = made.__wrapped__(4, is_narrow=True).compiled()
     assert sum(again.stats.cache_hits.values()) == 1 and not again.stats.cache_misses
