@@ -162,8 +162,8 @@ TESTS = {
         ),
     ),
     **{
-        f"runtime/model/{name}.py": (f"{_MODEL}/test_{name}.py",)
-        for name in ("layout", "arithmetic", "layers", "expert_store")
+        f"runtime/model/{name}.py": (f"{_MODEL}/test_{name.removeprefix('files/')}.py",)
+        for name in ("layout", "arithmetic", "layers", "files/expert_store")
     },
     "runtime/model/files/expert_tensors.py": (
         f"{_MODEL}/test_expert_tensors.py",
@@ -187,7 +187,7 @@ TESTS = {
         ),
     ),
     "runtime/session/generation/single.py": ("tests/runtime/session/test_generation.py",),
-    "moectl/serving/bodies.py": ("tests/moectl/serving/test_bodies.py",),
+    "moectl/serving/openai_api.py": ("tests/moectl/serving/test_openai_api.py",),
     "moectl/serving/guard.py": ("tests/moectl/serving/test_guard.py",),
 }
 """The tests of each file, the quickest first."""
