@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from dataclasses import replace
 from tests.helpers import recorded_graphs
-from tools.gpu import counted_gpu
+from tools.gpu.faked import counted_gpu
 from runtime.kernels.gpu.experts import gated
 from runtime.model.open import open_model
 from runtime.session import build

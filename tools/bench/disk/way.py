@@ -167,8 +167,8 @@ def measure_batch(way: Way, folder: Path, rows: int, tokens: int) -> BatchReadin
 
 
 def _by_moectl(session: object, ids: object, tokens: int) -> None:
-    from runtime.session.batch import RequestBatch
-    from runtime.session.generate import Sampling
+    from runtime.session.generation.batch import RequestBatch
+    from runtime.session.generation.sampling import Sampling
 
     with RequestBatch(session, rows=len(ids)) as batch:
         for prompt in ids:
