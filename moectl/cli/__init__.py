@@ -68,6 +68,11 @@ class _Commands(Mapping[str, TyperCommand]):
         alone.command(name, rich_help_panel=chapter.title())(flattened(getattr(module, stem)))
         return get_command(alone)
 
+    def get(self, name: str, default: None = None) -> TyperCommand | None:
+        """Return a command, or `default` where no file has its name; a KeyError while a command is
+        imported stays one."""
+        return self[name] if name in self._chapters else default
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._chapters)
 

@@ -224,7 +224,7 @@ FROM splits WHERE run_id = {run} ORDER BY layer"""
 
 TUNED = """
 SELECT name, budget, machine, max_loss, tpot_ms, perplexity_ratio,
-  json_extract(parameters, '$.quality."' || name || '".loss_error')::DOUBLE AS error,
+  (((parameters->'$.quality')::MAP(VARCHAR, JSON))[name]->>'$.loss_error')::DOUBLE AS error,
   routing, prefetch, eviction, miss,
   residency, scope, run_id
 FROM presets JOIN runs USING (run_id) WHERE model_id = {model}

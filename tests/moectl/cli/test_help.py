@@ -94,3 +94,14 @@ def test_wrong_names_are_refused_before_torch_is_imported() -> None:
     assert (
         len(lines) == len(wrong) and sum("id you mean" in line for line in lines) == len(wrong) - 1
     ), lines
+
+
+def test_a_command_that_fails_on_import_is_not_called_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lacking(name: str) -> None:
+        raise KeyError(name)
+
+    monkeypatch.setattr("moectl.cli.import_module", lacking)
+    with pytest.raises(KeyError, match=r"moectl\.commands\.store\.merge"):
+        main(["merge", "--help"])

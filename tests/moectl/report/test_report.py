@@ -208,13 +208,19 @@ def store(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> P
         assert main(command) == 0, command
     axes = {"prefetch": "none", "eviction": "lfu", "miss": "near", "residency": "uniform"}
     tuned = StoredPreset(
-        "tuned", "standard", **axes, scope="layer", budget="50%", machine="5gbps", max_loss=0.0125
+        'tuned "own"',
+        "standard",
+        **axes,
+        scope="layer",
+        budget="50%",
+        machine="5gbps",
+        max_loss=0.0125,
     )
     with Store.open(path) as held:
         [model] = held.models()
-        held.write_run(
-            RunInfo("tune", model.model_id, utc_now(), 1.5), {"presets": to_rows([tuned])}
-        )
+        quality = {tuned.name: {"loss_error": 0.0021}}
+        run = RunInfo("tune", model.model_id, utc_now(), 1.5, parameters={"quality": quality})
+        held.write_run(run, {"presets": to_rows([tuned])})
     return path
 
 
