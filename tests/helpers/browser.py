@@ -62,7 +62,7 @@ class Tab:
             mobile=False,
         )
 
-    async def until(self, condition: str, *, within_s: float = 20.0) -> None:
+    async def until(self, condition: str, *, within_s: float = 60.0) -> None:
         """Wait until a JavaScript expression is true."""
         async with asyncio.timeout(within_s):
             while not await self.value(f"Boolean({condition})"):
