@@ -18,7 +18,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from moectl.serving.guard import ServerLimits
-from moectl.serving.refusal import error
+from moectl.serving.wire import error
 
 # a reset arrives after one round trip
 _FIRST_S = 0.02

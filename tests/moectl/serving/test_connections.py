@@ -15,8 +15,7 @@ from starlette.requests import Request
 
 from moectl.commands.start.serve.server import Server
 from moectl.serving.guard import LOOPBACK, ServerLimits
-from moectl.serving.refusal import Refusal
-from moectl.serving.wire import AsciiJson, object_of
+from moectl.serving.wire import AsciiJson, Refusal, object_of
 from tests.helpers.serving import EXACT, Running
 
 HEAD_S = 0.3
