@@ -21,7 +21,7 @@ MOST_COLUMNS = 100
 MOST_ENTRIES = 15  # modules and folders of a folder
 # Folders that hold more, and how many: each number may only fall.
 CROWDED = {
-    "moectl/serving": 17,
+    "moectl/serving": 16,
 }
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
