@@ -18,7 +18,7 @@ from runtime.control.controller import Controller
 from runtime.control.on_device import CacheOnDevice
 from runtime.control.pools import Partitions
 from runtime.engine.engine import Engine
-from runtime.engine.predictors import Predictor
+from runtime.engine.fitted_predictor import Predictor
 from runtime.engine.router_ahead import reason_not_asked
 from runtime.engine.routers import Watcher
 from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
