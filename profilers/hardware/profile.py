@@ -19,7 +19,7 @@ from profilers.hardware.load_times import THOROUGH, TimingEffort, loads, num_few
 from profilers.hardware.policy_overhead import deciding, places_a_layer
 from profilers.hardware.this_machine import LocalMachine
 from runtime.engine.engine import NAME
-from runtime.kernels.replicas import make_ready
+from runtime.kernels.replica_linear import make_ready
 from runtime.model.arithmetic import accumulate, assign, expert_forward, gather, weigh
 from runtime.model.files.expert_store import DiskStore
 from runtime.model.layout import aligned

@@ -23,7 +23,7 @@ from runtime.engine.router_ahead import reason_not_asked
 from runtime.engine.routers import Watcher
 from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
 from runtime.kernels.cpu.threads import KernelThreads
-from runtime.kernels.replicas import make_ready
+from runtime.kernels.replica_linear import make_ready
 from runtime.model.open import MoeModel
 from runtime.policies import POLICIES, Policies, build, describe
 from runtime.policies.base import Artefacts, FastTier
