@@ -29,7 +29,7 @@ from runtime.session.probe import seconds_of, without_experts
 from runtime.session.session import Session, Settings
 from runtime.session.settings import EXACT
 from runtime.tiers.replica_layouts import TrellisLayout
-from runtime.tiers.replicas import ReplicaStore, open_replicas
+from runtime.tiers.replica_store import ReplicaStore, open_replicas
 
 _CONTEXT = 64  # tokens before a decoded token
 _NEAR_TOKENS = (1, 16)

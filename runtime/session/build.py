@@ -35,7 +35,7 @@ from runtime.session.parts import Choices, Parts
 from runtime.session.probe import link_bytes_per_second, prefetch_window, scaled_window
 from runtime.session.settings import FUSED, HOST, Settings
 from runtime.tiers.open import Tiers, open_tiers
-from runtime.tiers.replicas import open_replicas, verify_files
+from runtime.tiers.replica_store import open_replicas, verify_files
 from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slots import Slots
 

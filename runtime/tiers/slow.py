@@ -13,7 +13,7 @@ from runtime.kernels.replica_linear import project_replica
 from runtime.model.files.expert_store import DiskStore
 from runtime.model.open import MoeModel
 from runtime.tiers.ram import RamStore
-from runtime.tiers.replicas import ReplicaStore
+from runtime.tiers.replica_store import ReplicaStore
 
 
 @dataclass(frozen=True, slots=True)
