@@ -130,19 +130,24 @@ def test_code_is_counted_and_each_passed_limit_is_told(
 ) -> None:
     room = tmp_path / "house" / "room"
     room.mkdir(parents=True)
+    other = tmp_path / "house" / "other"
+    other.mkdir()
+    (other / "one.py").touch()
     (room / "one.py").write_text('"""A docstring."""\n\na, b = b, a  # they change places\n')
     (room / "two.py").write_text(f"a, b = 1, 2\nc = 3  # {'-' * 100}\n")
     (room / "three.py").write_text("def f(x):\n    return x\n")
     size = budget.measured(tmp_path, ["house"])
     assert (size.tokens, size.nodes, size.packed) == (7 + 7 + 3 + 8, 6, 1 / 3)
-    assert size.entries == {"house/room": 3}
+    assert size.entries == {"house/other": 1, "house/room": 3}
     for limit in ("MOST_TOKENS", "MOST_NODES", "MOST_PACKED", "MOST_ENTRIES"):
         monkeypatch.setattr(budget, limit, 0)
-    monkeypatch.setattr(budget, "CROWDED", {})
+    monkeypatch.setattr(budget, "MOST_ROOMS", 1)
     assert size.problems() == [
         "house/room/two.py:2 is wider than 100 columns",
         "25 tokens, more than 0",
         "nine functions in ten have 6 nodes, more than 0",
         "33.3% of assignments put a tuple to a tuple",
-        "house/room has 3 entries, its limit says 0",
+        "house/other has 1 entries, more than 0",
+        "house/room has 3 entries, more than 0",
+        "one.py is in more than 1 rooms: house/other, house/room",
     ]

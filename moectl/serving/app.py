@@ -20,12 +20,10 @@ from artifacts.errors import Problem
 from moectl.serving import metrics
 from moectl.serving.answers import AnswerFormat, event
 from moectl.serving.connections import is_stream
-from moectl.serving.encoding import code_of
 from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob, TextPiece
 from moectl.serving.openai_api import ChatBody, CompletionBody, PresetBody, RequestBody
-from moectl.serving.refusal import Refusal, error
-from moectl.serving.scheduler import Closing, Full, Scheduler
-from moectl.serving.wire import AsciiJson, object_of
+from moectl.serving.scheduler import Closing, Full, Scheduler, code_of
+from moectl.serving.wire import AsciiJson, Refusal, error, object_of
 from runtime.session.generation.sampling import TooLong, num_positions
 from runtime.session.prompts.encoder import Prompt
 from runtime.session.session import Session

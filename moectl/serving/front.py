@@ -7,8 +7,7 @@ from importlib.resources import files
 from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from moectl.serving.refusal import error
-from moectl.serving.wire import AsciiJson
+from moectl.serving.wire import AsciiJson, error
 
 # The page may run its own script and call this server only; no other page may show it in a frame.
 _POLICY = (

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from artifacts.errors import BadUsage
-from moectl.serving.refusal import Refusal
+from moectl.serving.wire import Refusal
 
 OPEN_PATHS = ("/", "/health")  # the page holds no data
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")

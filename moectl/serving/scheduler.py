@@ -6,14 +6,17 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
-from artifacts.errors import detached
-from moectl.serving.encoding import encoded
+import torch
+
+from artifacts.errors import Problem, detached
 from moectl.serving.guard import ServerLimits
 from moectl.serving.jobs import Encoded, Failed, GenerationJob, Switch
 from moectl.serving.running import RunningRequests, failed
 from moectl.serving.tally import Tally
 from runtime.session.generation.batch import KeptPrompts
+from runtime.session.generation.sampling import TooLong, check_prompt, num_positions
 from runtime.session.session import Session
 
 _log = logging.getLogger("moectl")
@@ -259,7 +262,24 @@ class Scheduler:
 
 
 def _encoded(job: GenerationJob, session: Session, limits: ServerLimits) -> Encoded | Failed:
+    """Encode the prompt of a job, and count the tokens that its answer may have: as many as are
+    requested, else as fit. Failed for a prompt that the tokenizer, its template or the model cannot
+    take."""
     try:
-        return encoded(job, session, limits)
+        ids = job.prompt if isinstance(job.prompt, torch.Tensor) else session.encode(job.prompt)
+        model = session.opened.model
+        check_prompt(model, ids, job.max_tokens or 1)
+        room = (num_positions(model) or ids.shape[1] + limits.max_tokens) - ids.shape[1]
+        num_new = job.max_tokens or min(limits.max_tokens, room)
+        return Encoded(ids, replace(job.sampling, max_new_tokens=num_new))
+    except Problem as problem:
+        return Failed(str(problem), 400, code_of(problem))
+    except (ValueError, OverflowError) as error:
+        return Failed(f"the prompt cannot be encoded: {error}", 400)
     except BaseException as error:  # also a panic of the tokenizer, which is no Exception
         return failed(error)
+
+
+def code_of(problem: Problem) -> str | None:
+    """The code of an error in OpenAI's API, where it has one."""
+    return "context_length_exceeded" if isinstance(problem, TooLong) else None

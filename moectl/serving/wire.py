@@ -1,6 +1,8 @@
-"""Text received and sent: text from a client can be written again, and text sent breaks no line."""
+"""Text received and sent: bodies of requests, and errors in the format of OpenAI's API. Text from a
+client can be written again, and text sent breaks no line. Imports no torch."""
 
 import json
+from dataclasses import dataclass, field
 from mmap import mmap
 from unicodedata import category
 
@@ -8,7 +10,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 
 from artifacts.common.untrusted import parse_json
-from moectl.serving.refusal import Refusal
 
 _KIND = {
     list: "an array",
@@ -26,6 +27,28 @@ _UNSHOWN = (
 )  # controls, halves of a character, ends of a line and of a paragraph
 _FIRST_NBYTES = 1 << 16
 _LONGEST = 80  # characters of a header that are repeated
+
+
+@dataclass(eq=False)  # not frozen: raising it sets its traceback
+class Refusal(Exception):
+    """A request that is refused: HTTP status and reason."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, object]:
+        return error(self.status, self.message, param=self.param, code=self.code)
+
+
+def error(
+    status: int, message: str, *, param: str | None = None, code: str | None = None
+) -> dict[str, object]:
+    kind = {429: "rate_limit_error", 401: "authentication_error"}.get(status)
+    kind = kind or ("invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 class AsciiJson(JSONResponse):

@@ -8,7 +8,7 @@ from artifacts.shape import FULL_BITS
 from artifacts.store.predictors import load_predictors
 from artifacts.store.store import Store
 from profilers.routing.observe import RoutingForesight
-from runtime.engine.predictors import Predictor
+from runtime.engine.fitted_predictor import Predictor
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.session.artefacts import load_artefacts

@@ -19,7 +19,7 @@ from profilers.hardware.load_times import THOROUGH, TimingEffort, loads, num_few
 from profilers.hardware.policy_overhead import deciding, places_a_layer
 from profilers.hardware.this_machine import LocalMachine
 from runtime.engine.engine import NAME
-from runtime.kernels.replicas import make_ready
+from runtime.kernels.replica_linear import make_ready
 from runtime.model.arithmetic import accumulate, assign, expert_forward, gather, weigh
 from runtime.model.files.expert_store import DiskStore
 from runtime.model.layout import aligned
@@ -29,7 +29,7 @@ from runtime.session.probe import seconds_of, without_experts
 from runtime.session.session import Session, Settings
 from runtime.session.settings import EXACT
 from runtime.tiers.replica_layouts import TrellisLayout
-from runtime.tiers.replicas import ReplicaStore, open_replicas
+from runtime.tiers.replica_store import ReplicaStore, open_replicas
 
 _CONTEXT = 64  # tokens before a decoded token
 _NEAR_TOKENS = (1, 16)

@@ -152,7 +152,7 @@ def tables(records: Sequence[ReplicaRecord]) -> dict[str, pa.Table]:
 
 def _coded(unit: ExpertTask, module: nn.Module, weights: Weights) -> Replicas:
     """The projections in trellis codes, by name and width."""
-    from profilers.quantise.trellis import Tokens, code_expert  # imports numba
+    from profilers.quantise.trellis_calibration import Tokens, code_expert  # imports numba
 
     tokens = Tokens.of(unit.inputs, unit.rows, unit.gates, torch.device(unit.device))
     try:

@@ -17,7 +17,7 @@ from artifacts.routing.expert_maps import mean_rows
 from artifacts.traces.trace import PHASES, Trace
 from profilers.routing.teacher_forced import TokenPlaces, run_batches, token_rows
 from profilers.text.batches import Batch
-from runtime.engine.predictors import Predictor
+from runtime.engine.fitted_predictor import Predictor
 from runtime.policies.base import Step
 from runtime.session.session import Session
 

@@ -14,7 +14,7 @@ import torch
 
 from artifacts.routing.predictors import TARGETS
 from artifacts.shape import Shape
-from runtime.engine.predictors import Features
+from runtime.engine.fitted_predictor import Features
 
 _RIDGE = 1e-4  # as a share of the mean square of a feature
 # multiply a fit's outputs; tried on text that the fit has not seen

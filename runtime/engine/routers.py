@@ -12,7 +12,7 @@ from torch import nn
 from artifacts.routing.expert_maps import mean_rows
 from artifacts.traces.trace import DECODE, PREFILL
 from runtime.backends.host_copy import HostCopy, Letter, real_rows
-from runtime.engine.predictors import Predictor
+from runtime.engine.fitted_predictor import Predictor
 from runtime.engine.router_ahead import RouterAhead, carried_on, reason_not_asked, routers_ahead
 from runtime.model.open import MoeModel
 from runtime.policies.step import Opening, Step, last_tokens

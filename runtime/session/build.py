@@ -18,12 +18,12 @@ from runtime.control.controller import Controller
 from runtime.control.on_device import CacheOnDevice
 from runtime.control.pools import Partitions
 from runtime.engine.engine import Engine
-from runtime.engine.predictors import Predictor
+from runtime.engine.fitted_predictor import Predictor
 from runtime.engine.router_ahead import reason_not_asked
 from runtime.engine.routers import Watcher
 from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
 from runtime.kernels.cpu.threads import KernelThreads
-from runtime.kernels.replicas import make_ready
+from runtime.kernels.replica_linear import make_ready
 from runtime.model.open import MoeModel
 from runtime.policies import POLICIES, Policies, build, describe
 from runtime.policies.base import Artefacts, FastTier
@@ -35,7 +35,7 @@ from runtime.session.parts import Choices, Parts
 from runtime.session.probe import link_bytes_per_second, prefetch_window, scaled_window
 from runtime.session.settings import FUSED, HOST, Settings
 from runtime.tiers.open import Tiers, open_tiers
-from runtime.tiers.replicas import open_replicas, verify_files
+from runtime.tiers.replica_store import open_replicas, verify_files
 from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slots import Slots
 

@@ -10,7 +10,7 @@ from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Preset, preset
 from runtime.session.settings import Settings
-from runtime.tiers.replicas import open_replicas
+from runtime.tiers.replica_store import open_replicas
 
 
 def equip(

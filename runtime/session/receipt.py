@@ -9,7 +9,7 @@ from artifacts.shape import FULL_BITS
 from runtime.control.splits import split_solver
 from runtime.control.splits.resplit import NOT_ANEW, Reconfiguration, tokens_between
 from runtime.kernels.load import AS_NUMPY
-from runtime.kernels.replicas import kernel_names
+from runtime.kernels.replica_linear import kernel_names
 from runtime.model import huge_pages
 from runtime.model.open import MoeModel
 from runtime.policies import POLICIES, describe

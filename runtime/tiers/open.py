@@ -20,7 +20,7 @@ from runtime.model.open import MoeModel
 from runtime.policies.base import Split
 from runtime.tiers.near import NearTier
 from runtime.tiers.ram import RamStore
-from runtime.tiers.replicas import ReplicaStore
+from runtime.tiers.replica_store import ReplicaStore
 from runtime.tiers.slow import SlowTier
 from runtime.tiers.slow_split import SegmentTier
 

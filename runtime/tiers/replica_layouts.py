@@ -19,7 +19,7 @@ from artifacts.quantisation.trellis.trellis import (
     trellis_shapes,
 )
 from artifacts.quantisation.widths import Width
-from runtime.kernels.replicas import project_replica
+from runtime.kernels.replica_linear import project_replica
 from runtime.model.files.checkpoint import StoredTensor
 from runtime.model.layout import Part
 

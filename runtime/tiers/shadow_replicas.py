@@ -8,7 +8,7 @@ import torch
 from artifacts.quantisation.packing import Packed
 from artifacts.quantisation.widths import NOTHING
 from runtime.model.layout import aligned
-from runtime.tiers.replicas import ReplicaStore
+from runtime.tiers.replica_store import ReplicaStore
 
 
 class Shadows:

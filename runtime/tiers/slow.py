@@ -9,11 +9,11 @@ from artifacts.errors import BadInput
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import Place
 from runtime.kernels.batched import BatchedExperts, SequentialExperts, choose_batched
-from runtime.kernels.replicas import project_replica
+from runtime.kernels.replica_linear import project_replica
 from runtime.model.files.expert_store import DiskStore
 from runtime.model.open import MoeModel
 from runtime.tiers.ram import RamStore
-from runtime.tiers.replicas import ReplicaStore
+from runtime.tiers.replica_store import ReplicaStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from artifacts.quantisation.replica_file import file_hash, is_intact, read_repli
 from runtime.model.open import MoeModel, open_model
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session, Settings
-from runtime.tiers.replicas import ReplicaStore, open_replicas
+from runtime.tiers.replica_store import ReplicaStore, open_replicas
 from tests.conftest import Checkpoint
 from tests.helpers import artefacts
 from tests.helpers.safetensors import Tensors, joined, parsed

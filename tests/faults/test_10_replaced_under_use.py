@@ -19,7 +19,7 @@ from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session
 from runtime.session.settings import Settings
 from runtime.tiers.ram import RamStore
-from runtime.tiers.replicas import ReplicaStore
+from runtime.tiers.replica_store import ReplicaStore
 from tests.faults.models import UP, Copy
 from tests.helpers.read_only import read_only
 from tests.helpers.replica_files import NUM_INPUTS, written

@@ -19,7 +19,7 @@ from artifacts.quantisation.replica_file import (
 )
 from artifacts.shape import Shape
 from runtime.kernels.trellis import linear
-from runtime.tiers.replicas import ReplicaStore
+from runtime.tiers.replica_store import ReplicaStore
 from tests.faults.test_09_flipped_byte import flip
 from tests.helpers.safetensors import Tensors, joined, parsed
 from tools.gpu.checks.trellis import random_trellis

@@ -26,7 +26,7 @@ from profilers.compare.quality import read
 from profilers.routing.predictors import PredictorPlan, build_predictors
 from profilers.text.batches import Batching, Data
 from profilers.text.corpus import documents, token_sequences
-from runtime.engine.predictors import Predictor
+from runtime.engine.fitted_predictor import Predictor
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from artifacts.formats.codes import E2M1
+from artifacts.formats.registry import Spelling, spellings_of
 from artifacts.formats.stated import stated_quantisation
-from artifacts.formats.table import Spelling, spellings_of
 from tools.arguments import parser_of
 
 Tensors = dict[str, torch.Tensor]

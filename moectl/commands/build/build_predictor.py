@@ -70,7 +70,7 @@ def build_predictor(
 
 def _show(fitted: "FittedPredictors", *, as_json: bool) -> None:
     """Print the recall of the predictors by layer and by distance, or one JSON object."""
-    from moectl.show.predictors import distances, layers
+    from moectl.show.predictor_recall import distances, layers
     from moectl.show.render import fewer, human_bytes, show_json, show_sheet
 
     note = (

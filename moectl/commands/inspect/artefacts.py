@@ -14,9 +14,8 @@ from artifacts.store import rows as matrices
 from artifacts.store.expert_maps import map_arrays
 from artifacts.store.runs import StoredRun
 from artifacts.store.store import Store
-from moectl.show import grounds
+from moectl.show import grounds, predictor_recall
 from moectl.show import maps as map_views
-from moectl.show import predictors as predictor_views
 from moectl.show import replicas as replica_views
 from moectl.show import splits as split_views
 from moectl.show import store as store_views
@@ -177,16 +176,16 @@ def maps(artefact: Artefact) -> tuple[Sheet, Heatmap]:
 def predictors(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     shape = artefact.shape
     share = shape.top_k / shape.num_experts
-    recalls, target = predictor_views.stored(artefact.read("predictors"), shape.num_layers, share)
+    recalls, target = predictor_recall.stored(artefact.read("predictors"), shape.num_layers, share)
     if artefact.layer is None:
-        return predictor_views.distances(recalls), predictor_views.heatmap(recalls)
+        return predictor_recall.distances(recalls), predictor_recall.heatmap(recalls)
     at = slice(artefact.layer, artefact.layer + 1)
-    sheet = predictor_views.layers(
+    sheet = predictor_recall.layers(
         {name: values[at] for name, values in recalls.items()}, target[at]
     )
     return replace(
         sheet, rows=[(artefact.layer, *row[1:]) for row in sheet.rows]
-    ), predictor_views.heatmap(recalls)
+    ), predictor_recall.heatmap(recalls)
 
 
 ARTEFACTS: dict[str, tuple[str, Callable[[Artefact], tuple[Sheet, Heatmap]]]] = {

@@ -18,7 +18,7 @@ from transformers.core_model_loading import WeightTransform
 
 from artifacts.common.untrusted import has_json, read_json, readable
 from artifacts.errors import BadInput, first_line
-from artifacts.formats.table import quantisation_of
+from artifacts.formats.registry import quantisation_of
 from runtime.model.families import check_family
 from runtime.model.files.checkpoint import Checkpoint, open_checkpoint
 from runtime.model.files.locate import is_gguf, parts_of, read_config

@@ -12,7 +12,7 @@ from artifacts.errors import BadInput
 from artifacts.formats.base import Format, Stored, Unfit
 from artifacts.formats.integers.gptq import Gptq
 from artifacts.formats.numbers import numbers
-from artifacts.formats.table import ZEROS, Quantisation, Spelling
+from artifacts.formats.registry import ZEROS, Quantisation, Spelling
 from runtime.model.files.checkpoint import RepeatedBytes, StoredTensor
 
 _FEW_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.int8, torch.int32)

@@ -14,7 +14,7 @@ from artifacts.formats.integers.gptq import Gptq
 from artifacts.formats.integers.packed_integers import PackedIntegers
 from artifacts.formats.numbers import filler, numbers, turn
 from artifacts.formats.nvfp4 import NvFp4
-from artifacts.formats.table import quantisation_of
+from artifacts.formats.registry import quantisation_of
 from artifacts.quantisation.gptq import Quantized
 from artifacts.quantisation.gptq_checkpoint import gptq_tensors
 from tests.helpers.published import CONFIGS, MAKERS

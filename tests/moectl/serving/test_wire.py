@@ -6,8 +6,7 @@ import json
 import pytest
 from starlette.requests import Request
 
-from moectl.serving.refusal import Refusal
-from moectl.serving.wire import AsciiJson, object_of, shown
+from moectl.serving.wire import AsciiJson, Refusal, object_of, shown
 
 JSON = "application/json"
 

@@ -12,7 +12,7 @@ from artifacts.quantisation.packing import Packed, pack, unpack
 from artifacts.quantisation.widths import SCALAR_WIDTHS
 from runtime.kernels import low_bit
 from runtime.kernels.low_bit import MANY_TOKENS, dequantise, kernel_name, linear
-from runtime.kernels.replicas import project_replica
+from runtime.kernels.replica_linear import project_replica
 from runtime.model.arithmetic import expert_forward
 from runtime.model.open import open_model
 from tests.conftest import Checkpoint

@@ -19,7 +19,7 @@ from runtime.model.open import MoeModel, open_model
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session
 from runtime.session.settings import EXACT, FUSED, Settings
-from runtime.tiers.replicas import open_replicas
+from runtime.tiers.replica_store import open_replicas
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, VOCABULARY
 from tests.runtime.session.test_session import plain_model

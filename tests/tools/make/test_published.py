@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from artifacts.formats.table import quantisation_of
+from artifacts.formats.registry import quantisation_of
 from runtime.model.layout import aligned
 from runtime.model.open import open_model
 from tests.helpers import families

@@ -15,7 +15,7 @@ from artifacts.quantisation.widths import SCALAR_WIDTHS, Width
 from runtime.backends.triton.forms_gpu import replica_form
 from runtime.kernels.gpu.addressing import RankNumbers
 from runtime.kernels.low_bit import dequantise
-from runtime.kernels.replicas import project_replica
+from runtime.kernels.replica_linear import project_replica
 from runtime.model.layout import Part
 from runtime.tiers.replica_layouts import Rate, ReplicaLayout, TrellisLayout
 from tools.gpu.checks.low_bit import random_packed

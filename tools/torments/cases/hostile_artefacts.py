@@ -35,7 +35,7 @@ from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
 from runtime.session.artefacts import load_artefacts, load_similarity
 from runtime.session.presets import as_preset
-from runtime.tiers.replicas import ReplicaStore
+from runtime.tiers.replica_store import ReplicaStore
 from tests.helpers import artefacts
 from tests.helpers.safetensors import Tensors, joined, parsed
 from tools.torments.cases import Lost

@@ -6,7 +6,7 @@ import torch
 
 from artifacts.errors import Incompatible
 from artifacts.routing.predictors import Predictors, projection
-from runtime.engine.predictors import Predictor
+from runtime.engine.fitted_predictor import Predictor
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput
+from artifacts.formats.registry import quantisation_of
 from artifacts.formats.schemes import METHODS
 from artifacts.formats.stated import MODELOPT_FILE, stated_quantisation
-from artifacts.formats.table import quantisation_of
 from tests.helpers.published import CONFIGS, MAKERS
 
 SIZE = 1024
