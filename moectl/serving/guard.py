@@ -1,7 +1,6 @@
 """Access checks before a request reaches the application, and the limits of the server."""
 
 import ipaddress
-import json
 import re
 import secrets
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from artifacts.errors import BadUsage
-from moectl.serving.wire import Refusal
+from moectl.serving.wire import AsciiJson, Refusal
 
 OPEN_PATHS = ("/", "/health")  # the page holds no data
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -75,7 +74,9 @@ class Guard:
             self._check(scope["path"], Headers(scope=scope))
             await self.app(scope, limited, send)
         except Refusal as refusal:
-            await _refuse(refusal, send)
+            headers = {"connection": "close", **refusal.headers}
+            answer = AsciiJson(refusal.body(), refusal.status, headers=headers)
+            await answer(scope, receive, send)
 
     def _check(self, path: str, headers: Headers) -> None:
         if self.hosts:
@@ -129,10 +130,3 @@ def host_name(authority: str) -> str | None:
         return f"[{ipaddress.IPv6Address(name[1:-1])}]"
     except ValueError:
         return None
-
-
-async def _refuse(refusal: Refusal, send: Send) -> None:
-    headers = {"content-type": "application/json", "connection": "close", **refusal.headers}
-    sent = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": sent})
-    await send({"type": "http.response.body", "body": json.dumps(refusal.body()).encode()})

@@ -39,7 +39,8 @@ _OF_OWNER = {
 def live(scheduler: Scheduler) -> dict[str, object]:
     """Cumulative counters, from whose differences the page computes rates, and the present
     residency."""
-    cache = scheduler.session.controller.cache
+    controller = scheduler.session.controller
+    cache = controller.cache
     shape = scheduler.session.opened.shape
     # One string for each layer with a digit for each expert: 0 absent, 1 loading, 2 resident.
     residency = [
@@ -52,19 +53,14 @@ def live(scheduler: Scheduler) -> dict[str, object]:
         "kept_prompts": asdict(scheduler.kept),
         "slots": cache.num_slots,
         "residency": residency,
-        "last_token": _last_token(scheduler),
+        "last_token": [_used(one, controller) for one in scheduler.tally.last_token],
         "receipt": scheduler.receipt,
     }
 
 
-def _last_token(scheduler: Scheduler) -> list[dict[str, list[int]]]:
-    """Return by layer the experts of the last pass that gave each answer a token: those in the fast
-    tier, and those that were missed."""
-    controller = scheduler.session.controller
-    return [_used(one, controller) for one in scheduler.tally.last_token]
-
-
 def _used(one: Plan | torch.Tensor, controller: Controller) -> dict[str, list[int]]:
+    """Return the experts of a layer in the last pass that gave each answer a token: those in the
+    fast tier, and those that were missed."""
     if not isinstance(one, Plan):
         experts = one[0].tolist()
         none = []

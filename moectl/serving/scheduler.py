@@ -128,12 +128,9 @@ class Scheduler:
             raise Closing
 
     def _over(self, outcome: str) -> None:
-        self._num_taken -= 1
-        self.tally.end(outcome)
-
-    def _ended(self, outcome: str) -> None:
         with self._changed:
-            self._over(outcome)
+            self._num_taken -= 1
+            self.tally.end(outcome)
 
     # Called on the scheduler's thread
 
@@ -157,7 +154,7 @@ class Scheduler:
     def _use(self, session: Session, preset: str) -> None:
         self.session = session
         self._running = RunningRequests(
-            session, self.limits, self.tally, preset=preset, over=self._ended
+            session, self.limits, self.tally, preset=preset, over=self._over
         )
         self.preset = preset
         self.receipt = session.receipt()
