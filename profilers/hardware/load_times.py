@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 
 from artifacts.hardware.profile import COLD, DISK, PAGEABLE, PINNED, RAM, Load, Spread
+from artifacts.shape import FULL_BITS
 from runtime.control import sizes
 from runtime.links.cuda import CudaLink
-from runtime.links.disk import CachedSource, DiskLink
+from runtime.links.disk import DiskLink
 from runtime.links.emulated import EmulatedLink
 from runtime.links.link import DEMAND, ExpertSource, Link
 from runtime.model.files.locate import weight_files
@@ -114,8 +115,8 @@ class _Held:
     def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int) -> None:
         out.copy_(self.view(layer, expert, bits=bits))
 
-    def read_kept(self, layer: int, expert: int, out: torch.Tensor, *, bits: int) -> bool:
-        self.read(layer, expert, out, bits=bits)
+    def read_kept(self, layer: int, expert: int, out: torch.Tensor) -> bool:
+        self.read(layer, expert, out, bits=FULL_BITS)
         return True
 
 
@@ -129,14 +130,14 @@ def _part(nbytes: int) -> int:
     return -(-nbytes // _PARTS)
 
 
-def _disk_link(opened: MoeModel, source: CachedSource | None = None) -> Link:
+def _disk_link(opened: MoeModel, held: _Held | None = None) -> Link:
     """Return the link that reads the checkpoint, or another source in the same way."""
     device = opened.model.device
     nbytes = opened.store.layout.nbytes
-    source = source or SlowTier.plain(opened.store)
+    source = held or SlowTier.plain(opened.store)
     if device.type == "cuda":
         return CudaLink(source, opened.shape, device=device, slot_nbytes=nbytes, is_pinned=False)
-    return DiskLink(source, opened.shape, kept=source)
+    return DiskLink(source, opened.shape, kept={FULL_BITS: held or opened.store})
 
 
 def _latency(

@@ -21,7 +21,8 @@ class Cache:
     """Every key belongs to one of `pools`, which are ordered by their keys, then by device, and
     cover all keys.
 
-    `first_passing` is the first key of passing pools, which come last.
+    `first_passing` is the first key of passing pools, which come last; `free_slots` has the empty
+    slots of each pool. `is_one_pool` says that one pool has all keys of a layer.
     `shares` by key: the part of an expert that the key stands for. `shadows` [L * E]: bits of each
     expert's resident replica, if there are such replicas. `near_bits` [L * E]: bits at which an
     expert is computed in the near tier. `state` and `pinned` are numpy views for callers that read
@@ -59,9 +60,8 @@ class Cache:
             (*map(self._view_of(pool), (self.state, self.pinned)), own)
             for pool, own in zip(pools, keys, strict=True)
         ]
-        # Whether one pool holds all keys of a layer.
-        self._is_one_pool = self.partitions.count == 1 and self.num_keys == shape.num_keys
-        self._free_slots = self._all_slots()
+        self.is_one_pool = self.partitions.count == 1 and self.num_keys == shape.num_keys
+        self.free_slots = self._all_slots()
         self.num_slots = int(sum(pool.num_slots for pool in pools))
         self.first_passing = next((pool.first for pool in pools if pool.is_passing), self.num_keys)
         self._passing: dict[int, None] = {}  # keys of passing pools, the least recently used first
@@ -81,8 +81,6 @@ class Cache:
 
     def by_pool(self, keys: list[int]) -> list[list[int]]:
         """Group keys of one layer by pool."""
-        if self._is_one_pool:
-            return [keys]
         groups: dict[int, list[int]] = {}
         for key in keys:
             groups.setdefault(self.pool_of[key], []).append(key)
@@ -120,7 +118,7 @@ class Cache:
 
     def room(self, key: int) -> int:
         """Return the number of empty slots in the pool of `key`."""
-        return len(self._free_slots[self.pool_of[key]])
+        return len(self.free_slots[self.pool_of[key]])
 
     def candidates(self, key: int) -> np.ndarray:
         """Return the keys that may be evicted from the pool of `key`, resident and not pinned,
@@ -148,23 +146,6 @@ class Cache:
         )
         return list(islice(leaving, count))
 
-    def first_in(self, queue: Iterable[int], count: int) -> list[int]:
-        """Return the first evictable keys of a queue, up to `count`."""
-        states = self.states
-        pins = self.pins
-        found = []
-        for key in queue:
-            if states[key] == RESIDENT and not pins[key]:
-                found.append(key)
-                if len(found) == count:
-                    break
-        return found
-
-    def pin(self, keys: Iterable[int]) -> None:
-        pins = self.pins
-        for key in keys:
-            pins[key] = True
-
     def unpin(self, keys: Iterable[int]) -> None:
         pins = self.pins
         for key in keys:
@@ -173,7 +154,7 @@ class Cache:
     def admit(self, keys: list[int], state: int, bits: Mapping[int, int] = _NO_BITS) -> list[Place]:
         """Give each of `keys`, all of one pool, an empty slot for a replica of its `bits`, by
         default at full precision; a replica takes a whole slot at any precision."""
-        free = self._free_slots[self.pool_of[keys[0]]] if keys else []
+        free = self.free_slots[self.pool_of[keys[0]]] if keys else []
         states = self.states
         places = self.places
         shares = self._shares
@@ -207,12 +188,12 @@ class Cache:
                     RESIDENT,
                     Place(key, slot, FULL_BITS, self._shares[key]),
                 )
-        self._free_slots = [[slot for slot in free if keys[slot] < 0] for free in self._free_slots]
+        self.free_slots = [[slot for slot in free if keys[slot] < 0] for free in self.free_slots]
 
     def evict(self, keys: Iterable[int]) -> None:
         for key in keys:
             assert self.states[key] and not self.pins[key], f"key {key} cannot leave"
-            self._free_slots[self.pool_of[key]].append(self.places[key].slot)
+            self.free_slots[self.pool_of[key]].append(self.places[key].slot)
             self.states[key] = ABSENT
             self.places[key] = None
             if key >= self.first_passing:
@@ -223,7 +204,7 @@ class Cache:
         self.pinned[:] = False
         self.state[:] = ABSENT
         self.places[:] = [None] * self.num_keys
-        self._free_slots = self._all_slots()
+        self.free_slots = self._all_slots()
         self._passing.clear()
 
     def _all_slots(self) -> list[list[int]]:
@@ -240,7 +221,7 @@ class Cache:
         no key is pinned. Call it between steps."""
         places = [place for place in self.places if place]
         start = 0
-        for number, (pool, free) in enumerate(zip(self.pools, self._free_slots, strict=True)):
+        for number, (pool, free) in enumerate(zip(self.pools, self.free_slots, strict=True)):
             held = [place.slot for place in places if self.pool_of[place.key] == number]
             assert sorted(held + free) == list(range(start, start + pool.num_slots)), (
                 "a slot is lost or held twice"

@@ -14,7 +14,6 @@ import numpy as np
 from artifacts.shape import FULL_BITS
 from runtime.control.cache import RESIDENT, Cache, StepResidents
 from runtime.control.counters import Counter, Counters
-from runtime.control.ordering import distinct
 from runtime.control.plan import NO_SLOT, Place, Plan
 from runtime.control.pools import Pool
 from runtime.control.segments import Segments, Whole
@@ -161,7 +160,7 @@ class Controller:
         are present and of those that are absent."""
         first = layer * self.shape.num_experts
         states = self.mover.cache.states
-        experts = [first + expert for expert in distinct(selected)]
+        experts = list(map(first.__add__, distinct(selected)))
         used = self._pieces.of(experts) if self._pieces.is_cut else experts
         present = []
         absent = []
@@ -387,8 +386,10 @@ class Controller:
         self.counters.add_requests(layer, len(wanted), num_late=len(late), num_absent=len(absent))
         if self.counters.is_spread:
             self.counters.spread_requests(wanted, late, absent)
-        if absent and (collisions := self.mover.num_evicted_in_pass(absent)):
-            self.counters.add(Counter.COLLISIONS, layer, collisions)
+        if absent:
+            last = list(map(self.mover.evicted_in_pass.__getitem__, absent))
+            if collisions := last.count(self.now.pass_index):
+                self.counters.add(Counter.COLLISIONS, layer, collisions)
 
     def _prefetches(self, step: Step, behind: Sequence[int]) -> tuple[Place, ...]:
         """Send for what the policies propose, as far as bytes and slots allow."""
@@ -408,3 +409,17 @@ class Controller:
         if self._eviction.follows_proposals:
             self._eviction.proposed(proposed.tolist(), self.now)
         return proposed
+
+
+def distinct(selected: np.ndarray) -> list[int]:
+    """Return the experts in order of first appearance, scanning tokens, then ranks; dropped ranks
+    (-1) are left out."""
+    if len(selected) > 1:
+        experts = dict.fromkeys(selected.ravel().tolist())
+    else:
+        (row,) = selected.tolist()
+        experts = dict.fromkeys(row)
+        if len(experts) == len(row) and -1 not in experts:
+            return row
+    experts.pop(-1, None)
+    return list(experts)

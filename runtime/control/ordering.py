@@ -1,4 +1,4 @@
-"""Orders the experts of a step by first appearance, and keys by an eviction policy's sort keys."""
+"""Orders keys by an eviction policy's sort keys."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -12,20 +12,6 @@ _RESIDENT = np.uint8(RESIDENT)
 _FEW = 4  # so few are found one after another
 _BLOCK = 64  # keys that are looked at together
 _MOST = {np.dtype(float): np.inf, np.dtype(np.int64): np.iinfo(np.int64).max}
-
-
-def distinct(selected: np.ndarray) -> list[int]:
-    """Return the experts in order of first appearance, scanning tokens, then ranks; dropped ranks
-    (-1) are left out."""
-    if len(selected) > 1:
-        experts = dict.fromkeys(selected.ravel().tolist())
-    else:
-        (row,) = selected.tolist()
-        experts = dict.fromkeys(row)
-        if len(experts) == len(row) and -1 not in experts:
-            return row
-    experts.pop(-1, None)
-    return list(experts)
 
 
 def queues(eviction: Eviction, cache: Cache) -> Sequence[Iterable[int]]:

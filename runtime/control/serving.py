@@ -7,8 +7,7 @@ from enum import StrEnum
 import numpy as np
 
 from artifacts.errors import BadUsage
-from runtime.control.controller import Controller
-from runtime.control.ordering import distinct
+from runtime.control.controller import Controller, distinct
 from runtime.control.plan import Place, Plan, Wave
 from runtime.control.transfers import Mover
 from runtime.policies import Policies, describe

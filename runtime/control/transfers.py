@@ -2,6 +2,7 @@
 no weight moves here."""
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from runtime.control.pools import Pool
 from runtime.control.segments import Segments, Whole
 from runtime.policies.base import Eviction, Now, Split
 
+_key = attrgetter("key")
+_bits = attrgetter("bits")
 # Looked up once: enum access is slow.
 _EVICTIONS = Counter.EVICTIONS
 _PREFETCHES = Counter.PREFETCHES
@@ -25,7 +28,8 @@ _WASTED_BYTES = Counter.WASTED_BYTES
 class Mover:
     """Serves the controller's steps: evicts by an eviction policy, and prefetches within `window`
     bytes a step and those `lent`. `now` and `counters` are the controller's; `unused` has keys that
-    were prefetched and not used yet."""
+    were prefetched and not used yet, `evicted_in_pass` the pass in which each key last left, -1 for
+    none."""
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class Mover:
         self.arrivals = Arrivals(window)
         self._eviction = eviction
         self._nbytes = nbytes
+        self._expert_nbytes = cache.shape.expert_nbytes
         self._pieces = pieces
         self._now = now
         self._counters = counters
@@ -50,7 +55,7 @@ class Mover:
         is_compiled = eviction.ranks is not None and cache.partitions.count == 1
         self._first_leaving = first_leaving() if is_compiled else None
         self._queues = queues(eviction, cache)
-        self._evicted_in_pass = [-1] * cache.num_keys
+        self.evicted_in_pass = [-1] * cache.num_keys
         self.unused: set[int] = set()
         # by layer placed anew: the keys wanted resident, until all are or are in flight
         self._wanted: dict[int, list[int]] = {}
@@ -85,10 +90,6 @@ class Mover:
 
     # Demand
 
-    def num_evicted_in_pass(self, keys: list[int]) -> int:
-        """Return how many of these keys were evicted in this very pass."""
-        return list(map(self._evicted_in_pass.__getitem__, keys)).count(self._now.pass_index)
-
     def waves(
         self, present: list[int], missing: list[int], bits: Mapping[int, int]
     ) -> tuple[tuple[Wave, ...], list[int]]:
@@ -97,19 +98,22 @@ class Mover:
         if self.unused or self.arrivals.queue:
             self._arrive(present)
         cache = self.cache
-        cache.pin(present)
+        pins = cache.pins
+        for key in present:
+            pins[key] = True
         resident = tuple(map(cache.places.__getitem__, present))
         if not missing:
             return ((Wave(resident, ()),) if present else ()), present
         pinned = present
         waves = []
         while True:
-            loads, missing = self._load_wave(missing, bits)
-            pinned = pinned + [load.key for load in loads]
+            loads = self._load_wave(missing, bits)
+            pinned = pinned + list(map(_key, loads))
             if pinned:
                 waves.append(Wave(() if waves else resident, tuple(loads)))
-            if not missing:
+            if len(loads) == len(missing):
                 return tuple(waves), pinned
+            missing = [key for key in missing if not cache.states[key]]
             assert pinned, f"layer {self._now.layer} has no slot at all"
             cache.unpin(pinned)
             pinned = []
@@ -134,49 +138,39 @@ class Mover:
             self.cache.states[key] = RESIDENT
         self.arrivals.remove(keys)
 
-    def _load_wave(
-        self, missing: list[int], bits: Mapping[int, int]
-    ) -> tuple[list[Place], list[int]]:
-        """Return demand loads for as many keys as fit their pools, and the keys still missing."""
-        loads = []
-        for keys in self.cache.by_pool(missing):
-            loads += self._load_some(keys, bits)
-        if len(loads) == len(missing):
-            return loads, []
-        return loads, [key for key in missing if not self.cache.pins[key]]
-
-    def _load_some(self, missing: list[int], bits: Mapping[int, int]) -> list[Place]:
-        """Return demand loads for as many of `missing`, all of one pool, as there is room for; each
-        is pinned."""
+    def _load_wave(self, missing: list[int], bits: Mapping[int, int]) -> list[Place]:
+        """Return demand loads for as many keys as fit their pools; each is pinned. Residents leave
+        for them by the policy, then prefetches are cancelled, the last issued first."""
         cache = self.cache
-        pool = cache.pools[cache.pool_of[missing[0]]]
-        missing = missing[: pool.num_slots]
-        room = cache.room(missing[0])
-        if len(missing) > room:
-            room += self._evict(missing[0], len(missing) - room)
-            missing = missing[:room]
-        loads = cache.admit(missing, RESIDENT, bits)
-        nbytes = (
-            sum([self._nbytes[load.bits] for load in loads])
-            if bits
-            else self._pieces.num_bytes(missing)
-        )
-        cache.pin(missing)
-        self._counters.add(_DEMAND_BYTES, self._now.layer, nbytes)
-        if self._counters.is_spread:
-            self._counters.spread(_DEMAND_BYTES, missing[:1], nbytes)
+        pins = cache.pins
+        counters = self._counters
+        loads = []
+        for keys in (missing,) if cache.is_one_pool else cache.by_pool(missing):
+            number = cache.pool_of[keys[0]]
+            keys = keys[: cache.pools[number].num_slots]
+            room = len(cache.free_slots[number])
+            if (count := len(keys) - room) > 0:
+                victims = self._victims(keys[0], count)
+                if len(victims) < count:
+                    victims = victims + self._cancel(keys[0], count - len(victims))
+                self._leave(victims)
+                keys = keys[: room + len(victims)]
+            admitted = cache.admit(keys, RESIDENT, bits)
+            if bits:
+                nbytes = sum(map(self._nbytes.__getitem__, map(_bits, admitted)))
+            elif self._pieces.is_cut:
+                nbytes = self._pieces.num_bytes(keys)
+            else:
+                nbytes = len(keys) * self._expert_nbytes
+            for key in keys:
+                pins[key] = True
+            counters.add(_DEMAND_BYTES, self._now.layer, nbytes)
+            if counters.is_spread:
+                counters.spread(_DEMAND_BYTES, keys[:1], nbytes)
+            loads += admitted
         return loads
 
     # Eviction
-
-    def _evict(self, pool_key: int, count: int) -> int:
-        """Free up to `count` slots in a key's pool: evict residents by the policy, then cancel
-        prefetches, the last issued first. Returns the number of slots."""
-        victims = self._victims(pool_key, count)
-        if len(victims) < count:
-            victims = victims + self._cancel(pool_key, count - len(victims))
-        self._leave(victims)
-        return len(victims)
 
     def _victims(self, pool_key: int, count: int) -> list[int]:
         """Return up to `count` evictable residents of a key's pool."""
@@ -184,7 +178,15 @@ class Mover:
         if pool_key >= cache.first_passing:
             return cache.oldest(pool_key, count)
         if self._queues:
-            return cache.first_in(self._queues[cache.pool_of[pool_key]], count)
+            states = cache.states
+            pins = cache.pins
+            found = []
+            for key in self._queues[cache.pool_of[pool_key]]:
+                if states[key] == RESIDENT and not pins[key]:
+                    found.append(key)
+                    if len(found) == count:
+                        break
+            return found
         if self._first_leaving is not None:
             pool = cache.pools[cache.pool_of[pool_key]]
             victims = np.empty(count, np.int64)
@@ -218,7 +220,7 @@ class Mover:
         self.cache.evict(keys)
         pass_index = self._now.pass_index
         for key in keys:
-            self._evicted_in_pass[key] = pass_index
+            self.evicted_in_pass[key] = pass_index
         counters = self._counters
         counters.add(_EVICTIONS, self._now.layer, len(keys))
         if counters.is_spread:
@@ -323,7 +325,9 @@ class Mover:
     def end_step(self, pinned: list[int]) -> None:
         """Unpin what the step used, evict what is not to stay resident, and move the step's share
         of bytes."""
-        self.cache.unpin(pinned)
+        pins = self.cache.pins
+        for key in pinned:
+            pins[key] = False
         if self._wanted:
             self._leave_unwanted(self._now.layer)
         if self.arrivals.queue:

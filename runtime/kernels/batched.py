@@ -97,16 +97,15 @@ class BatchedExperts:
         """Compute one projection of each expert: x [n, 1, in] -> [n, 1, out]."""
         if name not in self._batched:
             return one_by_one(module, experts.alone, name, x)
-        parts = self._copied(name, experts.alone) if experts.beside is None else experts.beside
-        y = torch.bmm(x, _as_operand(module, parts[name]))
-        return y + _as_operand(module, parts[f"{name}_bias"]) if module.has_bias else y
-
-    def _copied(self, name: str, experts: Sequence[Views]) -> Views:
-        """Copy a projection's parts of these experts side by side."""
-        into = self._into[len(experts)]
-        for part in self._batched[name]:
-            torch.stack(tuple(map(itemgetter(part.name), experts)), out=into[part.name])
-        return into
+        parts = experts.beside
+        if parts is None:  # copy them side by side
+            parts = self._into[len(experts.alone)]
+            for part in self._batched[name]:
+                own = tuple(map(itemgetter(part.name), experts.alone))
+                torch.stack(own, out=parts[part.name])
+        matrices = parts[name]
+        y = torch.bmm(x, matrices if module.is_transposed else matrices.mT)
+        return y + parts[f"{name}_bias"][:, None] if module.has_bias else y
 
 
 def one_by_one(
@@ -243,10 +242,3 @@ def gates_by_row(module: nn.Module) -> bool:
     gate = getattr(module, "act_fn", None)
     is_silu = gate is nn.functional.silu or isinstance(gate, SiLUActivation | nn.SiLU)
     return is_plain and not has_norm and is_silu
-
-
-def _as_operand(module: nn.Module, buffer: torch.Tensor) -> torch.Tensor:
-    """Return matrices as [n, in, out] and biases [n, out] as [n, 1, out]."""
-    if buffer.dim() == 2:
-        return buffer[:, None]
-    return buffer if module.is_transposed else buffer.mT

@@ -2,12 +2,13 @@
 a next one."""
 
 import time
-from typing import Protocol
+from collections.abc import Mapping
 
 import torch
 
 from artifacts.shape import FULL_BITS, Shape
 from runtime.links.link import DEMAND, LANDED, PATIENCE_S, ExpertSource, ThreadLink, ThreadTransfer
+from runtime.model.layout import ExpertStore
 
 # docs/disk.md: with one the device idles while bytes are copied; more than four gain little
 READS_IN_FLIGHT = 4
@@ -16,18 +17,12 @@ READS_PAST_CACHE = 8  # past the page cache a thread only waits, and copies next
 _AT_ONCE_NBYTES = 1 << 20
 
 
-class CachedSource(ExpertSource, Protocol):
-    """A source some of whose experts may be in the page cache."""
-
-    def read_kept(self, layer: int, expert: int, out: torch.Tensor, *, bits: int) -> bool: ...
-
-
 class DiskLink(ThreadLink):
     """Reads experts from the checkpoint when they are wanted. `is_direct` says that its source
     bypasses the page cache.
 
-    Small demands that `kept` has in the page cache are copied at once, on the caller's thread. The
-    measured bandwidth is bytes over the seconds in which at least one read was under way.
+    Small demands that the stores `kept`, by bits, have in the page cache are copied at once, on the
+    caller's thread. The measured bandwidth is bytes over the seconds in which at least one read was under way.
     """
 
     kind = "disk"
@@ -37,7 +32,7 @@ class DiskLink(ThreadLink):
         source: ExpertSource,
         shape: Shape,
         *,
-        kept: CachedSource | None = None,
+        kept: Mapping[int, ExpertStore] | None = None,
         is_direct: bool = False,
         num_threads: int | None = None,
         patience_s: float = PATIENCE_S,
@@ -56,7 +51,7 @@ class DiskLink(ThreadLink):
     ) -> ThreadTransfer:
         if self._kept and urgency == DEMAND and slot.nbytes <= _AT_ONCE_NBYTES and not self._closed:
             begin_s = time.perf_counter()
-            if self._kept.read_kept(*divmod(key, self._shape.num_experts), slot, bits=bits):
+            if self._kept[bits].read_kept(*divmod(key, self._shape.num_experts), slot):
                 with self._wake:
                     self.copy_s += time.perf_counter() - begin_s
                     self._copied_nbytes += slot.nbytes

@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from artifacts.errors import OutOfResources
+from artifacts.errors import BadUsage, OutOfResources
 from artifacts.formats.base import NOT_FINITE
 from artifacts.shape import Shape
 from runtime.model.arithmetic import project
@@ -37,12 +37,36 @@ class Layout(Protocol):
 
 
 class ExpertStore(Protocol):
-    """Reads experts of one precision, one at a time."""
+    """Reads experts of one precision, one at a time. `buffer` has all of them where they are in
+    RAM."""
 
     layout: Layout
     shape: Shape
+    buffer: torch.Tensor | None = None
 
     def read(self, layer: int, expert: int, out: torch.Tensor) -> None: ...
+
+    def read_kept(self, layer: int, expert: int, out: torch.Tensor) -> bool:
+        """Fill `out` with a whole expert from the operating system's page cache, without waiting
+        for the device.
+
+        Return False, with `out` undefined, where the cache lacks a part of it, and where a store
+        cannot read from the cache alone.
+        """
+        return False
+
+    def view(self, layer: int, expert: int) -> torch.Tensor | None:
+        """Return one expert's bytes where they lie in RAM, uint8 [nbytes]; None where it is on
+        disk."""
+        return None
+
+    def direct(self) -> "ExpertStore":
+        """Return a store of the same experts that reads past the page cache. Raises BadUsage for
+        replicas, BadInput where the file system cannot do that."""
+        raise BadUsage(
+            "--link direct reads a checkpoint past the page cache, and replicas come through it: "
+            "use disk"
+        )
 
     def check_unchanged(self) -> None:
         """Raise BadInput if files whose experts were read have been written into since they were

@@ -26,7 +26,6 @@ from runtime.policies.presets import Scope
 from runtime.policies.step import Step
 from runtime.session.settings import Settings
 from runtime.tiers.open import LinkChoice, Tiers
-from runtime.tiers.ram import RamStore
 from runtime.tiers.replica_layouts import ReplicaLayout, TrellisLayout
 from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slots import Slots
@@ -77,7 +76,7 @@ class Parts(Choices):
     def memory(self) -> dict[str, list[torch.Tensor]]:
         """The tensors in the CPU's memory: slots, replicas, dense weights and experts in RAM."""
         in_ram = [
-            store.buffer for store in self.tiers.slow.stores.values() if isinstance(store, RamStore)
+            store.buffer for store in self.tiers.slow.stores.values() if store.buffer is not None
         ]
         held = {
             "slots": self.slots.arenas,

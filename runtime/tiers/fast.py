@@ -14,7 +14,6 @@ from runtime.model.quantised.quantised_matrix import project_in_tiles, project_q
 from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slots import Slots
 from runtime.tiers.slow import SlowTier
-from runtime.tiers.slow_split import SegmentTier
 
 Views = dict[str, object]
 _slot = attrgetter("slot")
@@ -41,7 +40,7 @@ class ResidentExperts:
         self.slow = slow
         self.shadows = shadows
         self.num_experts = opened.shape.num_experts
-        self._is_split = isinstance(slow, SegmentTier)
+        self._is_split = slow.is_split
         has_tiles = (
             opened.store.layout.project is project_quantised or opened.dtype is torch.float16
         )

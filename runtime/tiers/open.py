@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from artifacts.errors import BadUsage
 from artifacts.shape import FULL_BITS
 from runtime.control.pools import Partitions
 from runtime.control.segments import Segments
@@ -15,7 +14,7 @@ from runtime.links.disk import DiskLink
 from runtime.links.emulated import EmulatedLink
 from runtime.links.link import Link
 from runtime.links.per_device import LinkPerDevice
-from runtime.model.files.expert_store import DiskStore
+from runtime.model.layout import ExpertStore
 from runtime.model.open import MoeModel
 from runtime.policies.base import Split
 from runtime.tiers.near import NearTier
@@ -66,9 +65,9 @@ def open_tiers(
     Each of `devices` that shares no memory with the others has a link of its own.
     """
     pin = choice.kind == "cuda"
-    stores: dict[int, DiskStore | ReplicaStore] = {FULL_BITS: opened.store, **replicas}
+    stores: dict[int, ExpertStore] = {FULL_BITS: opened.store, **replicas}
     if choice.is_direct:
-        stores = {bits: direct(store) for bits, store in stores.items()}
+        stores = {bits: store.direct() for bits, store in stores.items()}
         opened = replace(opened, store=stores[FULL_BITS])
     slow = _open_slow(opened, stores, split, in_ram=choice.kind != "disk", pin=pin)
     return Tiers(
@@ -80,32 +79,16 @@ def open_tiers(
     )
 
 
-def direct(store: DiskStore | ReplicaStore) -> DiskStore:
-    """Return a store of the same experts that reads past the page cache.
-
-    Raises BadUsage for replicas, BadInput where the file system cannot do that.
-    """
-    if not isinstance(store, DiskStore):
-        raise BadUsage(
-            "--link direct reads a checkpoint past the page cache, and replicas come through it: "
-            "use disk"
-        )
-    return store.direct()
-
-
-def copied_to_ram(store: DiskStore | ReplicaStore | RamStore, *, pin: bool) -> RamStore:
+def copied_to_ram(store: ExpertStore, *, pin: bool) -> RamStore:
     """Return a copy of the store in RAM, or the store itself where it is in RAM already and
     page-locked if `pin` asks for it."""
-    return (
-        store
-        if isinstance(store, RamStore) and (store.is_pinned or not pin)
-        else RamStore(store, pin=pin)
-    )
+    is_there = store.buffer is not None and (store.is_pinned or not pin)
+    return store if is_there else RamStore(store, pin=pin)
 
 
 def _open_slow(
     opened: MoeModel,
-    stores: Mapping[int, DiskStore | ReplicaStore],
+    stores: Mapping[int, ExpertStore],
     split: Split | None,
     *,
     in_ram: bool,
@@ -139,4 +122,4 @@ def _open_link(opened: MoeModel, choice: LinkChoice, slow: SlowTier, device: tor
         is_pinned = choice.kind == "cuda"
         nbytes = opened.store.layout.nbytes
         return CudaLink(slow, shape, device=device, slot_nbytes=nbytes, is_pinned=is_pinned)
-    return DiskLink(slow, shape, kept=slow, is_direct=choice.is_direct)
+    return DiskLink(slow, shape, kept=slow.stores, is_direct=choice.is_direct)

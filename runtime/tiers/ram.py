@@ -8,7 +8,7 @@ from runtime.model.layout import ExpertStore, aligned, fill, round_up
 from runtime.tiers.page_lock import PageLock, check_budget
 
 
-class RamStore:
+class RamStore(ExpertStore):
     """All experts that `disk` reads, copied once into one aligned buffer [L*E, nbytes].
 
     `pin` page-locks the buffer, layer by layer as it is written, for asynchronous copies to a GPU;
@@ -39,7 +39,6 @@ class RamStore:
         self._experts = list(self.buffer[:, : self.layout.nbytes].unbind())
 
     def view(self, layer: int, expert: int) -> torch.Tensor:
-        """One expert's bytes where they lie, uint8 [nbytes]."""
         return self._experts[layer * self.shape.num_experts + expert]
 
     def check_unchanged(self) -> None:

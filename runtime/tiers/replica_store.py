@@ -12,11 +12,12 @@ from artifacts.quantisation.replicas import Replicas
 from artifacts.quantisation.widths import Width, as_width, label
 from artifacts.shape import Shape
 from runtime.model.files.checkpoint import Shard, StoredTensor
+from runtime.model.layout import ExpertStore
 from runtime.model.open import MoeModel
 from runtime.tiers.replica_layouts import layout_of
 
 
-class ReplicaStore:
+class ReplicaStore(ExpertStore):
     """The replicas of one precision on disk, one file an expert. Reads one at a time and keeps no
     file open.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -10,20 +11,20 @@ from artifacts.shape import FULL_BITS
 from runtime.control.plan import Place
 from runtime.kernels.batched import BatchedExperts, SequentialExperts, choose_batched
 from runtime.kernels.replica_linear import project_replica
-from runtime.model.files.expert_store import DiskStore
+from runtime.model.layout import ExpertStore
 from runtime.model.open import MoeModel
-from runtime.tiers.ram import RamStore
-from runtime.tiers.replica_store import ReplicaStore
 
 
 @dataclass(frozen=True, slots=True)
 class SlowTier:
-    """`stores` by bits, full precision among them; each on disk or in RAM."""
+    """`stores` by bits, full precision among them; each on disk or in RAM. `is_split` where experts
+    are cut in segments."""
 
-    stores: Mapping[int, DiskStore | ReplicaStore | RamStore]
+    stores: Mapping[int, ExpertStore]
+    is_split: ClassVar[bool] = False
 
     @classmethod
-    def plain(cls, store: DiskStore | RamStore) -> "SlowTier":
+    def plain(cls, store: ExpertStore) -> "SlowTier":
         """A slow tier of full precision only."""
         return cls({FULL_BITS: store})
 
@@ -35,15 +36,6 @@ class SlowTier:
         except OSError as error:
             raise unreadable(layer, expert, error) from error
 
-    def read_kept(
-        self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS
-    ) -> bool:
-        """Do the same as `read`, but only from the operating system's page cache. Returns False,
-        and `out` may hold anything, where the cache lacks a part of the replica or the store cannot
-        read from it alone."""
-        store = self.stores[bits]
-        return isinstance(store, DiskStore) and store.read_kept(layer, expert, out)
-
     def check_unchanged(self) -> None:
         """Raise BadInput if a file that experts are read from was written into since it was
         opened."""
@@ -52,8 +44,7 @@ class SlowTier:
 
     def view(self, layer: int, expert: int, *, bits: int = FULL_BITS) -> torch.Tensor | None:
         """Return the replica's bytes where they lie in RAM; None where it is on disk."""
-        store = self.stores[bits]
-        return store.view(layer, expert) if isinstance(store, RamStore) else None
+        return self.stores[bits].view(layer, expert)
 
     def nbytes(self, bits: int) -> int:
         """Return the bytes of one replica."""

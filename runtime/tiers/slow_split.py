@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -10,14 +11,14 @@ from artifacts.shape import FULL_BITS
 from runtime.control.plan import Place
 from runtime.control.segments import Segments
 from runtime.model.files.expert_store import DiskStore
-from runtime.model.layout import aligned, fill
+from runtime.model.layout import ExpertStore, aligned, fill
 from runtime.model.open import MoeModel
 from runtime.tiers.neuron_major import NeuronLayout, Views, project_segment
 from runtime.tiers.ram import RamStore
 from runtime.tiers.slow import SlowTier, unreadable
 
 
-class NeuronMajorStore:
+class NeuronMajorStore(ExpertStore):
     """Reads experts from `disk`, one at a time, and rearranges each neuron by neuron. Thread-safe;
     each thread keeps a buffer of one expert."""
 
@@ -67,6 +68,7 @@ class SegmentTier(SlowTier):
 
     segments: Segments
     views_in_ram: list[torch.Tensor]
+    is_split: ClassVar[bool] = True
 
     @classmethod
     def of(
@@ -86,7 +88,7 @@ class SegmentTier(SlowTier):
     def cut(self) -> None:
         """Make new views of all segments in RAM, after `segments` has changed."""
         store = self.stores[FULL_BITS]
-        if isinstance(store, RamStore):
+        if store.buffer is not None:
             keys = range(store.shape.num_keys)
             num_experts = store.shape.num_experts
             whole = [store.view(*divmod(key, num_experts)) for key in keys]

@@ -235,10 +235,13 @@ def test_counts_and_stalls_are_of_passes_that_came_to_an_end(model: Model, fault
 Broken = Callable[[Session], None]
 BROKEN: dict[str, tuple[Broken, str]] = {
     "a slot that is lost": (
-        lambda session: session.controller.cache._free_slots[0].append(0),
+        lambda session: session.controller.cache.free_slots[0].append(0),
         "lost or held twice",
     ),
-    "a pin that is left": (lambda session: session.controller.cache.pin([3]), "pinned"),
+    "a pin that is left": (
+        lambda session: session.controller.cache.pins.__setitem__(3, 1),
+        "pinned",
+    ),
     "an expert that nobody sent for": (lambda session: _set_loading(session), "on their way"),
     "a hit too many": (lambda session: session.controller.counters.add(1, 0, 1), "of .* requests"),
     "bytes that were not sent": (

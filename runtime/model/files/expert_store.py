@@ -11,7 +11,7 @@ from artifacts.errors import BadInput
 from artifacts.shape import Shape
 from runtime.model.files.checkpoint import Checkpoint, File, RepeatedBytes, Shard, read_tensor
 from runtime.model.files.direct_io import DirectFile
-from runtime.model.layout import ExpertLayout, Spans
+from runtime.model.layout import ExpertLayout, ExpertStore, Spans
 from runtime.model.quantised.mixed_layout import MixedLayout
 from runtime.model.quantised.quantised_layout import QuantisedLayout
 
@@ -82,7 +82,7 @@ class Extent:
             place.copy_(values)
 
 
-class DiskStore:
+class DiskStore(ExpertStore):
     """Reads one expert at a time out of the checkpoint's own files and keeps nothing.
 
     `extents[key]` are the stored bytes of the expert `key = layer * E + expert`. Thread-safe.

@@ -50,10 +50,13 @@ def test_a_tier_of_one_tokens_slots_copies_nothing(monkeypatch: pytest.MonkeyPat
     full tier."""
     opened = open_model(str(demo_model()))
     copied = []
-    copy = BatchedExperts._copied
-    monkeypatch.setattr(
-        BatchedExperts, "_copied", lambda *given: copied.append(given) or copy(*given)
-    )
+    stack = torch.stack
+
+    def counted(parts: object, *given: object, **into: torch.Tensor) -> torch.Tensor:
+        copied.extend(into)
+        return stack(parts, *given, **into)
+
+    monkeypatch.setattr(torch, "stack", counted)
     ids = torch.randint(3, opened.config.vocab_size, (1, 12), generator=torch.manual_seed(3))
     logits = {}
     for budget in ("100%", f"{opened.shape.top_k}x"):

@@ -17,10 +17,9 @@ from runtime.links.link import DEMAND, PREFETCH, ThreadTransfer
 from runtime.model.files import direct_io
 from runtime.model.files.direct_io import DirectFile
 from runtime.model.files.expert_store import DiskStore
-from runtime.model.layout import aligned
+from runtime.model.layout import ExpertStore, aligned
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
-from runtime.tiers.open import direct
 from runtime.tiers.slow import SlowTier
 from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY, save
@@ -85,7 +84,7 @@ def test_a_cancelled_transfer_is_never_read(checkpoint: Checkpoint) -> None:
 
 def test_replicas_are_not_read_past_the_page_cache() -> None:
     with pytest.raises(BadUsage, match="replicas come through it: use disk"):
-        direct(object())
+        ExpertStore.direct(object())
 
 
 @pytest.mark.skipif(
@@ -132,7 +131,7 @@ def test_experts_in_the_page_cache_are_copied_at_once(checkpoint: Checkpoint, la
     opened = opened_with_warm_cache(checkpoint("olmoe", layout))
     source = Refuses.plain(opened.store)
     shape = opened.shape
-    link = DiskLink(source, shape, kept=source)
+    link = DiskLink(source, shape, kept=source.stores)
     slot = aligned(shape.expert_nbytes)
     expected = aligned(shape.expert_nbytes)
     for key in range(shape.num_keys):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from artifacts.shape import FULL_BITS
 from runtime.links import disk
 from runtime.links.disk import DiskLink
 from runtime.links.link import DEMAND, PREFETCH
@@ -21,7 +22,7 @@ class Cached(Numbered):
         self.held: set[int] = set()
         self.asked: list[int] = []
 
-    def read_kept(self, layer: int, expert: int, out: torch.Tensor, *, bits: int) -> bool:
+    def read_kept(self, layer: int, expert: int, out: torch.Tensor) -> bool:
         key = layer * SHAPE.num_experts + expert
         self.asked.append(key)
         if key in self.held:
@@ -36,7 +37,7 @@ def source() -> Cached:
 
 @pytest.fixture
 def link(source: Cached) -> Iterator[DiskLink]:
-    link = DiskLink(source, SHAPE, kept=source)
+    link = DiskLink(source, SHAPE, kept={FULL_BITS: source})
     yield link
     source.gate.set()
     link.close()

@@ -18,8 +18,7 @@ from artifacts.traces.next_use import NextUse
 from artifacts.traces.trace import DECODE, PREFILL, Trace
 from runtime.control.build import build_controller, prepare
 from runtime.control.cache import ABSENT, RESIDENT
-from runtime.control.controller import Controller
-from runtime.control.ordering import distinct
+from runtime.control.controller import Controller, distinct
 from runtime.control.plan import NO_SLOT, Place, Plan
 from runtime.policies import build, parse
 from runtime.policies.base import Artefacts, FastTier, Step

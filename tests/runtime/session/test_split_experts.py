@@ -256,7 +256,7 @@ def test_the_least_recently_used_bottom_is_evicted_first() -> None:
     for key in (6, 7, 8, 9):
         cache.admit([key], LOADING if key == 7 else RESIDENT)
     cache.touch([0, 6])
-    cache.pin([8])
+    cache.pins[8] = True
     assert cache.oldest(6, 1) == [9], "7 is loading, 8 is pinned, 6 was used last"
     assert cache.oldest(6, 4) == [9, 6]
     cache.evict([9])
