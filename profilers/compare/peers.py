@@ -23,10 +23,10 @@ from profilers.compare.quality import TextReading, read_by
 from profilers.export.gguf import export_gguf
 from profilers.workers.workers import Processes, Workers
 from runtime.control import sizes
+from runtime.devices import resolve_device
 from runtime.model.files.locate import is_gguf
 from runtime.model.gguf.file import open_gguf
 from runtime.model.open import MoeModel
-from runtime.session.devices import resolve_device
 
 EVERYTHING = "100%"  # the budget of a peer without offloading
 _EXPERTS = ".experts."

@@ -22,12 +22,12 @@ from artifacts.shape import FULL_BITS
 from runtime.control import sizes
 from runtime.control.counters import Counter
 from runtime.control.recorder import Recorder
+from runtime.devices import resolve_device
 from runtime.model.layout import ALIGNMENT
 from runtime.model.open import MoeModel, open_model
 from runtime.model.row_attention import RowPass
 from runtime.policies.base import Artefacts, FastTier
 from runtime.session.build import build_parts, lay_out_slots
-from runtime.session.devices import resolve_device
 from runtime.session.equip import equip
 from runtime.session.generation.charges import Charge
 from runtime.session.generation.finite import NotFinite, first_place

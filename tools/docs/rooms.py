@@ -17,7 +17,7 @@ PACKAGES = ("artifacts", "runtime", "profilers", "moectl")
 
 _FACTS = "errors shape common"
 _DECIDES = "control policies"
-_MOVES = "tiers links kernels model"
+_MOVES = "tiers links kernels model devices"
 ROOMS: dict[str, dict[str, str]] = {
     "artifacts": {
         "errors": "",
@@ -38,10 +38,11 @@ ROOMS: dict[str, dict[str, str]] = {
         "control": "policies",
         "replay": _DECIDES,
         "search": f"replay {_DECIDES}",
-        "model": "",
-        "links": "model control",
-        "kernels": "model",
-        "tiers": f"links kernels model {_DECIDES}",
+        "devices": "",
+        "model": "devices",
+        "links": "model devices control",
+        "kernels": "model devices",
+        "tiers": f"links kernels model devices {_DECIDES}",
         "backends": f"{_MOVES} control",
         "engine": f"backends {_MOVES} {_DECIDES}",
         "session": f"engine backends {_MOVES} {_DECIDES}",

@@ -1,11 +1,10 @@
-"""The devices that a run computes on."""
+"""The devices that a run computes on: their choice, and what differs between a CPU and a GPU."""
 
 import re
 
 import torch
 
 from artifacts.errors import BadUsage
-from runtime.model.open import MoeModel
 
 
 def resolve_device(name: str) -> torch.device:
@@ -22,17 +21,6 @@ def resolve_device(name: str) -> torch.device:
             "--device cpu"
         )
     return device
-
-
-def devices_for(opened: MoeModel, count: int) -> tuple[torch.device, ...]:
-    """Return the `count` devices over which the model's experts are spread, its own first. Raises
-    BadUsage for experts that cannot be computed on another device."""
-    devices = spread_over(opened.model.device, count)
-    if len(set(devices)) > 1 and getattr(opened.layers[0].experts, "has_post_expert_norm", False):
-        raise BadUsage(
-            f"experts of {opened.family} share a norm, which is on one GPU: leave out --devices"
-        )
-    return devices
 
 
 def spread_over(first: torch.device, count: int) -> tuple[torch.device, ...]:
