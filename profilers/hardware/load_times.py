@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from artifacts.hardware.profile import COLD, DISK, PAGEABLE, PINNED, RAM, Load, Spread
 from runtime.control import sizes
-from runtime.links.cuda import CudaLink
-from runtime.links.disk import CachedSource, DiskLink
+from runtime.devices import is_host
+from runtime.links.choose import open_link
+from runtime.links.disk import CachedSource
 from runtime.links.emulated import EmulatedLink
 from runtime.links.link import DEMAND, ExpertSource, Link
 from runtime.model.files.locate import weight_files
@@ -55,18 +57,15 @@ def loads(opened: MoeModel, folder: Path, of_run: str, effort: TimingEffort) -> 
     shape = opened.shape
     nbytes = opened.store.layout.nbytes
     slots = torch.empty(num_few(nbytes, shape.num_keys), nbytes, dtype=torch.uint8, device=device)
-    pin = device.type == "cuda"
+    has_gpu = not is_host(device)
     held = _Held(opened, pin=False)
-    with _closing(_disk_link(opened)) as link:
-        latency = _latency(lambda source: _disk_link(opened, source), held, slots, effort)
+    with _closing(_link(opened, SlowTier.plain(opened.store))) as link:
+        latency = _latency(partial(_link, opened), held, slots, effort)
         yield _load(DISK, _bring(link, slots, effort), nbytes, latency)
         if cold := _bring_cold(link, slots, folder, effort):
             yield _load(COLD, cold, nbytes)
-    if pin:
-
-        def pinned(source: ExpertSource) -> Link:
-            return CudaLink(source, shape, device=device, slot_nbytes=nbytes, is_pinned=True)
-
+    if has_gpu:
+        pinned = partial(_link, opened, is_pinned=True)
         locked = _Held(opened, pin=True)
         with _closing(pinned(locked)) as link:
             yield _load(
@@ -77,7 +76,7 @@ def loads(opened: MoeModel, folder: Path, of_run: str, effort: TimingEffort) -> 
         slots[turn % len(slots)].copy_(held.experts[turn % len(slots)])
 
     copies = seconds_of(bring, device, warm_up=effort.warm_up, turns=effort.turns)
-    yield _load(PAGEABLE if pin else RAM, copies, nbytes)
+    yield _load(PAGEABLE if has_gpu else RAM, copies, nbytes)
     if of_run not in (DISK, PINNED):
         bandwidth, latency_s = sizes.rate(of_run)
 
@@ -129,14 +128,14 @@ def _part(nbytes: int) -> int:
     return -(-nbytes // _PARTS)
 
 
-def _disk_link(opened: MoeModel, source: CachedSource | None = None) -> Link:
-    """Return the link that reads the checkpoint, or another source in the same way."""
-    device = opened.model.device
-    nbytes = opened.store.layout.nbytes
-    source = source or SlowTier.plain(opened.store)
-    if device.type == "cuda":
-        return CudaLink(source, opened.shape, device=device, slot_nbytes=nbytes, is_pinned=False)
-    return DiskLink(source, opened.shape, kept=source)
+def _link(opened: MoeModel, source: CachedSource, *, is_pinned: bool = False) -> Link:
+    return open_link(
+        source,
+        opened.shape,
+        device=opened.model.device,
+        slot_nbytes=opened.store.layout.nbytes,
+        is_pinned=is_pinned,
+    )
 
 
 def _latency(

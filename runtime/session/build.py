@@ -17,7 +17,7 @@ from runtime.control.build import build_controller, fast_tier, lay_out, pools
 from runtime.control.controller import Controller
 from runtime.control.on_device import CacheOnDevice
 from runtime.control.pools import Partitions
-from runtime.devices import spread_over
+from runtime.devices import is_host, kind_of, spread_over
 from runtime.engine.engine import Engine
 from runtime.engine.predictors import Predictor
 from runtime.engine.router_ahead import reason_not_asked
@@ -346,15 +346,15 @@ def cache_on_device(choices: Choices, controller: Controller) -> CacheOnDevice |
     or nothing is left to decide. Raises BadUsage where the device is to decide and cannot."""
     if choices.settings.decide == HOST:
         return None
-    device = choices.opened.model.device.type
+    device = choices.opened.model.device
     shape = choices.opened.shape
     kind = choices.link.kind
     if choices.fused is None or not choices.fused.needs_no_host:
         raise BadUsage(
             "--decide device needs a GPU with Triton and kernels for the experts, and there are "
-            f"none for {choices.opened.family} on {device} (docs/gpu.md): leave it out"
+            f"none for {choices.opened.family} on {kind_of(device)} (docs/gpu.md): leave it out"
         )
-    if kind == "disk" or device == "cuda" and kind != "cuda":
+    if kind == "disk" or not is_host(device) and kind != "cuda":
         raise BadUsage(
             "--decide device has the GPU read experts from page-locked memory: give --link cuda"
         )

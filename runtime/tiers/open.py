@@ -10,8 +10,7 @@ from artifacts.errors import BadUsage
 from artifacts.shape import FULL_BITS
 from runtime.control.pools import Partitions
 from runtime.control.segments import Segments
-from runtime.links.cuda import CudaLink
-from runtime.links.disk import DiskLink
+from runtime.links.choose import open_link
 from runtime.links.emulated import EmulatedLink
 from runtime.links.link import Link
 from runtime.links.per_device import LinkPerDevice
@@ -135,8 +134,11 @@ def _open_link(opened: MoeModel, choice: LinkChoice, slow: SlowTier, device: tor
     shape = opened.shape
     if choice.kind == "emulated":
         return EmulatedLink(slow, shape, bandwidth=choice.bandwidth, latency_s=choice.latency_s)
-    if device.type == "cuda":
-        is_pinned = choice.kind == "cuda"
-        nbytes = opened.store.layout.nbytes
-        return CudaLink(slow, shape, device=device, slot_nbytes=nbytes, is_pinned=is_pinned)
-    return DiskLink(slow, shape, kept=slow, is_direct=choice.is_direct)
+    return open_link(
+        slow,
+        shape,
+        device=device,
+        slot_nbytes=opened.store.layout.nbytes,
+        is_pinned=choice.kind == "cuda",
+        is_direct=choice.is_direct,
+    )

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from runtime.devices import is_host
 from runtime.kernels.load import AS_NUMPY, kernels
 
 BOUNDS = {torch.float32: 2e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}
@@ -75,9 +76,7 @@ def _may_be_norm(module: nn.Module) -> bool:
     state = dict(module.named_parameters())
     arguments = signature(module.forward).parameters
     is_vector = (
-        state.keys() == {"weight"}
-        and module.weight.dim() == 1
-        and module.weight.device.type == "cpu"
+        state.keys() == {"weight"} and module.weight.dim() == 1 and is_host(module.weight.device)
     )
     return is_vector and len(arguments) == 1 and isinstance(_eps(module), float)
 

@@ -1,0 +1,30 @@
+"""The choice of the link between host memory or disk and the slots of a device."""
+
+import torch
+
+from artifacts.shape import Shape
+from runtime.devices import is_host
+from runtime.links.cuda import CudaLink
+from runtime.links.disk import CachedSource, DiskLink
+from runtime.links.link import Link
+
+
+def default_kind(device: torch.device) -> str:
+    """Return the link that `--link auto` stands for: `cuda` for a GPU, else `disk`."""
+    return DiskLink.kind if is_host(device) else CudaLink.kind
+
+
+def open_link(
+    source: CachedSource,
+    shape: Shape,
+    *,
+    device: torch.device,
+    slot_nbytes: int,
+    is_pinned: bool,
+    is_direct: bool = False,
+) -> Link:
+    """Return the link from a source, page-locked if `is_pinned`, to slots on a device. `is_direct`
+    says that the source bypasses the page cache."""
+    if is_host(device):
+        return DiskLink(source, shape, kept=source, is_direct=is_direct)
+    return CudaLink(source, shape, device=device, slot_nbytes=slot_nbytes, is_pinned=is_pinned)
