@@ -59,18 +59,23 @@ def loads(opened: MoeModel, folder: Path, of_run: str, effort: TimingEffort) -> 
     slots = torch.empty(num_few(nbytes, shape.num_keys), nbytes, dtype=torch.uint8, device=device)
     has_gpu = not is_host(device)
     held = _Held(opened, pin=False)
+
+    def over(name: str, link_from: Callable[[ExpertSource], Link], source: _Held) -> Load:
+        with _closing(link_from(source)) as link:
+            return _load(
+                name,
+                _bring(link, slots, effort),
+                nbytes,
+                _latency(link_from, source, slots, effort),
+            )
+
     with _closing(_link(opened, SlowTier.plain(opened.store))) as link:
         latency = _latency(partial(_link, opened), held, slots, effort)
         yield _load(DISK, _bring(link, slots, effort), nbytes, latency)
         if cold := _bring_cold(link, slots, folder, effort):
             yield _load(COLD, cold, nbytes)
     if has_gpu:
-        pinned = partial(_link, opened, is_pinned=True)
-        locked = _Held(opened, pin=True)
-        with _closing(pinned(locked)) as link:
-            yield _load(
-                PINNED, _bring(link, slots, effort), nbytes, _latency(pinned, locked, slots, effort)
-            )
+        yield over(PINNED, partial(_link, opened, is_pinned=True), _Held(opened, pin=True))
 
     def bring(turn: int) -> None:
         slots[turn % len(slots)].copy_(held.experts[turn % len(slots)])
@@ -79,14 +84,8 @@ def loads(opened: MoeModel, folder: Path, of_run: str, effort: TimingEffort) -> 
     yield _load(PAGEABLE if has_gpu else RAM, copies, nbytes)
     if of_run not in (DISK, PINNED):
         bandwidth, latency_s = sizes.rate(of_run)
-
-        def emulated(source: ExpertSource) -> Link:
-            return EmulatedLink(source, shape, bandwidth=bandwidth, latency_s=latency_s)
-
-        with _closing(emulated(held)) as link:
-            yield _load(
-                of_run, _bring(link, slots, effort), nbytes, _latency(emulated, held, slots, effort)
-            )
+        emulated = partial(EmulatedLink, shape=shape, bandwidth=bandwidth, latency_s=latency_s)
+        yield over(of_run, emulated, held)
 
 
 class _Held:
