@@ -2,6 +2,7 @@
 between rooms."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -12,7 +13,10 @@ import pytest
 from tests import ROOT
 from tools.docs import budget
 from tools.docs.rooms import (
+    ASK_FOR_DEVICES,
+    ASKS_FOR_DEVICE,
     DATA,
+    MOST_ASK_FOR_THE_HOST,
     PACKAGES,
     ROOMS,
     WITHOUT_TORCH,
@@ -105,6 +109,36 @@ def test_what_decides_imports_no_torch(room: str) -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert len(names) > 3 and done.stdout == "False\n"
+
+
+def test_few_files_ask_for_a_device() -> None:
+    """Else: ask `runtime.devices`, a link, a tier or a backend; and shorten the list where a file
+    no longer asks."""
+    texts = {
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+        for package in PACKAGES
+        for _, path in modules(package)
+    }
+    found = {name for name, text in texts.items() if ASKS_FOR_DEVICE.search(text)}
+    assert sorted(found) == sorted(ASK_FOR_DEVICES)
+    asked = [name for name, text in texts.items() if re.search(r"\bis_host\(", text)]
+    assert len(set(asked) - {"runtime/devices.py"}) == MOST_ASK_FOR_THE_HOST, asked
+
+
+@pytest.mark.parametrize(
+    ("line", "asks"),
+    [
+        ('if x.device.type != "cpu":', True),
+        ('first.type == "cuda"', True),
+        ("stored(x).is_cuda", True),
+        ("torch.accelerator.synchronize()", True),
+        ("event: torch.cuda.Event", True),
+        ("is_host(x.device)", False),
+        ("from runtime.links.cuda import CudaLink", False),
+    ],
+)
+def test_a_question_for_a_device_is_seen(line: str, asks: bool) -> None:
+    assert bool(ASKS_FOR_DEVICE.search(line)) == asks
 
 
 def test_a_public_class_name_stands_for_one_class() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from profilers.hardware.this_machine import LocalMachine
+from runtime.devices import free_nbytes, is_host
 from runtime.session.session import Session
 
 MOST_ROWS = 256
@@ -41,6 +42,6 @@ def batch_size(
 
 
 def _left_nbytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * _OF_GPU)
-    return int(LocalMachine.glance("cpu", 1).available_nbytes * _OF_RAM)
+    if is_host(device):
+        return int(LocalMachine.glance("cpu", 1).available_nbytes * _OF_RAM)
+    return int(free_nbytes(device) * _OF_GPU)

@@ -5,8 +5,8 @@ from pathlib import Path
 from transformers.utils import logging
 
 from artifacts.store.runs import ModelInfo
+from runtime.devices import resolve_device
 from runtime.model.open import MoeModel, open_model
-from runtime.session.devices import resolve_device
 
 
 def quieten() -> None:

@@ -130,10 +130,10 @@ def _stored(opened: "MoeModel", settings: Settings, store: Path) -> tuple[Preset
 
 def _reads_files(opened: "MoeModel", settings: Settings) -> bool:
     """Return whether experts come from the model's files by way of the page cache."""
-    on_cpu = opened.model.device.type == "cpu"
-    return settings.scaled_to is None and (
-        settings.link == "disk" or settings.link == "auto" and on_cpu
-    )
+    from runtime.links.choose import default_kind
+
+    link = default_kind(opened.model.device) if settings.link == "auto" else settings.link
+    return settings.scaled_to is None and link == "disk"
 
 
 def _available_nbytes() -> int:

@@ -23,10 +23,10 @@ from profilers.compare.quality import TextReading, read_by
 from profilers.export.gguf import export_gguf
 from profilers.workers.workers import Processes, Workers
 from runtime.control import sizes
+from runtime.devices import is_host, kind_of, resolve_device
 from runtime.model.files.locate import is_gguf
 from runtime.model.gguf.file import open_gguf
 from runtime.model.open import MoeModel
-from runtime.session.devices import resolve_device
 
 EVERYTHING = "100%"  # the budget of a peer without offloading
 _EXPERTS = ".experts."
@@ -87,7 +87,7 @@ class PeerReading:
 
 def check(peer: Peer, device: str) -> None:
     """Raise BadInput for a peer that cannot run here."""
-    if peer.offload == "cpu" and resolve_device(device).type == "cpu":
+    if peer.offload == "cpu" and is_host(resolve_device(device)):
         raise BadInput(
             f"{peer.name} needs a GPU: without one the CPU's memory is what computes, and is no "
             "slow tier"
@@ -96,7 +96,7 @@ def check(peer: Peer, device: str) -> None:
         raise BadInput(f"{peer.name} needs Accelerate: pip install 'moectl[peers]'")
     if peer.gguf:
         check_installed()
-        if resolve_device(device).type != "cpu":
+        if not is_host(resolve_device(device)):
             raise BadInput(f"{peer.name} is measured on a CPU: give --device cpu")
 
 
@@ -109,7 +109,7 @@ class PeerBench:
         self._text = text
         self._threads = threads
         self._other_nbytes = sum(
-            tensor.nbytes for tensor in opened.model.parameters() if tensor.device.type != "meta"
+            tensor.nbytes for tensor in opened.model.parameters() if not tensor.is_meta
         )
         self._scratch = tempfile.TemporaryDirectory(prefix="moectl-gguf-")
 
@@ -181,7 +181,7 @@ def read_here(task: PeerTask) -> PeerReading:
         held = {
             name: tensor.nbytes
             for name, tensor in model.named_parameters()
-            if tensor.device.type == device.type
+            if kind_of(tensor.device) == kind_of(device)
         }
         experts = sum(nbytes for name, nbytes in held.items() if _EXPERTS in name)
         return PeerReading(reading, experts, sum(held.values()))
@@ -212,7 +212,7 @@ def _load(task: PeerTask, scratch: str) -> torch.nn.Module:
     device = resolve_device(task.device)
     options = {"experts_implementation": task.peer.experts, "dtype": "auto"}
     if task.peer.offload:
-        near = 0 if device.type == "cuda" else "cpu"
+        near = "cpu" if is_host(device) else 0
         beyond = {"cpu": torch.iinfo(torch.int64).max} if task.peer.offload == "cpu" else {}
         options |= {
             "device_map": "auto",

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from runtime.devices import wait_for_compute
 from runtime.session.session import Session
 
 
@@ -168,6 +169,5 @@ def _timed(
 ) -> tuple[object, float]:
     begin_s = time.perf_counter()
     output = forward(ids, past)
-    if ids.device.type == "cuda":
-        torch.cuda.current_stream(ids.device).synchronize()
+    wait_for_compute(ids.device)
     return output, time.perf_counter() - begin_s

@@ -184,7 +184,7 @@ def _others(opened: MoeModel, name_of: Callable[[str], str]) -> Iterator[_Piece]
     """The parameters besides experts, the head too where it is the embedding: llama.cpp mostly
     wants both."""
     for name, parameter in opened.model.state_dict().items():
-        if parameter.device.type != "meta":
+        if not parameter.is_meta:
             stem, _, ending = name.rpartition(".")
             # of one output: a row in the files
             row = parameter[0] if "shared_expert_gate" in name else parameter

@@ -19,6 +19,7 @@ from profilers.hardware.load_times import QUICK, loads
 from profilers.hardware.policy_overhead import deciding
 from profilers.hardware.profile import expert_spread, head_seconds, layer_seconds, pass_seconds
 from runtime.control import sizes
+from runtime.devices import is_host
 from runtime.engine.engine import NAME
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
@@ -124,7 +125,7 @@ def _this_machine(costs: Costs, nbytes: int) -> Machine:
 def _profiled(profile: HardwareProfile, opened: MoeModel) -> Costs:
     share = opened.shape.expert_nbytes / opened.stored_shape.expert_nbytes
     costs = costs_of(profile, opened.stored_shape)
-    if opened.model.device.type != "cpu":
+    if not is_host(opened.model.device):
         return costs.on_base(opened.base, share)
     near_s = {
         near.bits: near.seconds.median
@@ -157,7 +158,7 @@ class _Probe:
         self._opened = opened
         self._artefacts = artefacts
         self._is_late = is_late
-        self._is_gpu = opened.model.device.type == "cuda"
+        self._is_gpu = not is_host(opened.model.device)
         # Experts come from RAM without delay: the costs of the link are measured separately.
         self.link = "auto" if self._is_gpu else "1000GB/s"
         self._options = {"link": self.link, "experts": experts}
@@ -253,16 +254,15 @@ def _measured(
 
     near_s = per_expert("near", {"miss": "near:fill=no"}, f"{shape.num_layers}x")
     prompt_s = layer_seconds(opened, _PROMPT, QUICK).median
-    is_gpu = opened.model.device.type == "cuda"
+    on_host = is_host(opened.model.device)
     near = Work(near_s)
     return Costs(
         expert=Work(expert_s, many_s / _PROMPT),
         load_s=0.0,
         load_latency_s=0.0,
-        near=near if is_gpu else Work(0.0),
-        near_host=Work(0.0)
-        if is_gpu
-        else near,  # without a GPU the near tier computes on the same cores as the model
+        near=Work(0.0) if on_host else near,
+        # without a GPU the near tier computes on the same cores as the model
+        near_host=near if on_host else Work(0.0),
         rest=Work(resident.rest_s + engine_s, (prompt_s + engine_s) / _PROMPT),
         head=Work(probe.head_s),
         host_s=probe.host_seconds(),

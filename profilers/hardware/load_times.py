@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,8 +14,8 @@ import torch
 from artifacts.hardware.profile import COLD, DISK, PAGEABLE, PINNED, RAM, Load, Spread
 from artifacts.shape import FULL_BITS
 from runtime.control import sizes
-from runtime.links.cuda import CudaLink
-from runtime.links.disk import DiskLink
+from runtime.devices import is_host
+from runtime.links.choose import open_link
 from runtime.links.emulated import EmulatedLink
 from runtime.links.link import DEMAND, ExpertSource, Link
 from runtime.model.files.locate import weight_files
@@ -56,39 +57,35 @@ def loads(opened: MoeModel, folder: Path, of_run: str, effort: TimingEffort) -> 
     shape = opened.shape
     nbytes = opened.store.layout.nbytes
     slots = torch.empty(num_few(nbytes, shape.num_keys), nbytes, dtype=torch.uint8, device=device)
-    pin = device.type == "cuda"
+    has_gpu = not is_host(device)
     held = _Held(opened, pin=False)
-    with _closing(_disk_link(opened)) as link:
-        latency = _latency(lambda source: _disk_link(opened, source), held, slots, effort)
+
+    def over(name: str, link_from: Callable[[ExpertSource], Link], source: _Held) -> Load:
+        with _closing(link_from(source)) as link:
+            return _load(
+                name,
+                _bring(link, slots, effort),
+                nbytes,
+                _latency(link_from, source, slots, effort),
+            )
+
+    with _closing(_link(opened)) as link:
+        latency = _latency(partial(_link, opened), held, slots, effort)
         yield _load(DISK, _bring(link, slots, effort), nbytes, latency)
         if cold := _bring_cold(link, slots, folder, effort):
             yield _load(COLD, cold, nbytes)
-    if pin:
-
-        def pinned(source: ExpertSource) -> Link:
-            return CudaLink(source, shape, device=device, slot_nbytes=nbytes, is_pinned=True)
-
-        locked = _Held(opened, pin=True)
-        with _closing(pinned(locked)) as link:
-            yield _load(
-                PINNED, _bring(link, slots, effort), nbytes, _latency(pinned, locked, slots, effort)
-            )
+    if has_gpu:
+        yield over(PINNED, partial(_link, opened, is_pinned=True), _Held(opened, pin=True))
 
     def bring(turn: int) -> None:
         slots[turn % len(slots)].copy_(held.experts[turn % len(slots)])
 
     copies = seconds_of(bring, device, warm_up=effort.warm_up, turns=effort.turns)
-    yield _load(PAGEABLE if pin else RAM, copies, nbytes)
+    yield _load(PAGEABLE if has_gpu else RAM, copies, nbytes)
     if of_run not in (DISK, PINNED):
         bandwidth, latency_s = sizes.rate(of_run)
-
-        def emulated(source: ExpertSource) -> Link:
-            return EmulatedLink(source, shape, bandwidth=bandwidth, latency_s=latency_s)
-
-        with _closing(emulated(held)) as link:
-            yield _load(
-                of_run, _bring(link, slots, effort), nbytes, _latency(emulated, held, slots, effort)
-            )
+        emulated = partial(EmulatedLink, shape=shape, bandwidth=bandwidth, latency_s=latency_s)
+        yield over(of_run, emulated, held)
 
 
 class _Held:
@@ -130,14 +127,16 @@ def _part(nbytes: int) -> int:
     return -(-nbytes // _PARTS)
 
 
-def _disk_link(opened: MoeModel, held: _Held | None = None) -> Link:
+def _link(opened: MoeModel, held: _Held | None = None, *, is_pinned: bool = False) -> Link:
     """Return the link that reads the checkpoint, or another source in the same way."""
-    device = opened.model.device
-    nbytes = opened.store.layout.nbytes
-    source = held or SlowTier.plain(opened.store)
-    if device.type == "cuda":
-        return CudaLink(source, opened.shape, device=device, slot_nbytes=nbytes, is_pinned=False)
-    return DiskLink(source, opened.shape, kept={FULL_BITS: held or opened.store})
+    return open_link(
+        held or SlowTier.plain(opened.store),
+        opened.shape,
+        kept={FULL_BITS: held or opened.store},
+        device=opened.model.device,
+        slot_nbytes=opened.store.layout.nbytes,
+        is_pinned=is_pinned,
+    )
 
 
 def _latency(

@@ -18,6 +18,7 @@ from artifacts.shape import FULL_BITS
 from profilers.hardware.load_times import THOROUGH, TimingEffort, loads, num_few
 from profilers.hardware.policy_overhead import deciding, places_a_layer
 from profilers.hardware.this_machine import LocalMachine
+from runtime.devices import kind_of
 from runtime.engine.engine import NAME
 from runtime.kernels.replica_linear import make_ready
 from runtime.model.arithmetic import accumulate, assign, expert_forward, gather, weigh
@@ -270,7 +271,7 @@ def _conditions(
     """Return the conditions of the profile; `machine` was observed before the measurements."""
     facts = asdict(machine)
     return {
-        "device": opened.model.device.type,
+        "device": kind_of(opened.model.device),
         "device_name": facts.pop("gpu") or machine.processor,
         **facts,
         "link": of_run,

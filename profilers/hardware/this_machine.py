@@ -39,13 +39,9 @@ class LocalMachine:
         """Observe the machine now; `device` is the one that computes."""
         import torch
 
-        gpu = None
-        if device.type == "cuda":
-            gpu = (
-                torch.cuda.get_device_name(device),
-                torch.cuda.get_device_properties(device).total_memory,
-            )
-        return cls._of(torch.get_num_threads(), gpu)
+        from runtime.devices import gpu_of
+
+        return cls._of(torch.get_num_threads(), gpu_of(device))
 
     @classmethod
     def glance(cls, device: str, threads: int) -> "LocalMachine":

@@ -55,6 +55,7 @@ from profilers.quantise.one_expert import (
 from profilers.text.batches import Data
 from profilers.text.run import TextRun, computed_on
 from profilers.workers.workers import ATTEMPTS, Executor, Processes, Workers, return_large_buffers
+from runtime.devices import is_host
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel
@@ -186,7 +187,7 @@ class _Job:
         return_large_buffers()
         last = missing[-1] // num_experts
         parts = batches(sequences, num_tokens=BATCH_TOKENS)
-        if self._opened.model.device.type != "cpu":
+        if not is_host(self._opened.model.device):
             executor = _HERE  # a GPU is one place to compute
         with (
             _one_thread(),

@@ -9,6 +9,7 @@ import torch
 from artifacts.store.runs import ModelInfo, RunInfo, utc_now
 from profilers.text.batches import Data
 from profilers.text.corpus import data_digest
+from runtime.devices import kind_of
 from runtime.model.open import MoeModel
 
 
@@ -16,7 +17,7 @@ def computed_on(opened: MoeModel, *, threads: int | None = None) -> dict[str, ob
     """Return what rounding depends on beside the model, as a run's parameters: it decides routes
     that are close."""
     return {
-        "device": opened.model.device.type,
+        "device": kind_of(opened.model.device),
         "dtype": str(opened.dtype).removeprefix("torch."),
         "threads": threads or torch.get_num_threads(),
     }

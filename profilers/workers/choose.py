@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from artifacts.errors import BadUsage
 from profilers.workers.workers import Executor, Processes
+from runtime.devices import is_host
 from runtime.model.open import MoeModel
 
 LOCAL = "local"
@@ -29,7 +30,7 @@ def is_spread(text: str, jobs: int | None) -> bool:
 
 def check_device(opened: MoeModel) -> None:
     """Raise BadUsage for a model on a GPU: workers compute on CPUs."""
-    if opened.model.device.type != "cpu":
+    if not is_host(opened.model.device):
         raise BadUsage(
             "workers compute on CPUs: give --device cpu, or neither --executor nor --jobs"
         )

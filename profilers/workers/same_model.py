@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts.errors import Incompatible
+from runtime.devices import resolve_device
 from runtime.model.open import MoeModel, open_model
-from runtime.session.devices import resolve_device
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,12 @@ back to the first.
 No project machine has had two GPUs: tests cover the bookkeeping of this module, on one device.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-
 import numpy as np
 import torch
 from torch import nn
 
 from runtime.control.plan import Place
+from runtime.devices import made_current
 from runtime.model.arithmetic import Assigned, assign, gather
 from runtime.tiers.fast import ResidentExperts
 
@@ -43,8 +42,3 @@ class AcrossDevices:
                 assign(self._selected, device),
             )
         return self._copies[device]
-
-
-def made_current(device: torch.device) -> AbstractContextManager:
-    """Make `device` the current one: Triton launches kernels there, wherever their operands lie."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from artifacts.errors import OutOfResources
-from runtime.kernels.load import has_triton, kernels
+from runtime.devices import is_host
+from runtime.kernels.load import compiler, kernels
 
 _MOST = (1 << 30) - 1  # letters before their numbers begin anew
 _POLLS = 4096  # between looks at the stream, which say whether the GPU still works
@@ -27,16 +28,15 @@ class HostCopy:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._buffer = torch.empty(0)
-        is_gpu = device.type == "cuda"
-        self._done = torch.cuda.Event() if is_gpu else None
-        self._mailbox = Mailbox(device) if is_gpu and has_triton() else None
+        self._done = None if is_host(device) else torch.cuda.Event()
+        self._mailbox = Mailbox(device) if compiler(device) == "triton" else None
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[np.ndarray]:
         """Return [T, *] tensors as arrays: the first, of ids, as int64 and the others as
         float32."""
         if self._mailbox and tensors[0].shape[0] == 1:
             joint = self._mailbox(tensors)
-        elif self._device.type == "cpu":
+        elif is_host(self._device):
             ids, *others = tensors
             return [ids.detach().numpy(), *[tensor.detach().float().numpy() for tensor in others]]
         else:
@@ -236,7 +236,7 @@ class HostTokens:
 
 def has_streams(device: torch.device) -> bool:
     """Return whether the device computes and copies while the host goes on."""
-    return device.type == "cuda"
+    return not is_host(device)
 
 
 def _with_room(memory: torch.Tensor, nbytes: int) -> torch.Tensor:

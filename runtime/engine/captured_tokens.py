@@ -11,6 +11,8 @@ from functools import partial, wraps
 
 import torch
 
+from runtime.backends.streams import new_stream
+from runtime.devices import is_host
 from runtime.engine.captured_pass import CapturedPass, Launch
 from runtime.engine.device_road import DeviceRoad
 from runtime.engine.fixed_past import FixedPast, reason_not_lodged, twin_of
@@ -56,7 +58,7 @@ class CapturedTokens:
         self._captured: CapturedPass | None = None
         self._key: tuple | None = None  # under which it was captured
         self._seen: tuple | None = None  # of the last token that was not
-        self._stream = torch.cuda.Stream(opened.model.device)
+        self._stream = new_stream(opened.model.device)
         with torch.inference_mode(False):  # a session forwards within it, and `generate` without
             self._ids = torch.zeros(1, 1, dtype=torch.int64, device=opened.model.device)
             self._positions = torch.zeros_like(self._ids)
@@ -233,7 +235,7 @@ class CapturedTokens:
 
 def has_graphs(device: torch.device) -> bool:
     """Return whether work that is queued on the device can be captured."""
-    return device.type == "cuda"
+    return not is_host(device)
 
 
 def _experts(

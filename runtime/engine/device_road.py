@@ -3,8 +3,8 @@ loads missing experts and computes. The host waits for none of it, nor for the c
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import astuple
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 
 from artifacts.shape import FULL_BITS
 from runtime.backends import host_copy
+from runtime.backends.streams import Branch
 from runtime.backends.triton.triton_backend import TritonBackend
 from runtime.control.on_device import TURNS, CacheOnDevice, TokenOnDevice
 from runtime.kernels.gpu.addressing import WORD
@@ -65,7 +66,7 @@ class DeviceRoad:
             self._starts = [output.starts(range(first, first + count)) for first, count in ends]
         self.prefetches = books.num_named > 0
         self._branch = (
-            _Branch(self._device)
+            Branch(self._device)
             if self.prefetches and host_copy.has_streams(self._device)
             else None
         )
@@ -249,30 +250,3 @@ class DeviceRoad:
 
     def _no_counts(self) -> np.ndarray:
         return np.zeros((self._num_counts, self._shape.num_layers), np.int64)
-
-
-class _Branch:
-    """A stream beside the one that computes."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self._begun = torch.cuda.Event()
-        self._done = torch.cuda.Event()
-        self.is_open = False
-
-    @contextmanager
-    def forked(self) -> Iterator[None]:
-        """Queue on this stream, behind the work that the computing stream has so far."""
-        self._begun.record(torch.cuda.current_stream(self._device))
-        self._stream.wait_event(self._begun)
-        with torch.cuda.stream(self._stream):
-            yield
-        self._done.record(self._stream)
-        self.is_open = True
-
-    def join(self) -> None:
-        """Make compute wait for the work that was queued here."""
-        if self.is_open:
-            torch.cuda.current_stream(self._device).wait_event(self._done)
-            self.is_open = False

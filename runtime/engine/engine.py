@@ -11,10 +11,10 @@ from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from artifacts.errors import BadUsage, OutOfResources
-from runtime.backends.across_devices import made_current
 from runtime.control.cache import RESIDENT
 from runtime.control.controller import Controller
 from runtime.control.on_device import CacheOnDevice
+from runtime.devices import is_host, made_current
 from runtime.engine import captured_tokens
 from runtime.engine.device_road import DeviceRoad
 from runtime.engine.routers import Watcher
@@ -247,7 +247,7 @@ class Engine:
             with made_current(device):
                 return forward(hidden, ids, weights)
 
-        return forward if device.type == "cpu" else forward_there
+        return forward if is_host(device) else forward_there
 
     def _run_by_either(
         self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor

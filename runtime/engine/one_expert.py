@@ -36,10 +36,7 @@ class ExpertBuffer:
     def __init__(self, opened: MoeModel) -> None:
         self._store = opened.store
         self._host = aligned(self._store.layout.nbytes)
-        is_host = opened.model.device.type == "cpu"
-        self._device = (
-            self._host if is_host else torch.empty_like(self._host, device=opened.model.device)
-        )
+        self._device = self._host.to(opened.model.device)  # the same tensor on a CPU
 
     def read(self, layer: int, expert: int) -> dict[str, torch.Tensor]:
         """The expert's parameters by name, valid until the next read."""

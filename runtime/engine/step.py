@@ -10,6 +10,7 @@ from runtime.backends.backend import Backend, StepTokens
 from runtime.backends.choose import open_backend
 from runtime.control.controller import Controller
 from runtime.control.plan import NO_SLOT, Place, Plan
+from runtime.devices import wait_for_all
 from runtime.engine.routers import Watcher
 from runtime.kernels.batched import is_worth_batching
 from runtime.kernels.cpu.decoder.compiled_layers import WholeExperts
@@ -85,9 +86,7 @@ class StepExecutor:
         self.link.clear()
         self.link.wait_for_copies()
         for arena in self.resident.slots.arenas:
-            if arena.device.type == "cuda":
-                # a copy that has begun may still write to the arena
-                torch.cuda.synchronize(arena.device)
+            wait_for_all(arena.device)  # a copy that has begun may still write to the arena
         del self.resident, self.backend
 
     def clear(self) -> None:

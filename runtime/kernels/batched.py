@@ -16,6 +16,7 @@ from torch import nn
 from transformers.activations import SiLUActivation
 from transformers.integrations.moe import _default_apply_gate
 
+from runtime.devices import is_host
 from runtime.model.arithmetic import expert_forward, project
 from runtime.model.huge_pages import anonymous
 from runtime.model.layout import ExpertLayout
@@ -140,8 +141,7 @@ def choose_batched(opened: MoeModel) -> BatchedExperts | SequentialExperts | Non
 def is_worth_batching(opened: MoeModel) -> bool:
     """Return whether the model is on a CPU and a token's experts fit into its cache."""
     return (
-        opened.model.device.type == "cpu"
-        and opened.shape.top_k * opened.store.layout.nbytes <= IN_CACHE
+        is_host(opened.model.device) and opened.shape.top_k * opened.store.layout.nbytes <= IN_CACHE
     )
 
 

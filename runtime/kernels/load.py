@@ -10,6 +10,7 @@ import torch
 from packaging.version import Version
 
 from artifacts.errors import Incompatible
+from runtime.devices import is_host
 
 AS_NUMPY = {torch.bfloat16: torch.uint16, torch.float16: torch.int16, torch.float32: torch.float32}
 """The dtypes of the CPU's kernels, as numpy's."""
@@ -42,6 +43,20 @@ def has_triton() -> bool:
             "pip install --upgrade torch brings a newer one"
         )
     return True
+
+
+def compiler(device: torch.device) -> str | None:
+    """Return the compiler of the kernels that run on a device, `numba` or `triton`; None where
+    torch must compute."""
+    if is_host(device):
+        return "numba"
+    return "triton" if has_triton() else None
+
+
+def is_cpu_operand(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Return whether the CPU's kernels compute with this tensor, as numbers of `dtype` (the
+    tensor's own if not given), where it lies."""
+    return is_host(tensor.device) and (dtype or tensor.dtype) in AS_NUMPY
 
 
 @cache

@@ -12,11 +12,12 @@ import torch
 from torch.nn import functional as F
 
 from artifacts.quantisation.packing import Packed
-from runtime.kernels.load import has_triton, kernels
+from runtime.kernels.load import compiler, kernels
 
 # From this number on, dequantising a matrix once beats reading its stream for each token: see
 # docs/lowbit.md.
 MANY_TOKENS = 12
+_KERNELS = {"numba": "cpu.replicas.low_bit", "triton": "gpu.low_bit"}  # by compiler
 _PANEL = 1 << 18  # weights that `dequantise` unpacks at a time; each needs several int32
 
 
@@ -53,7 +54,7 @@ def dequantise(packed: Packed, dtype: torch.dtype = torch.float32) -> torch.Tens
 def make_ready(widths: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
     """Compile the kernels of these widths, for x of this dtype, before the first token needs them;
     the first compilation takes seconds."""
-    if device.type == "cpu":
+    if compiler(device) == "numba":
         for bits in widths:
             _kernels(device).multiplier(bits, is_narrow=dtype is torch.bfloat16).compiled()
 
@@ -62,7 +63,7 @@ def kernel_name(device: torch.device) -> str:
     """Return the name of the kernels that compute on replicas on this device, for the receipt."""
     if _kernels(device) is None:
         return "torch, dequantised (no triton)"
-    return f"{'numba' if device.type == 'cpu' else 'triton'}, unpacked from {MANY_TOKENS} tokens on"
+    return f"{compiler(device)}, unpacked from {MANY_TOKENS} tokens on"
 
 
 def _codes(words: torch.Tensor, bits: int, first: int, count: int) -> torch.Tensor:
@@ -79,6 +80,5 @@ def _codes(words: torch.Tensor, bits: int, first: int, count: int) -> torch.Tens
 
 def _kernels(device: torch.device) -> ModuleType | None:
     """Return the compiled kernels for this device, or None where torch must compute."""
-    if device.type == "cpu":
-        return kernels("cpu.replicas.low_bit")
-    return kernels("gpu.low_bit") if device.type == "cuda" and has_triton() else None
+    name = _KERNELS.get(compiler(device))
+    return kernels(name) if name else None

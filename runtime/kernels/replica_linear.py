@@ -8,7 +8,7 @@ from torch import nn
 from artifacts.quantisation.packing import Packed
 from artifacts.quantisation.trellis.trellis import Trellis
 from runtime.kernels import low_bit, trellis
-from runtime.kernels.load import kernels
+from runtime.kernels.load import compiler, kernels
 
 
 def project_replica(
@@ -33,7 +33,7 @@ def make_ready(
     """Compile the kernels of packed codes of these widths, and of trellis codes, for x of this
     dtype, before the first token needs them; the first compilation takes seconds."""
     low_bit.make_ready(packed, dtype, device)
-    if has_trellis and device.type == "cpu":
+    if has_trellis and compiler(device) == "numba":
         kernels("cpu.replicas.trellis").make_ready()
 
 

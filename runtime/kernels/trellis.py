@@ -11,7 +11,9 @@ import torch
 from torch.nn import functional as F
 
 from artifacts.quantisation.trellis.trellis import Trellis
-from runtime.kernels.load import has_triton, kernels
+from runtime.kernels.load import compiler, kernels
+
+_KERNELS = {"numba": "cpu.replicas.trellis", "triton": "gpu.trellis"}  # by compiler
 
 
 def linear(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
@@ -33,14 +35,10 @@ def kernel_name(device: torch.device) -> str:
     compiled = _kernels(device)
     if compiled is None:
         return "torch, dequantised (no triton)"
-    return (
-        f"{'numba' if device.type == 'cpu' else 'triton'}, unpacked from {compiled.MANY_TOKENS} "
-        "tokens on"
-    )
+    return f"{compiler(device)}, unpacked from {compiled.MANY_TOKENS} tokens on"
 
 
 def _kernels(device: torch.device) -> ModuleType | None:
     """Return the compiled kernels for this device, or None where torch must compute."""
-    if device.type == "cpu":
-        return kernels("cpu.replicas.trellis")
-    return kernels("gpu.trellis") if device.type == "cuda" and has_triton() else None
+    name = _KERNELS.get(compiler(device))
+    return kernels(name) if name else None

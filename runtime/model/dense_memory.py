@@ -6,6 +6,7 @@ from collections import defaultdict
 import torch
 from torch import nn
 
+from runtime.devices import is_host
 from runtime.model.huge_pages import HUGE_PAGE, anonymous, mode
 from runtime.model.layout import round_up
 
@@ -15,7 +16,7 @@ def on_cpu(model: nn.Module) -> list[nn.Parameter]:
     return [
         parameter
         for parameter in model.parameters()
-        if parameter.device.type == "cpu" and parameter.numel()
+        if is_host(parameter.device) and parameter.numel()
     ]
 
 

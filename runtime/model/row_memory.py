@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from runtime.devices import is_host
+
 LEAST_ROOM = 64
 MOST_ROWS = 32
 _GROWTH = 4
@@ -73,7 +75,8 @@ class Block:
         shape = (self.num_rows, like.shape[1], self.room, like.shape[3])
         if not self.in_ram:
             return like.new_zeros(shape)
-        return torch.zeros(shape, dtype=like.dtype, pin_memory=like.is_cuda or like.is_pinned())
+        pin = not is_host(like.device) or like.is_pinned()
+        return torch.zeros(shape, dtype=like.dtype, pin_memory=pin)
 
     def grow(self, num_rows: int) -> None:
         """Make room for more rows."""

@@ -26,6 +26,7 @@ from transformers.utils import logging
 from transformers.utils.loading_report import LoadStateDictInfo
 
 from artifacts.errors import BadInput, first_line
+from runtime.devices import is_host
 from runtime.model.dense_memory import gather
 from runtime.model.files.checkpoint import StoredTensor
 from runtime.model.files.source import Source
@@ -209,7 +210,7 @@ def _check_resident(model: PreTrainedModel, experts: set[str]) -> None:
             raise BadInput(f"{name} holds NaN or infinity, the checkpoint is damaged")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         assert tensor.is_meta == (name in experts), f"{name} is on {tensor.device}"
-        assert tensor.device.type != "cpu" or tensor.data_ptr() % 64 == 0 or tensor.dim() == 0, (
+        assert not is_host(tensor.device) or tensor.data_ptr() % 64 == 0 or tensor.dim() == 0, (
             f"{name} is not aligned"
         )
 

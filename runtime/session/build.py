@@ -17,6 +17,7 @@ from runtime.control.build import build_controller, fast_tier, lay_out, pools
 from runtime.control.controller import Controller
 from runtime.control.on_device import CacheOnDevice
 from runtime.control.pools import Partitions
+from runtime.devices import is_host, kind_of, spread_over
 from runtime.engine.engine import Engine
 from runtime.engine.fitted_predictor import Predictor
 from runtime.engine.router_ahead import reason_not_asked
@@ -29,7 +30,6 @@ from runtime.policies import POLICIES, Policies, build, describe
 from runtime.policies.base import Artefacts, FastTier
 from runtime.policies.prefetch.none import NoPrefetch
 from runtime.policies.presets import Scope, preset
-from runtime.session.devices import devices_for
 from runtime.session.link_choice import link_name, resolve_link
 from runtime.session.parts import Choices, Parts
 from runtime.session.probe import link_bytes_per_second, prefetch_window, scaled_window
@@ -115,7 +115,7 @@ def _choose(
     scope = Scope(settings.scope or chosen.scope)
     budget = chosen.budget or settings.budget
     partitions = Partitions(opened.shape.num_experts, settings.devices)
-    devices = devices_for(opened, settings.devices)
+    devices = _devices_for(opened, settings.devices)
     fast = _choose_fast_tier(
         opened, settings, policies, scope=scope, budget=budget, artefacts=artefacts
     )
@@ -154,6 +154,17 @@ def _choose(
         maps_run=artefacts.maps_run,
         origins=artefacts.origins,
     )
+
+
+def _devices_for(opened: MoeModel, count: int) -> tuple[torch.device, ...]:
+    """Return the `count` devices over which the model's experts are spread, its own first. Raises
+    BadUsage for experts that cannot be computed on another device."""
+    devices = spread_over(opened.model.device, count)
+    if len(set(devices)) > 1 and getattr(opened.layers[0].experts, "has_post_expert_norm", False):
+        raise BadUsage(
+            f"experts of {opened.family} share a norm, which is on one GPU: leave out --devices"
+        )
+    return devices
 
 
 def _without_predictions(policies: Policies, opened: MoeModel) -> Policies:
@@ -335,15 +346,15 @@ def cache_on_device(choices: Choices, controller: Controller) -> CacheOnDevice |
     or nothing is left to decide. Raises BadUsage where the device is to decide and cannot."""
     if choices.settings.decide == HOST:
         return None
-    device = choices.opened.model.device.type
+    device = choices.opened.model.device
     shape = choices.opened.shape
     kind = choices.link.kind
     if choices.fused is None or not choices.fused.needs_no_host:
         raise BadUsage(
             "--decide device needs a GPU with Triton and kernels for the experts, and there are "
-            f"none for {choices.opened.family} on {device} (docs/gpu.md): leave it out"
+            f"none for {choices.opened.family} on {kind_of(device)} (docs/gpu.md): leave it out"
         )
-    if kind == "disk" or device == "cuda" and kind != "cuda":
+    if kind == "disk" or not is_host(device) and kind != "cuda":
         raise BadUsage(
             "--decide device has the GPU read experts from page-locked memory: give --link cuda"
         )

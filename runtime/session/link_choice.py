@@ -3,6 +3,7 @@
 from artifacts.errors import BadUsage
 from artifacts.hardware.machines import machine
 from runtime.control import sizes
+from runtime.links.choose import default_kind
 from runtime.model.open import MoeModel
 from runtime.session.probe import scaled_rates
 from runtime.tiers.open import LinkChoice
@@ -22,13 +23,13 @@ def resolve_link(
         rates = scaled_rates(opened, machine(scaled_to), is_fused=is_fused)
         return LinkChoice("emulated", rates.link, 0.0, rates.near)
     near_rate = sizes.rate(near)[0] if near else None
-    on_cuda = opened.model.device.type == "cuda"
-    if link == "cuda" and not on_cuda:
+    default = default_kind(opened.model.device)
+    if link == "cuda" and default != "cuda":
         raise BadUsage(
             "--link cuda needs the model on a CUDA device: use --link disk, or a rate such as 5GB/s"
         )
     if link == "auto":
-        link = "cuda" if on_cuda else "disk"
+        link = default
     if link in ("disk", "cuda"):
         return LinkChoice(link, near=near_rate)
     if link == "direct":

@@ -14,6 +14,7 @@ from runtime.backends.backend import Backend
 from runtime.control.controller import Controller
 from runtime.control.pools import Partitions
 from runtime.control.splits.resplit import Reconfiguration, tokens_between
+from runtime.devices import is_host
 from runtime.engine.engine import Engine
 from runtime.engine.routers import Watcher
 from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
@@ -85,8 +86,7 @@ class Parts(Choices):
             "ram": in_ram,
         }
         on_cpu_only = {
-            name: [one for one in tensors if one.device.type == "cpu"]
-            for name, tensors in held.items()
+            name: [one for one in tensors if is_host(one.device)] for name, tensors in held.items()
         }
         return {name: tensors for name, tensors in on_cpu_only.items() if tensors}
 

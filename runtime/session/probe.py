@@ -15,8 +15,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from artifacts.hardware.costs import rounded_window
 from artifacts.hardware.machines import Machine
 from artifacts.shape import Shape
-from runtime.backends.across_devices import made_current
 from runtime.backends.choose import choose_backend
+from runtime.devices import made_current, wait_for_compute
 from runtime.engine.engine import NAME as ENGINE
 from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
 from runtime.links.link import DEMAND, Link
@@ -194,8 +194,7 @@ def seconds_of(
         for turn in range(warm_up + turns):
             begin_s = time.perf_counter()
             work(turn)
-            if device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()
+            wait_for_compute(device)
             seconds.append(time.perf_counter() - begin_s)
     return seconds[warm_up:]
 

@@ -8,6 +8,7 @@ from artifacts.quantisation.widths import label
 from artifacts.shape import FULL_BITS
 from runtime.control.splits import split_solver
 from runtime.control.splits.resplit import NOT_ANEW, Reconfiguration, tokens_between
+from runtime.devices import is_host, kind_of
 from runtime.kernels.load import AS_NUMPY
 from runtime.kernels.replica_linear import kernel_names
 from runtime.model import huge_pages
@@ -91,11 +92,7 @@ def _launched_singly(parts: Parts) -> list[str]:
 def _dense(opened: MoeModel) -> dict[str, object]:
     """Return the bytes of all weights besides experts, and the numbers of linear layers at few bits
     and as published."""
-    held = sum(
-        parameter.nbytes
-        for parameter in opened.model.parameters()
-        if parameter.device.type != "meta"
-    )
+    held = sum(each.nbytes for each in opened.model.parameters() if not each.is_meta)
     width = opened.dense
     few = (
         {}
@@ -153,15 +150,13 @@ def _dense_fallbacks(opened: MoeModel, *, is_multiplied: bool) -> list[str]:
             f"dense: {width.num_left} linear layers stay as published: too small, or no whole "
             "blocks of 32"
         )
-    if opened.model.device.type != "cpu" or not is_multiplied:
+    device = opened.model.device
+    if not is_host(device) or not is_multiplied:
         why = (
-            "there is no kernel"
-            if opened.model.device.type != "cpu"
-            else "--experts fused multiplies where it lies"
+            "--experts fused multiplies where it lies" if is_host(device) else "there is no kernel"
         )
         lines.append(
-            f"dense: {width.bits} bits are dequantised at each use on {opened.model.device.type}: "
-            f"{why}"
+            f"dense: {width.bits} bits are dequantised at each use on {kind_of(device)}: {why}"
         )
     return lines
 
@@ -175,7 +170,7 @@ def fallbacks_of(parts: Parts) -> list[str]:
     lines = [*parts.policies.fallbacks, *filter(None, [preset(parts.settings.preset).note])]
     lines += dict.fromkeys(origin.note for origin in _used(parts).values() if origin.note)
     if parts.settings.experts == FUSED and not parts.is_fused:
-        where = f"{num_devices} devices" if num_devices > 1 else opened.model.device.type
+        where = f"{num_devices} devices" if num_devices > 1 else kind_of(opened.model.device)
         lines.append(f"experts of {opened.family} on {where} are not fused: torch computes")
     if opened.dense:
         lines += _dense_fallbacks(

@@ -22,12 +22,12 @@ from artifacts.shape import FULL_BITS
 from runtime.control import sizes
 from runtime.control.counters import Counter
 from runtime.control.recorder import Recorder
+from runtime.devices import is_host, resolve_device
 from runtime.model.layout import ALIGNMENT
 from runtime.model.open import MoeModel, open_model
 from runtime.model.row_attention import RowPass
 from runtime.policies.base import Artefacts, FastTier
 from runtime.session.build import build_parts, lay_out_slots
-from runtime.session.devices import resolve_device
 from runtime.session.equip import equip
 from runtime.session.generation.charges import Charge
 from runtime.session.generation.finite import NotFinite, first_place
@@ -219,7 +219,7 @@ class Session:
     def _check(self, ids: torch.Tensor, past: object) -> None:
         """Raise BadInput or TooLong for tokens that the model cannot take. Ids on a GPU are not
         copied back to be checked."""
-        highest = int(ids.max()) if ids.device.type == "cpu" and ids.numel() else 0
+        highest = int(ids.max()) if is_host(ids.device) and ids.numel() else 0
         length = ids.shape[1] + (past.get_seq_length() if past is not None else 0)
         check_tokens(self.opened.model, highest=highest, length=length, what=f"{length} tokens")
 

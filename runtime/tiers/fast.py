@@ -8,6 +8,7 @@ from torch import nn
 
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import NO_SLOT, Place
+from runtime.devices import is_host
 from runtime.model.arithmetic import expert_forward
 from runtime.model.open import MoeModel
 from runtime.model.quantised.quantised_matrix import project_in_tiles, project_quantised
@@ -45,7 +46,7 @@ class ResidentExperts:
             opened.store.layout.project is project_quantised or opened.dtype is torch.float16
         )
         self._in_tiles = (
-            is_fused and has_tiles and not self._is_split and opened.model.device.type == "cpu"
+            is_fused and has_tiles and not self._is_split and is_host(opened.model.device)
         )
         self._views = [] if self._is_split else [opened.store.layout.views(slot) for slot in slots]
         # By slot the part that a whole expert takes.

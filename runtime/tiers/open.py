@@ -9,8 +9,7 @@ import torch
 from artifacts.shape import FULL_BITS
 from runtime.control.pools import Partitions
 from runtime.control.segments import Segments
-from runtime.links.cuda import CudaLink
-from runtime.links.disk import DiskLink
+from runtime.links.choose import open_link
 from runtime.links.emulated import EmulatedLink
 from runtime.links.link import Link
 from runtime.links.per_device import LinkPerDevice
@@ -118,8 +117,12 @@ def _open_link(opened: MoeModel, choice: LinkChoice, slow: SlowTier, device: tor
     shape = opened.shape
     if choice.kind == "emulated":
         return EmulatedLink(slow, shape, bandwidth=choice.bandwidth, latency_s=choice.latency_s)
-    if device.type == "cuda":
-        is_pinned = choice.kind == "cuda"
-        nbytes = opened.store.layout.nbytes
-        return CudaLink(slow, shape, device=device, slot_nbytes=nbytes, is_pinned=is_pinned)
-    return DiskLink(slow, shape, kept=slow.stores, is_direct=choice.is_direct)
+    return open_link(
+        slow,
+        shape,
+        kept=slow.stores,
+        device=device,
+        slot_nbytes=opened.store.layout.nbytes,
+        is_pinned=choice.kind == "cuda",
+        is_direct=choice.is_direct,
+    )

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
+from runtime.links.page_lock import PageLock, check_budget
 from runtime.model.layout import ExpertStore, aligned, fill, round_up
-from runtime.tiers.page_lock import PageLock, check_budget
 
 
 class RamStore(ExpertStore):

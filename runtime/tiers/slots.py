@@ -6,6 +6,7 @@ import torch
 
 from artifacts.errors import OutOfResources
 from runtime.control.pools import Pool
+from runtime.devices import is_host
 from runtime.kernels.batched import IN_CACHE
 from runtime.model.layout import Part, aligned, round_up
 from runtime.tiers.double_mapping import map_twice
@@ -68,12 +69,12 @@ class Slots:
         """Return whether there are several slots on one CPU, each holds exactly these parts, and
         all together fit in the CPU's cache."""
         nbytes = sum(part.nbytes for part in parts)
-        fit = bool(parts) and self.nbytes <= IN_CACHE and self.device.type == "cpu"
+        fit = bool(parts) and self.nbytes <= IN_CACHE and is_host(self.device)
         return fit and len(self.starts) > 1 and set(sizes) == {nbytes} and not any(self.device_of)
 
 
 def _new_arena(nbytes: int, device: torch.device) -> torch.Tensor:
-    if device.type == "cpu":
+    if is_host(device):
         return aligned(nbytes)
     try:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)

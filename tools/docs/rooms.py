@@ -6,6 +6,7 @@ a room is for stands in the docstring of its `__init__.py`.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ PACKAGES = ("artifacts", "runtime", "profilers", "moectl")
 
 _FACTS = "errors shape common"
 _DECIDES = "control policies"
-_MOVES = "tiers links kernels model"
+_MOVES = "tiers links kernels model devices"
 ROOMS: dict[str, dict[str, str]] = {
     "artifacts": {
         "errors": "",
@@ -38,10 +39,11 @@ ROOMS: dict[str, dict[str, str]] = {
         "control": "policies",
         "replay": _DECIDES,
         "search": f"replay {_DECIDES}",
-        "model": "",
-        "links": "model control",
-        "kernels": "model",
-        "tiers": f"links kernels model {_DECIDES}",
+        "devices": "",
+        "model": "devices",
+        "links": "model devices control",
+        "kernels": "model devices",
+        "tiers": f"links kernels model devices {_DECIDES}",
         "backends": f"{_MOVES} control",
         "engine": f"backends {_MOVES} {_DECIDES}",
         "session": f"engine backends {_MOVES} {_DECIDES}",
@@ -74,6 +76,27 @@ may import any."""
 
 WITHOUT_TORCH = ("policies", "control", "replay", "search")
 """Rooms of `runtime` that decide: they import no torch, neither themselves nor by way of others."""
+
+ASKS_FOR_DEVICE = re.compile(
+    r"\bdevice\)?\.type\b|\.is_(cuda|cpu|mps|xpu)\b|\btorch\.(cuda|mps|xpu|accelerator)\b"
+    r"|\.type [!=]= \""
+)
+"""Text that asks for the kind of a device, or calls what only one kind of device has."""
+
+ASK_FOR_DEVICES = (
+    "artifacts/formats/numbers.py",
+    "runtime/backends/host_copy.py",
+    "runtime/backends/streams.py",
+    "runtime/devices.py",
+    "runtime/links/cuda.py",
+    "runtime/links/cuda_events.py",
+    "runtime/links/page_lock.py",
+)
+"""The files that may hold such text: `runtime.devices` answers the others. May only get shorter."""
+
+MOST_ASK_FOR_THE_HOST = 23
+"""Files that ask `runtime.devices.is_host`, a question that a tier, a link or a backend could often
+answer: the number may only fall."""
 
 DATA = {"moectl": {"demo", "traces"}}
 """Folders that are no rooms: `demo` is the bundled checkpoint, `traces` has the bundled traces."""

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 
+from runtime.links import choose
 from runtime.links.disk import DiskLink
 from runtime.links.emulated import EmulatedLink
 from runtime.links.link import ThreadTransfer, Transfer
@@ -105,7 +106,7 @@ def installed(faults: Faults) -> Iterator[Faults]:
     """Give sessions built within the context links with these faults."""
     disk = partial(FaultyDiskLink, faults=faults)
     emulated = partial(FaultyEmulatedLink, faults=faults)
-    with patch.object(tiers, "DiskLink", disk), patch.object(tiers, "EmulatedLink", emulated):
+    with patch.object(choose, "DiskLink", disk), patch.object(tiers, "EmulatedLink", emulated):
         yield faults
 
 

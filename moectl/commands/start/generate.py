@@ -132,6 +132,7 @@ def generate(
             from moectl.shared.opening import existing, open_quietly
             from moectl.shared.preset_choice import with_choice
             from profilers.workers.choose import check_device, check_executor, is_spread
+            from runtime.devices import is_host
             from runtime.policies.presets import preset
             from runtime.session.generation.sampling import Sampling
 
@@ -150,7 +151,7 @@ def generate(
         spread = is_spread(executor, jobs)
         if spread:
             check_device(opened)
-        if kv == SLOW and opened.model.device.type == "cpu":
+        if kv == SLOW and is_host(opened.model.device):
             raise BadUsage(
                 "--kv slow is for a model on a GPU: here keys and values lie in RAM already"
             )

@@ -19,6 +19,7 @@ from runtime.backends.cpu.form import TokenOperands
 from runtime.backends.cpu.forms_cpu import TokenKernels, form_of, has_form
 from runtime.backends.torch_backend import TorchBackend
 from runtime.control.plan import Place
+from runtime.devices import is_host
 from runtime.kernels.clamped_gate import clamped_gate
 from runtime.kernels.cpu.decoder.compiled_layers import WholeExperts
 from runtime.kernels.cpu.threads import KernelThreads
@@ -57,7 +58,7 @@ class CpuBackend(Backend):
         has_kernels = has_form(
             opened.layers[0].experts, opened.store.layout, has_replicas=has_replicas
         )
-        return has_kernels and opened.dtype in AS_NUMPY and opened.model.device.type == "cpu"
+        return has_kernels and opened.dtype in AS_NUMPY and is_host(opened.model.device)
 
     @staticmethod
     def timed_expert(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:

@@ -27,7 +27,7 @@ from runtime.kernels.gpu.addressing import RankNumbers
 from runtime.kernels.gpu.experts.gates import gate_of
 from runtime.kernels.gpu.tiles import SortedPairs
 from runtime.kernels.gpu.total import Total
-from runtime.kernels.load import has_triton, kernels
+from runtime.kernels.load import compiler, kernels
 from runtime.model.arithmetic import Assigned, assign, expert_forward, gather
 from runtime.model.open import MoeModel
 from runtime.tiers.fast import ResidentExperts
@@ -310,4 +310,4 @@ class TritonBackend(Backend):
 
 
 def _runs_on(device: torch.device) -> bool:
-    return device.type == "cuda" and has_triton()
+    return compiler(device) == "triton"

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from runtime.kernels.cpu.row_shares import MatrixShares, Rows, plain_rows
 from runtime.kernels.cpu.threads import KernelThreads
-from runtime.kernels.load import AS_NUMPY, kernels
+from runtime.kernels.load import AS_NUMPY, is_cpu_operand, kernels
 from runtime.model.open import MoeModel
 from runtime.model.quantised.quantised_linear import QuantisedLinear, stored
 from runtime.model.quantised.quantised_matrix import linear_in_tiles
@@ -58,19 +58,12 @@ class CompiledLinear:
 
 def _is_plain(layer: nn.Module) -> bool:
     return (
-        type(layer) is nn.Linear
-        and layer.weight.device.type == "cpu"
-        and layer.weight.dtype in AS_NUMPY
-        and layer.weight.is_contiguous()
+        type(layer) is nn.Linear and is_cpu_operand(layer.weight) and layer.weight.is_contiguous()
     )
 
 
 def _is_packed(layer: nn.Module) -> bool:
-    return (
-        isinstance(layer, QuantisedLinear)
-        and layer.blocks.device.type == "cpu"
-        and layer.dtype in AS_NUMPY
-    )
+    return isinstance(layer, QuantisedLinear) and is_cpu_operand(layer.blocks, layer.dtype)
 
 
 def linear_operand(layer: nn.Linear | QuantisedLinear) -> tuple[int, int, int]:

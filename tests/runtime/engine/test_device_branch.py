@@ -15,7 +15,7 @@ from triton.runtime.interpreter import GridExecutor
 from artifacts.shape import FULL_BITS, Shape
 from runtime.control.build import build_controller
 from runtime.control.on_device import CacheOnDevice
-from runtime.backends import host_copy
+from runtime.backends import host_copy, streams
 from runtime.engine import device_road
 from runtime.kernels.gpu import decide
 from runtime.policies import build
@@ -28,7 +28,7 @@ shape = Shape(num_layers=L, num_experts=E, top_k=K, expert_nbytes=4 * WORDS)
 patch, launch = pytest.MonkeyPatch(), GridExecutor.__call__
 host_copy.has_streams = lambda device: True
 if sys.argv[1] == "apart":
-    device_road._Branch.join = lambda self: None
+    streams.Branch.join = lambda self: None
 
 def decode(seed):
     gpu, random = fake_cuda(patch, seed), np.random.default_rng(seed)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from artifacts.quantisation.packing import Packed, pack, unpack
 from artifacts.quantisation.widths import SCALAR_WIDTHS
-from runtime.kernels import low_bit
+from runtime.kernels import load, low_bit
 from runtime.kernels.low_bit import MANY_TOKENS, dequantise, kernel_name, linear
 from runtime.kernels.replica_linear import project_replica
 from runtime.model.arithmetic import expert_forward
@@ -189,7 +189,7 @@ def test_an_expert_of_every_family(checkpoint: Checkpoint, family: str, count: i
 
 def test_the_receipt_names_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel_name(torch.device("cpu")) == f"numba, unpacked from {MANY_TOKENS} tokens on"
-    monkeypatch.setattr(low_bit, "has_triton", lambda: False)
+    monkeypatch.setattr(load, "has_triton", lambda: False)
     assert kernel_name(torch.device("cuda")) == "torch, dequantised (no triton)"
 
 

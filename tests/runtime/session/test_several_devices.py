@@ -10,10 +10,10 @@ import torch
 
 from artifacts.errors import BadUsage
 from runtime.control.plan import Place
+from runtime.devices import spread_over
 from runtime.links.disk import DiskLink
 from runtime.links.per_device import LinkPerDevice
 from runtime.model.open import open_model
-from runtime.session.devices import spread_over
 from runtime.session.session import Session
 from runtime.session.settings import Settings
 from tests.conftest import Checkpoint

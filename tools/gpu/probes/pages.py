@@ -7,8 +7,8 @@ python -m tools.gpu.probes.pages
 import time
 
 from artifacts.common.host_memory import host_memory
+from runtime.links.page_lock import PageLock
 from runtime.model.huge_pages import anonymous, shares
-from runtime.tiers.page_lock import PageLock
 from tools.gpu.groups import tell
 from tools.gpu.probes.options import parsed
 

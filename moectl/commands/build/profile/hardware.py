@@ -95,9 +95,10 @@ def affordable(opened: "MoeModel", link: str) -> str:
     """Return the link, but `disk` for `auto` where a GPU's link would page-lock more memory than is
     available."""
     from profilers.hardware.this_machine import LocalMachine
+    from runtime.links.choose import default_kind
 
     device = opened.model.device
-    if link != "auto" or device.type != "cuda":
+    if link != "auto" or default_kind(device) == "disk":
         return link
     fits = opened.shape.nbytes <= _MOST_PINNED * LocalMachine.look(device).available_nbytes
     return link if fits else "disk"

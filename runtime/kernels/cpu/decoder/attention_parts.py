@@ -8,8 +8,9 @@ from itertools import product
 import torch
 from torch import nn
 
+from runtime.devices import kind_of
 from runtime.kernels.cpu.decoder.compiled_norm import Norm, recognise_norm
-from runtime.kernels.load import AS_NUMPY
+from runtime.kernels.load import is_cpu_operand
 from runtime.model.quantised.quantised_linear import QuantisedLinear, dtype_of, stored
 
 _NORMS = (
@@ -102,9 +103,9 @@ def recognise_heads(module: nn.Module) -> Heads | str:
     if not all(type(layer) in (nn.Linear, QuantisedLinear) for layer in linear):
         return "projections of another kind"
     dtype = dtype_of(linear[0])
-    device = stored(linear[0]).device
-    if dtype not in AS_NUMPY or device.type != "cpu":
-        return f"{dtype} on {device.type}"
+    weights = stored(linear[0])
+    if not is_cpu_operand(weights, dtype):
+        return f"{dtype} on {kind_of(weights.device)}"
     named = next((pair for pair in _NORMS if set(pair) <= children.keys()), ())
     norms = [recognise_norm(children.pop(name), dtype) for name in named]
     further = [

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from runtime.kernels.load import AS_NUMPY, kernels
+from runtime.kernels.load import AS_NUMPY, is_cpu_operand, kernels
 
 BOUNDS = {torch.float32: 2e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}
 """Largest distance of compiled code from a module on a probe, by dtype, relative to the largest
@@ -55,7 +55,7 @@ def like_of(dtype: torch.dtype) -> np.ndarray:
 def recognise_norm(module: nn.Module, dtype: torch.dtype) -> Norm | None:
     """Return the variant of RMS norm nearest to this module for tokens of `dtype` on random
     numbers, or None if none is within `BOUNDS`."""
-    if not _may_be_norm(module) or dtype not in AS_NUMPY:
+    if not _may_be_norm(module) or not is_cpu_operand(module.weight, dtype):
         return None
     random = torch.Generator().manual_seed(0)
     rows = torch.randn(_NUM_ROWS * len(_SIZES), len(module.weight), generator=random)
@@ -74,11 +74,7 @@ def _may_be_norm(module: nn.Module) -> bool:
     else."""
     state = dict(module.named_parameters())
     arguments = signature(module.forward).parameters
-    is_vector = (
-        state.keys() == {"weight"}
-        and module.weight.dim() == 1
-        and module.weight.device.type == "cpu"
-    )
+    is_vector = state.keys() == {"weight"} and module.weight.dim() == 1
     return is_vector and len(arguments) == 1 and isinstance(_eps(module), float)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from runtime.kernels.cpu.decoder.compiled_norm import BOUNDS, like_of
-from runtime.kernels.load import kernels
+from runtime.kernels.load import is_cpu_operand, kernels
 
 _NUM_TOKENS = 256  # random ones, on which a router is tried
 _SIZES = (0.25, 1.0, 4.0)  # of their logits
@@ -110,7 +110,7 @@ def compiled_router(gate: nn.Module) -> CompiledRouter | None:
 
 
 def _is_plain(weights: torch.Tensor) -> bool:
-    return weights.device.type == "cpu" and weights.is_contiguous()
+    return is_cpu_operand(weights) and weights.is_contiguous()
 
 
 def _tried(gate: nn.Module) -> CompiledRouter | None:

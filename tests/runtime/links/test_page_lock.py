@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from artifacts.errors import OutOfResources
+from runtime.links import page_lock
 from runtime.model.open import open_model
-from runtime.tiers import page_lock
 from runtime.tiers.ram import RamStore
 from tests.conftest import Checkpoint
 

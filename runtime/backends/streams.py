@@ -1,0 +1,84 @@
+"""Streams and graphs of a GPU: work beside the stream that computes, and work that is captured once
+and queued again."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+
+
+def new_stream(device: torch.device) -> torch.Stream:
+    """Return a stream beside the one that computes."""
+    return torch.cuda.Stream(device)
+
+
+class Branch:
+    """A stream beside the one that computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._begun = torch.cuda.Event()
+        self._done = torch.cuda.Event()
+        self.is_open = False
+
+    @contextmanager
+    def forked(self) -> Iterator[None]:
+        """Queue on this stream, behind the work that the computing stream has so far."""
+        self._begun.record(torch.cuda.current_stream(self._device))
+        self._stream.wait_event(self._begun)
+        with torch.cuda.stream(self._stream):
+            yield
+        self._done.record(self._stream)
+        self.is_open = True
+
+    def join(self) -> None:
+        """Make compute wait for the work that was queued here."""
+        if self.is_open:
+            torch.cuda.current_stream(self._device).wait_event(self._done)
+            self.is_open = False
+
+
+class GraphSequence:
+    """Graphs that are captured one after another, and replayed in the same order. They share one
+    pool of memory: the tensors that a graph leaves there may be overwritten by a later graph, never
+    by an earlier one."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+
+    @contextmanager
+    def capturing(self, stream: torch.Stream) -> Iterator[None]:
+        """Capture the work that is queued within; between `end` and `begin` none is. Nothing is
+        computed."""
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            self.begin()
+            try:
+                yield
+                self.end()
+            except BaseException:
+                self._abandon(stream.device)
+                raise
+
+    def begin(self) -> None:
+        """Begin the next graph."""
+        graph = torch.cuda.CUDAGraph()
+        # the link's threads go on
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self.graphs.append(graph)
+
+    def end(self) -> None:
+        """End the graph that is being captured."""
+        self.graphs[-1].capture_end()
+
+    def _abandon(self, device: torch.device) -> None:
+        """End a capture that failed. The driver may raise the error again; without this, torch's
+        allocator would go on asking the graph which memory is its own, long after the graph is
+        gone."""
+        try:
+            self.graphs[-1].capture_end()
+        except RuntimeError:
+            with suppress(RuntimeError):  # a later torch does it before it raises
+                torch._C._cuda_endAllocateToPool(device.index, self._pool)
