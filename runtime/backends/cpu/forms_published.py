@@ -90,9 +90,9 @@ class CpuMixed(CpuForm):
 def has_published_form(layout: Layout) -> bool:
     """Return whether experts lie as published, and there is compiled code for each of their
     matrices."""
-    if isinstance(layout, MixedLayout):
-        return all(has_published_form(each) for each in layout.layouts)
-    return isinstance(layout, QuantisedLayout) and all(
+    if layout.codes == "mixed":
+        return all(map(has_published_form, layout.layouts))
+    return layout.codes == "published" and all(
         piece.part in _BIASES or is_described(piece) for piece in layout.pieces
     )
 
