@@ -29,7 +29,6 @@ from runtime.session.link_choice import link_name
 from runtime.session.probe import seconds_of, without_experts
 from runtime.session.session import Session, Settings
 from runtime.session.settings import EXACT
-from runtime.tiers.replica_layouts import TrellisLayout
 from runtime.tiers.replica_store import ReplicaStore, open_replicas
 
 _CONTEXT = 64  # tokens before a decoded token
@@ -252,7 +251,7 @@ def _near(
     store = opened.store if bits == FULL_BITS else open_replicas(opened, replicas, [bits])[bits]
     module = opened.layers[0].experts
     views = _few(opened, store, _CPU)
-    has_trellis = isinstance(store.layout, TrellisLayout)
+    has_trellis = store.layout.codes == "trellis"
     packed = {bits} - {FULL_BITS} if not has_trellis else ()
     make_ready(packed, has_trellis=has_trellis, dtype=opened.dtype, device=_CPU)
     for num_tokens in _NEAR_TOKENS:

@@ -24,6 +24,7 @@ class Layout(Protocol):
     """Layout of an expert of one precision in a slot."""
 
     is_plain: bool  # whether each part is one tensor of the module's own numbers
+    codes: str  # how its numbers lie: plain, neurons, published, mixed (of these), packed, trellis
     format: str  # the name of how its matrices are stored
     dtype: torch.dtype  # of most of its parts
     project: Callable[
@@ -90,6 +91,7 @@ class ExpertLayout:
     dtype."""
 
     is_plain: ClassVar[bool] = True
+    codes: ClassVar[str] = "plain"
     project: ClassVar[Callable[..., torch.Tensor]] = staticmethod(project)
 
     parts: tuple[Part, ...]

@@ -20,6 +20,7 @@ from runtime.engine.routers import Watcher
 from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.dense_memory import on_cpu
+from runtime.model.layout import Layout
 from runtime.model.open import MoeModel
 from runtime.policies import Policies
 from runtime.policies.base import FastTier, Origin
@@ -27,7 +28,6 @@ from runtime.policies.presets import Scope
 from runtime.policies.step import Step
 from runtime.session.settings import Settings
 from runtime.tiers.open import LinkChoice, Tiers
-from runtime.tiers.replica_layouts import ReplicaLayout, TrellisLayout
 from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slots import Slots
 
@@ -99,24 +99,18 @@ class Parts(Choices):
     @property
     def packed_widths(self) -> list[Width]:
         """Bits of the replicas, in the slow tier or resident, that lie in packed codes."""
-        return sorted(
-            {
-                layout.bits
-                for layout in self._replica_layouts
-                if not isinstance(layout, TrellisLayout)
-            }
-        )
+        return sorted({layout.bits for layout in self._layouts if layout.codes == "packed"})
 
     @property
     def has_trellis(self) -> bool:
         """True if any replicas lie in trellis codes."""
-        return any(isinstance(layout, TrellisLayout) for layout in self._replica_layouts)
+        return any(layout.codes == "trellis" for layout in self._layouts)
 
     @property
-    def _replica_layouts(self) -> list[ReplicaLayout]:
+    def _layouts(self) -> list[Layout]:
         in_slow = [store.layout for store in self.tiers.slow.stores.values()]
         resident = [*self.shadows.layouts.values()] if self.shadows else []
-        return [layout for layout in in_slow + resident if isinstance(layout, ReplicaLayout)]
+        return in_slow + resident
 
 
 class StepObserver(Protocol):

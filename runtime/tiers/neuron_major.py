@@ -6,6 +6,7 @@ An expert is a sum over its neurons: the outputs of its segments add up to its o
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -36,6 +37,8 @@ class NeuronLayout:
     neurons is one piece, and the other neurons are another. An expert takes as many bytes as in a
     slot; bytes that pad 64-byte borders there lie unused in the head.
     """
+
+    codes: ClassVar[str] = "neurons"
 
     hidden: int
     num_neurons: int

@@ -36,6 +36,7 @@ class ReplicaLayout:
     """
 
     is_plain: ClassVar[bool] = False
+    codes: ClassVar[str] = "packed"
     format: ClassVar[str] = "replicas"
     project: ClassVar[Callable[..., torch.Tensor]] = staticmethod(project_replica)
     dtype: ClassVar[torch.dtype] = torch.int32
@@ -107,6 +108,7 @@ class TrellisLayout(ReplicaLayout):
     """Layout of a replica in trellis codes; `rates` has the rate of each projection. Parts are
     named `gate_up_proj.codes`."""
 
+    codes: ClassVar[str] = "trellis"
     format: ClassVar[str] = "trellis"
     dtype: ClassVar[torch.dtype] = torch.int16
 

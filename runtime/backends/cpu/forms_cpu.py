@@ -26,10 +26,8 @@ from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.files.expert_store import StoredLayout
 from runtime.model.layout import ExpertLayout, Layout
 from runtime.model.open import MoeModel
-from runtime.model.quantised.mixed_layout import MixedLayout
-from runtime.model.quantised.quantised_layout import QuantisedLayout
 from runtime.tiers.fast import ResidentExperts
-from runtime.tiers.replica_layouts import ReplicaLayout, TrellisLayout
+from runtime.tiers.replica_layouts import ReplicaLayout
 from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slow import SlowTier
 from runtime.tiers.slow_split import SegmentTier
@@ -225,7 +223,7 @@ def forms_of(
         return dict.fromkeys(slow.stores, CpuSegments(slow))
     gate = clamped_gate(opened.layers[0].experts)
     layouts = _layouts(slow, shadows)
-    coded = {bits: layout for bits, layout in layouts.items() if isinstance(layout, TrellisLayout)}
+    coded = {bits: layout for bits, layout in layouts.items() if layout.codes == "trellis"}
     one = CpuTrellis(coded, opened.dtype) if coded else None
     return {
         bits: one if bits in coded else form_of(layout, opened.dtype, gate)
@@ -255,7 +253,7 @@ def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:
     their replicas if they have any. The code for replicas supports only SiLU's gate without
     bias."""
     if is_plain(module):
-        return isinstance(layout, ExpertLayout | ReplicaLayout) or has_published_form(layout)
+        return layout.codes in ("plain", "packed", "trellis") or has_published_form(layout)
     return clamped_gate(module) is not None and not has_replicas and has_published_form(layout)
 
 
@@ -264,13 +262,7 @@ def form_of(
 ) -> CpuForm:
     """Return the backend of experts with this layout and gate (None: SiLU), for a model of this
     dtype."""
-    if isinstance(layout, MixedLayout):
-        return CpuMixed(layout, dtype, gate)
-    if isinstance(layout, QuantisedLayout):
-        return CpuPublished(layout, dtype, gate)
-    if isinstance(layout, TrellisLayout):
-        return CpuTrellis({layout.bits: layout}, dtype)
-    return CpuPacked(layout, dtype) if isinstance(layout, ReplicaLayout) else CpuWhole(layout)
+    return _FORMS[layout.codes](layout, dtype, gate)
 
 
 class CpuWhole(CpuForm):
@@ -387,3 +379,12 @@ def _offsets(offsets: dict[str, int], name: str) -> list[int]:
 
 def _num_groups(packed: Packed) -> int:
     return len(packed.scales)
+
+
+_FORMS: dict[str, Callable[..., CpuForm]] = {
+    "plain": lambda layout, *_: CpuWhole(layout),
+    "published": CpuPublished,
+    "mixed": CpuMixed,
+    "packed": lambda layout, dtype, _: CpuPacked(layout, dtype),
+    "trellis": lambda layout, dtype, _: CpuTrellis({layout.bits: layout}, dtype),
+}  # by the codes of a layout

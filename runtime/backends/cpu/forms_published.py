@@ -1,23 +1,14 @@
 """CPU backends of experts that lie in RAM as they were published, with compiled code for one
 token."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from ctypes import c_uint8
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from artifacts.formats.base import Format
-from artifacts.formats.fp8 import Scaled
-from artifacts.formats.gguf.ggml import GGML, GgmlBlocks
-from artifacts.formats.integers.gptq import Gptq
-from artifacts.formats.integers.order import ORDER
-from artifacts.formats.integers.packed_integers import PackedIntegers
-from artifacts.formats.mxfp4 import MxFp4
-from artifacts.formats.nvfp4 import GROUP as NVFP4_GROUP
-from artifacts.formats.nvfp4 import NvFp4
+from artifacts.formats.gguf.ggml import GGML
 from runtime.backends.cpu.form import CpuForm, LayerForm, TokenOperands
 from runtime.control.plan import Place
 from runtime.kernels.clamped_gate import ClampedGate
@@ -26,29 +17,17 @@ from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import Layout
 from runtime.model.quantised.mixed_layout import MixedLayout
-from runtime.model.quantised.quantised_layout import Piece, PlacedPieces, QuantisedLayout
+from runtime.model.quantised.quantised_layout import QuantisedLayout
+from runtime.model.quantised.stored_matrix import (
+    StoredCodes,
+    StoredMatrix,
+    is_described,
+    stored_matrices,
+)
 
-_ZEROS = "zero_point"  # a tensor that may be missing, and which the kernels take as int32
 _BIASES = (f"{GATE_UP}_bias", f"{DOWN}_bias")
-_NOT_THERE = -1
 # for more, torch multiplies by dequantised tiles: docs/performance.md has the times
 _MOST_TOKENS = 4
-
-
-Described = dict[
-    str, int | str
-]  # fields of a matrix, by name; a constant of the kernels by its name
-
-
-class PublishedMatrix(NamedTuple):
-    """One matrix [num_outputs, num_inputs] of an expert: its tensors by role, and the offset of
-    each in bytes."""
-
-    format: Format
-    tensors: Mapping[str, Piece]
-    offsets: Mapping[str, int]
-    num_outputs: int
-    num_inputs: int
 
 
 class CpuPublished(CpuForm):
@@ -63,30 +42,29 @@ class CpuPublished(CpuForm):
         self._layout = layout
         self._dtype = dtype
         self._gate = gate
-        self._offsets = {
-            piece.part: offset for piece, offset in zip(layout.pieces, layout.offsets, strict=True)
-        }
 
     def whole(self) -> LayerForm | None:
-        gate_up, down = (_matrices(self._layout, part) for part in (GATE_UP, DOWN))
+        gate_up, down = (stored_matrices(self._layout, part) for part in (GATE_UP, DOWN))
         if self._gate or not all(self._is_in_blocks_of_32(matrix) for matrix in (*gate_up, *down)):
             return None
         rows = [row for matrix in gate_up for row in _places(matrix, 2 // len(gate_up))]
-        return LayerForm(*down[0][3:], (*rows, *_places(down[0], 1)), self._layout.nbytes)
+        sizes = down[0].num_outputs, down[0].num_inputs
+        return LayerForm(*sizes, (*rows, *_places(down[0], 1)), self._layout.nbytes)
 
-    def _is_in_blocks_of_32(self, matrix: PublishedMatrix) -> bool:
+    def _is_in_blocks_of_32(self, matrix: StoredMatrix) -> bool:
         """Return whether the rows of this matrix are multiplied in the same way as rows of dense
         layers."""
-        form = matrix.format
-        has_blocks = isinstance(form, GgmlBlocks) and form.num_weights == 32
-        return has_blocks and (self._dtype is not torch.float16 or form.name not in _OF_FLOAT16)
+        kind = matrix.codes.kind
+        has_blocks = kind in GGML and GGML[kind].num_weights == 32
+        return has_blocks and (self._dtype is not torch.float16 or kind not in _OF_FLOAT16)
 
     @cached_property
     def rows(self) -> RowShares:
         """Kernels are compiled on first access, so that a run that does not use them does not wait
         for them."""
-        matrices = (_rows_of(self._layout, part, self._dtype) for part in (GATE_UP, DOWN))
-        biases = [self._offsets.get(part, -1) for part in _BIASES]
+        described = [stored_matrices(self._layout, part) for part in (GATE_UP, DOWN)]
+        biases = [-1 if first.bias is None else first.bias for first, *_ in described]
+        matrices = (_rows_of(each, self._dtype) for each in described)
         return RowShares(*matrices, self._dtype, gate=self._gate, biases=biases)
 
 
@@ -112,158 +90,88 @@ class CpuMixed(CpuForm):
 def has_published_form(layout: Layout) -> bool:
     """Return whether experts lie as published, and there is compiled code for each of their
     matrices."""
-    if isinstance(layout, MixedLayout):
-        return all(has_published_form(each) for each in layout.layouts)
-    return isinstance(layout, QuantisedLayout) and all(
-        piece.part in _BIASES
-        or (
-            type(piece.format) in _DESCRIBED
-            and (piece.role != _ZEROS or piece.dtype is torch.int32)
-        )
-        for piece in layout.pieces
+    if layout.codes == "mixed":
+        return all(map(has_published_form, layout.layouts))
+    return layout.codes == "published" and all(
+        piece.part in _BIASES or is_described(piece) for piece in layout.pieces
     )
 
 
-def _rows_of(layout: QuantisedLayout, part: str, dtype: torch.dtype) -> list[Rows]:
-    """Return the matrices that are the rows of one part, each with its kernel for x in this
-    dtype."""
-    matrices = []
+def _rows_of(matrices: Sequence[StoredMatrix], dtype: torch.dtype) -> list[Rows]:
+    """Return the matrices of one part, each with its kernel for x in this dtype."""
+    rows = []
     first = 0
     lanes = kernels("cpu.lanes")
     by_row = _NARROW_ROWS.get(dtype, _ROWS) if lanes.HAS_BYTE_TABLES else _ROWS
     others = _KERNELS | _OF_FLOAT16 if dtype is torch.float16 and lanes.HAS_PAIRS else _KERNELS
-    for matrix in _matrices(layout, part):
-        described = _DESCRIBED[type(matrix.format)](matrix)
-        module, name, narrow = others.get(described["KIND"], by_row)
-        fields = np.array(_fields({"HEIGHT": 1} | described))
+    for matrix in matrices:
+        module, name, narrow = others.get(_kind(matrix.codes), by_row)
         is_narrow = lanes.HAS_PAIRS and dtype in narrow
-        codes = matrix.tensors[_CODES[type(matrix.format)]].nbytes // matrix.num_outputs
+        nbytes = matrix.codes.nbytes // matrix.num_outputs
         kernel = getattr(kernels(module), name)
-        matrices.append(Rows(first, matrix.num_outputs, codes, fields, kernel, is_narrow))
+        rows.append(Rows(first, matrix.num_outputs, nbytes, _fields(matrix), kernel, is_narrow))
         first += matrix.num_outputs
-    return matrices
+    return rows
 
 
-def _matrices(layout: QuantisedLayout, part: str) -> list[PublishedMatrix]:
-    """Return the matrices that are the rows of one part."""
-    return [_matrix(placed) for placed in layout.matrices[part]]
-
-
-def _matrix(placed: PlacedPieces) -> PublishedMatrix:
-    tensors, offsets = ({role: each[i] for role, each in placed.items()} for i in (0, 1))
-    form = next(iter(tensors.values())).format
-    return PublishedMatrix(form, tensors, offsets, *form.shape(tensors))
-
-
-def _places(matrix: PublishedMatrix, count: int) -> list[tuple[int, int]]:
+def _places(matrix: StoredMatrix, count: int) -> list[tuple[int, int]]:
     """Return the kind and offset of `count` matrices of equal size, into which the rows of a matrix
     in blocks are divided."""
-    start = matrix.offsets["blocks"]
-    nbytes = matrix.tensors["blocks"].nbytes // count
-    return [
-        (getattr(kernels("cpu.published.published"), matrix.format.name), start + i * nbytes)
-        for i in range(count)
-    ]
+    codes = matrix.codes
+    kind = getattr(kernels("cpu.published.published"), codes.kind)
+    return [(kind, codes.start + i * (codes.nbytes // count)) for i in range(count)]
 
 
-def _fields(described: Described) -> list[int]:
+def _fields(matrix: StoredMatrix) -> np.ndarray:
     """Return the fields of `runtime.kernels.cpu.published.published`."""
     names = kernels("cpu.published.published")
-    values = [_NOT_THERE] * kernels("cpu.published.published").NUM_FIELDS
-    for name, value in described.items():
-        values[getattr(names, name)] = getattr(names, value) if isinstance(value, str) else value
-    return values
+    codes = matrix.codes
+    fields = np.full(names.NUM_FIELDS, -1)
+    fields[names.KIND] = getattr(names, _kind(codes))
+    fields[names.CODES] = codes.start
+    fields[names.BITS] = codes.bits
+    fields[names.HEIGHT] = 1
+    if codes.kind in GGML:
+        fields[names.BLOCK_NBYTES] = GGML[codes.kind].nbytes
+    if scales := matrix.scales:
+        fields[names.SCALES] = scales.start
+        fields[names.SCALE_TYPE] = getattr(names, _SCALE_TYPES[scales.dtype])
+        fields[names.HEIGHT] = scales.height
+        fields[names.WIDTH] = scales.width
+        fields[names.NUM_GROUPS] = scales.num_groups
+        fields[names.IS_INVERSE] = scales.is_inverse
+    if scales and scales.matrix is not None:
+        fields[names.WHOLE] = scales.matrix
+    if zeros := matrix.zeros:
+        fields[names.ZEROS] = zeros.start
+        fields[names.ZERO_OFFSET] = zeros.offset
+    if matrix.order is not None:
+        fields[names.ORDER] = matrix.order
+    return fields
 
 
-def _scales(matrix: PublishedMatrix, role: str, num_groups: int) -> Described:
-    """Return the fields that describe scales in groups of columns to the kernels."""
-    return {
-        "SCALES": matrix.offsets[role],
-        "SCALE_TYPE": _SCALE_TYPES[matrix.tensors[role].dtype],
-        "NUM_GROUPS": num_groups,
-        "WIDTH": -(-matrix.num_inputs // num_groups),
-    }
+def _kind(codes: StoredCodes) -> str:
+    """Return the name of the kernels' `KIND` of these codes."""
+    if codes.order == "columns":
+        return "STREAM"
+    return _KINDS.get((codes.kind, codes.bits, codes.mantissa), codes.kind)
 
 
-def _eight_bit_floats(matrix: PublishedMatrix) -> Described:
-    scale = matrix.tensors["scale"]
-    weight = matrix.tensors["weight"]
-    height, width = matrix.format.scaled_block(weight.shape, scale.shape)
-    described = _scales(matrix, "scale", -(-matrix.num_inputs // width))
-    kind = {torch.float8_e4m3fn: "E4M3", torch.float8_e5m2: "E5M2", torch.int8: "INT8"}[
-        weight.dtype
-    ]
-    return described | {
-        "KIND": kind,
-        "CODES": matrix.offsets["weight"],
-        "HEIGHT": height,
-        "WIDTH": width,
-    }
-
-
-def _mxfp4(matrix: PublishedMatrix) -> Described:
-    described = _scales(matrix, "scales", matrix.tensors["scales"].shape[1])
-    return described | {"KIND": "FLOATS_4", "CODES": matrix.offsets["blocks"]}
-
-
-def _nvfp4(matrix: PublishedMatrix) -> Described:
-    return _scales(matrix, "scale", matrix.num_inputs // NVFP4_GROUP) | {
-        "KIND": "FLOATS_4",
-        "CODES": matrix.offsets["packed"],
-        "WHOLE": matrix.offsets["global"],
-        "IS_INVERSE": int(matrix.format.is_inverse),
-    }
-
-
-def _packed_integers(matrix: PublishedMatrix) -> Described:
-    return _scales(matrix, "scale", matrix.tensors["scale"].shape[1]) | {
-        "KIND": "INTEGERS_4" if matrix.format.bits == 4 else "UINT8",
-        "CODES": matrix.offsets["packed"],
-        "BITS": matrix.format.bits,
-        "ZEROS": matrix.offsets.get(_ZEROS, _NOT_THERE),
-        "ORDER": matrix.offsets.get(ORDER, _NOT_THERE),
-    }
-
-
-def _gptq(matrix: PublishedMatrix) -> Described:
-    return _scales(matrix, "scales", matrix.tensors["scales"].shape[0]) | {
-        "KIND": "STREAM",
-        "CODES": matrix.offsets["qweight"],
-        "BITS": matrix.format.bits,
-        "ZEROS": matrix.offsets["qzeros"],
-        "ZERO_OFFSET": matrix.format.zero_offset,
-        "ORDER": matrix.offsets.get(ORDER, _NOT_THERE),
-    }
-
-
-def _ggml_blocks(matrix: PublishedMatrix) -> Described:
-    form = matrix.format
-    return {"KIND": form.name, "CODES": matrix.offsets["blocks"], "BLOCK_NBYTES": form.nbytes}
-
-
-_DESCRIBED = {
-    Scaled: _eight_bit_floats,
-    MxFp4: _mxfp4,
-    NvFp4: _nvfp4,
-    PackedIntegers: _packed_integers,
-    Gptq: _gptq,
-    GgmlBlocks: _ggml_blocks,
-}
-_CODES = {
-    Scaled: "weight",
-    MxFp4: "blocks",
-    NvFp4: "packed",
-    PackedIntegers: "packed",
-    Gptq: "qweight",
-    GgmlBlocks: "blocks",
-}  # the role of the tensor that holds a matrix's codes
+_KINDS = {
+    ("float", 4, 1): "FLOATS_4",
+    ("float", 8, 3): "E4M3",
+    ("float", 8, 2): "E5M2",
+    ("signed", 8, 0): "INT8",
+    ("integer", 4, 0): "INTEGERS_4",
+    ("integer", 8, 0): "UINT8",
+}  # by kind, bits and mantissa; ggml's blocks have their own names
 _SCALE_TYPES = {
-    torch.float32: "FLOAT32",
-    torch.float16: "FLOAT16",
-    torch.bfloat16: "BFLOAT16",
-    torch.float8_e8m0fnu: "E8M0",
-    torch.uint8: "E8M0",
-    torch.float8_e4m3fn: "FLOAT8",
+    "float32": "FLOAT32",
+    "float16": "FLOAT16",
+    "bfloat16": "BFLOAT16",
+    "float8_e8m0fnu": "E8M0",
+    "uint8": "E8M0",
+    "float8_e4m3fn": "FLOAT8",
 }
 _BFLOAT16 = (torch.bfloat16,)
 _HALVES = (torch.bfloat16, torch.float16)

@@ -12,9 +12,8 @@ from artifacts.shape import FULL_BITS
 from runtime.backends.triton.forms_published_gpu import GpuPublished
 from runtime.control.plan import NO_SLOT, Place
 from runtime.kernels.batched import is_plain
-from runtime.kernels.gpu.addressing import WORD, Biases, Matrix, Numbers, Strides
+from runtime.kernels.gpu.addressing import WORD, Biases, Matrix, Numbers, Strides, is_readable
 from runtime.kernels.gpu.experts.gates import Gate, gate_of
-from runtime.kernels.gpu.stored_matrix import is_readable
 from runtime.kernels.gpu.total import Total
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
@@ -212,7 +211,7 @@ def replica_form(
     layout: ReplicaLayout, buffer: torch.Tensor, starts: Sequence[int], *, is_by_key: bool
 ) -> GpuPacked | GpuTrellis:
     """Return the backend of replicas with this layout."""
-    kind = GpuTrellis if isinstance(layout, TrellisLayout) else GpuPacked
+    kind = GpuTrellis if layout.codes == "trellis" else GpuPacked
     return kind(layout, buffer, starts, is_by_key=is_by_key)
 
 
@@ -222,9 +221,9 @@ def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:
     gate = gate_of(module)
     if gate is None or has_replicas and not is_plain(module):
         return False
-    if isinstance(layout, QuantisedLayout):
+    if layout.codes == "published":
         return gate.has_up and module.is_transposed == gate.take_turns and is_readable(layout)
-    return isinstance(layout, ExpertLayout)
+    return layout.is_plain
 
 
 def full_form(
@@ -237,7 +236,7 @@ def full_form(
 ) -> GpuFullPrecision | GpuPublished:
     """Return the backend of whole experts with this gate in `arena`, uint8, at `starts`, in bytes.
     `is_transposed`: at full precision each matrix lies [in, out]."""
-    if isinstance(layout, QuantisedLayout):
+    if layout.codes == "published":
         return GpuPublished(
             layout, arena, torch.tensor(starts, dtype=torch.int64, device=arena.device), gate
         )

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 
 from runtime.control.plan import Place
-from runtime.kernels.gpu.addressing import Numbers
+from runtime.kernels.gpu.addressing import Numbers, gated_matrices
 from runtime.kernels.gpu.experts.gates import Gate
-from runtime.kernels.gpu.stored_matrix import StoredMatrix, gated_matrices
 from runtime.kernels.gpu.total import Total
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised.quantised_layout import QuantisedLayout
+from runtime.model.quantised.stored_matrix import StoredMatrix
 
 
 class GpuPublished:

@@ -1,5 +1,5 @@
 """Layout of an expert's weights in its slot, as the GPU kernels take it: whole, split into
-segments, or low-bit."""
+segments, low-bit, or as published."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,12 @@ from typing import NamedTuple
 
 import torch
 
+from artifacts.formats.gguf.ggml import GgmlBlocks
+from runtime.kernels.gpu.experts.gates import SILU, Gate
+from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout
+from runtime.model.quantised.quantised_layout import QuantisedLayout
+from runtime.model.quantised.stored_matrix import StoredMatrix, is_described, stored_matrices
 
 WORD = 4  # bytes
 _BIAS = "_bias"  # the end of a bias's name
@@ -124,6 +129,39 @@ class Matrix(NamedTuple):
     group_size: int
     last_word: int
     zero_words: int
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMatrices:
+    """Matrices of a gated expert, and its activation. If gate and up are one matrix, both fields
+    are that matrix; up begins with row `up_first`, and `step` is the distance between rows of
+    either."""
+
+    gate: StoredMatrix
+    up: StoredMatrix
+    up_first: int
+    step: int
+    down: StoredMatrix
+    activation: Gate
+
+
+def is_readable(layout: QuantisedLayout) -> bool:
+    """Return whether the kernels read all matrices of experts with this layout, where down is
+    one."""
+    are_read = all(
+        is_described(piece) and type(piece.format) is not GgmlBlocks
+        for piece in layout.pieces
+        if piece.format
+    )
+    return are_read and {piece.source for piece in layout.pieces if piece.part == DOWN} == {0}
+
+
+def gated_matrices(layout: QuantisedLayout, activation: Gate = SILU) -> GatedMatrices:
+    """Describe the matrices of an expert with this layout."""
+    gate, *up = stored_matrices(layout, GATE_UP)
+    (down,) = stored_matrices(layout, DOWN)
+    up_first, step = (1, 2) if activation.take_turns else (0 if up else gate.num_outputs // 2, 1)
+    return GatedMatrices(gate, up[0] if up else gate, up_first, step, down, activation)
 
 
 class RankNumbers(NamedTuple):

@@ -13,7 +13,7 @@ import triton.language as tl
 from artifacts.formats.integers.order import INPUT_BITS
 from runtime.kernels.gpu.blocks import load_block
 from runtime.kernels.gpu.low_bit import read_codes
-from runtime.kernels.gpu.stored_matrix import StoredMatrix
+from runtime.model.quantised.stored_matrix import StoredMatrix
 
 _INPUT_BITS = tl.constexpr(INPUT_BITS)
 _INPUT = tl.constexpr((1 << INPUT_BITS) - 1)

@@ -18,6 +18,7 @@ class MixedLayout:
     layout of the expert in it."""
 
     is_plain: ClassVar[bool] = False
+    codes: ClassVar[str] = "mixed"
     start: ClassVar[int] = ALIGNMENT  # of the expert in its slot
 
     layouts: tuple[QuantisedLayout, ...]

@@ -55,6 +55,7 @@ class QuantisedLayout:
     `is_transposed` says whether its matrices are [in, out]."""
 
     is_plain: ClassVar[bool] = False
+    codes: ClassVar[str] = "published"
 
     pieces: tuple[Piece, ...]
     offsets: tuple[int, ...]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from artifacts.formats.base import Stored
-from runtime.kernels.gpu.stored_matrix import gated_matrices, is_readable
+from runtime.kernels.gpu.addressing import gated_matrices, is_readable
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised.quantised_layout import PLAIN, Piece, QuantisedLayout
 from tests.helpers.triton_process import interpret, needs_triton
@@ -46,7 +46,7 @@ from artifacts.formats.base import Stored
 from artifacts.formats.fp8 import Scaled
 from artifacts.formats.mxfp4 import MxFp4
 from runtime.kernels.gpu.published import dequantise
-from runtime.kernels.gpu.stored_matrix import stored_matrix
+from runtime.model.quantised.stored_matrix import stored_matrix
 from runtime.model.quantised.quantised_layout import Piece, QuantisedLayout
 every = torch.arange(256).byte()[None]
 cases = [(Scaled(), {"weight": every.view(dtype), "scale": torch.ones(1)})

@@ -9,11 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.gpu.addressing import Numbers, arguments
+from runtime.kernels.gpu.addressing import GatedMatrices, Numbers, arguments
 from runtime.kernels.gpu.blocks import activated, expert_start, number_of
 from runtime.kernels.gpu.experts.weighted_sum import operands, sum_last
 from runtime.kernels.gpu.published import block_sizes, product
-from runtime.kernels.gpu.stored_matrix import GatedMatrices
 from runtime.kernels.gpu.total import Total
 
 
