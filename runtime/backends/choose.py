@@ -5,10 +5,8 @@ Other packages add a backend by an entry point of the group `moectl.backends`, o
 """
 
 from collections.abc import Iterator
-from functools import cache
-from importlib.metadata import entry_points
 
-from artifacts.errors import Incompatible
+from artifacts.common.outside import installed, load
 from runtime.backends.backend import Backend
 from runtime.backends.cpu.cpu_backend import CpuBackend
 from runtime.backends.cpu.forms_cpu import TokenKernels
@@ -66,17 +64,10 @@ def _backends() -> Iterator[type[Backend]]:
     yield TritonBackend
 
 
-@cache
-def _installed() -> tuple[type[Backend], ...]:
+def _installed() -> list[type[Backend]]:
     """Return the backends of installed packages. Raises Incompatible where one cannot be
     imported."""
-    found = []
-    for point in entry_points(group=_GROUP):
-        try:
-            found.append(point.load())
-        except Exception as error:
-            raise Incompatible(
-                f"the backend {point.name} of {point.value} cannot be imported ({error}): "
-                "repair or uninstall its package"
-            ) from error
-    return tuple(found)
+    found: list[type[Backend]] = []
+    for entry in installed(_GROUP).values():
+        load(f"backend {entry.name}", entry, found.append)
+    return found

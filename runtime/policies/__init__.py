@@ -7,14 +7,14 @@ by `register_policy`.
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from functools import partial
 from math import inf
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
+from artifacts.common.outside import installed, load
 from artifacts.common.suggestions import unknown
-from artifacts.errors import BadUsage, Incompatible
+from artifacts.errors import BadUsage
 from artifacts.shape import FULL_BITS
 from runtime.policies.base import Eviction, Miss, Prefetch, Residency, Routing
 from runtime.policies.eviction.activation import ActivationEviction
@@ -66,6 +66,7 @@ from runtime.policies.routing.pre_gated import PreGated
 from runtime.policies.routing.standard import Standard
 from runtime.policies.shared.maps import Matching
 
+_GROUP = "moectl.policies"
 POLICIES: dict[str, dict[str, type]] = {
     "routing": {"standard": Standard, "cache_aware": CacheAware, "pre_gated": PreGated},
     "prefetch": {
@@ -193,15 +194,9 @@ def register_policy(axis: str, name: str, policy: type) -> None:
     POLICIES[axis][name] = policy
 
 
-@cache
-def _outside() -> dict[str, EntryPoint]:
-    """Return the policies that other packages have, by `AXIS.NAME`; none is imported."""
-    return {entry.name: entry for entry in entry_points(group="moectl.policies")}
-
-
 def names(axis: str) -> list[str]:
     """Return the names of an axis, also those of other packages, which are not imported for it."""
-    outside = (name.partition(".") for name in _outside())
+    outside = (name.partition(".") for name in installed(_GROUP))
     return list(
         dict.fromkeys([*POLICIES[axis], *(name for own, _, name in outside if own == axis)])
     )
@@ -209,16 +204,9 @@ def names(axis: str) -> list[str]:
 
 def find(axis: str, name: str) -> type:
     """Return the policy of a name. Raises BadUsage for an unknown one, and Incompatible where the
-    package that has it cannot be imported."""
-    if name not in POLICIES[axis] and (entry := _outside().get(f"{axis}.{name}")):
-        try:
-            policy = entry.load()
-        except Exception as error:  # whatever another package does
-            raise Incompatible(
-                f"the {axis} policy {name} cannot be imported from {entry.value}: {error!r}; mend "
-                "or uninstall the package that has it"
-            ) from error
-        register_policy(axis, name, policy)
+    package that has it cannot be used."""
+    if name not in POLICIES[axis] and (entry := installed(_GROUP).get(f"{axis}.{name}")):
+        load(f"{axis} policy {name}", entry, partial(register_policy, axis, name))
     if name not in POLICIES[axis]:
         raise BadUsage(unknown(f"{axis} policy", name, names(axis)))
     return POLICIES[axis][name]

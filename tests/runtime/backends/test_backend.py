@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from artifacts.common import outside
 from artifacts.errors import Incompatible
 from artifacts.formats.fp8 import Scaled
 from runtime.backends import choose
@@ -121,16 +122,16 @@ def test_a_backend_is_found_by_its_entry_point(
     point = EntryPoint("theirs", f"{module}:Outside", choose._GROUP)
     if not breaks:
         monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Outside=Outside))
-    monkeypatch.setattr(choose, "entry_points", lambda group: [point][: group == choose._GROUP])
-    choose._installed.cache_clear()
+    monkeypatch.setattr(outside, "entry_points", lambda group: [point][: group == choose._GROUP])
+    outside.installed.cache_clear()
     try:
         if breaks:
-            with pytest.raises(Incompatible, match="backend theirs of nowhere:Outside cannot be"):
+            with pytest.raises(Incompatible, match="backend theirs cannot be imported from nowhere:Outside"):
                 choose_backend("theirs")
         else:
             assert choose_backend("theirs") is Outside
     finally:
-        choose._installed.cache_clear()
+        outside.installed.cache_clear()
 
 
 def test_rows_are_by_ascending_expert_without_what_is_left_out(made: CpuBackend) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from artifacts.common.outside import installed
 from artifacts.errors import BadUsage
 from moectl.cli import main
 from moectl.cli.completion import policies as completed
-from runtime import policies
 from runtime.policies import POLICIES, find, register_policy
 from runtime.policies.eviction.lru import Lru
 from runtime.policies.presets import preset
@@ -32,19 +32,19 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The page's file and entry point, installed in a folder of its own."""
     known = dict(POLICIES["eviction"])
     (tmp_path / "lru_k.py").write_text(FILE, encoding="utf-8")
-    installed = tmp_path / "moectl_lru_k-1.0.dist-info"
-    installed.mkdir()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: moectl-lru-k\nVersion: 1.0\n")
+    info = tmp_path / "moectl_lru_k-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: moectl-lru-k\nVersion: 1.0\n")
     group, line = re.fullmatch(r'\[project\.entry-points\."(.+)"\]\n(.+)\n', NAMED).groups()
-    (installed / "entry_points.txt").write_text(f"[{group}]\n{line.replace(chr(34), '')}\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{line.replace(chr(34), '')}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    policies._outside.cache_clear()
+    installed.cache_clear()
     yield tmp_path
     sys.modules.pop("lru_k", None)
     POLICIES["eviction"].clear()
     POLICIES["eviction"].update(known)
-    policies._outside.cache_clear()
+    installed.cache_clear()
 
 
 def said(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict:
