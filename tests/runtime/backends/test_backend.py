@@ -126,7 +126,9 @@ def test_a_backend_is_found_by_its_entry_point(
     outside.installed.cache_clear()
     try:
         if breaks:
-            with pytest.raises(Incompatible, match="backend theirs cannot be imported from nowhere:Outside"):
+            with pytest.raises(
+                Incompatible, match="backend theirs cannot be imported from nowhere:Outside"
+            ):
                 choose_backend("theirs")
         else:
             assert choose_backend("theirs") is Outside

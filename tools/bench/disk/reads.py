@@ -29,7 +29,6 @@ from runtime.model.files.checkpoint import open_checkpoint
 from runtime.model.files.pack import pack
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel, open_model
-from runtime.tiers.open import direct
 from runtime.tiers.slow import SlowTier
 from tools.arguments import parser_of
 from tools.bench.decoding.resident import OLMOE_SHAPED, random_model
@@ -120,7 +119,7 @@ class _Way:
     def __init__(self, folder: Path, link: str, num_threads: int) -> None:
         self._folder = folder
         self._opened = open_model(str(folder))
-        store = direct(self._opened.store) if link == "direct" else self._opened.store
+        store = self._opened.store.direct() if link == "direct" else self._opened.store
         shape = self._opened.shape
         self._link = DiskLink(SlowTier.plain(store), shape, num_threads=num_threads)
         self._slots = [aligned(shape.expert_nbytes) for _ in range(shape.top_k)]
