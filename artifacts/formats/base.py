@@ -1,15 +1,18 @@
 """Interface of a format: the tensors that hold one matrix, checks of their types and shapes, and
 the published formula."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import numpy as np
-import torch
 
+from artifacts.common.lazy_torch import torch
 from artifacts.errors import BadInput
 
 Loop = Callable[[int, np.ndarray], None]
@@ -18,17 +21,18 @@ format's `fills_bfloat16` is true, uint16 with the bits of bfloat16."""
 
 
 class Stored(NamedTuple):
-    """Type and shape of a stored tensor."""
+    """Type and shape of a stored tensor, for `shape`, which takes tensors as well."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
 
-class Format(Protocol):
-    """One way to store a matrix [out, in] in several tensors, which are known by their roles."""
+class Format:
+    """One way to store a matrix [out, in] in several tensors, which are known by their roles: base
+    of the formats, each a frozen dataclass with its own `shape` and `dequantise`."""
 
     name: str
-    fills_bfloat16: ClassVar[bool]
+    fills_bfloat16: ClassVar[bool] = True
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         """The shape [out, in] of the matrix that these tensors hold, by role. Raises Unfit where
@@ -43,6 +47,33 @@ class Format(Protocol):
     def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
         """Return the fault of stored numbers that no matrix of a model has, for example NaN, as the
         end of a message; None if they are sound."""
+        return None if are_sound(tensors.values()) else NOT_FINITE
+
+
+@dataclass(frozen=True, slots=True)
+class Turned(Format):
+    """A matrix of any format that is stored transposed, [in, out], as Qwen3-VL-MoE publishes its
+    experts."""
+
+    stored: Format
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def lacking(self) -> int:
+        return self.stored.lacking
+
+    def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
+        num_inputs, num_outputs = self.stored.shape(stored)
+        return num_outputs, num_inputs
+
+    def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self.stored.dequantise(tensors).T.contiguous()
+
+    def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
+        return self.stored.fault(tensors)
 
 
 DAMAGED = "the checkpoint is damaged"
@@ -51,7 +82,7 @@ NOT_FINITE = f"NaN or infinity, {DAMAGED}"
 BEYOND = f"an index beyond its groups, {DAMAGED}"
 """Faults of stored numbers, as the end of a message."""
 
-LARGEST = torch.finfo(torch.float16).max
+LARGEST = 65_504.0  # of float16
 """No weight of a model is larger: what its scales allow beyond this is damage."""
 
 

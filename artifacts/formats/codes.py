@@ -1,7 +1,10 @@
 """Codes of few bits: unpacking of words and bytes, and the values of 4-bit floats."""
 
+from __future__ import annotations
+
 import numpy as np
-import torch
+
+from artifacts.common.lazy_torch import torch
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The number of each code of a 4-bit float: sign, two bits of exponent, one of mantissa (OCP

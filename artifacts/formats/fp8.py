@@ -6,16 +6,19 @@ scales says. The last block of a row or column may be cut off (finegrained_fp8.p
 DeepSeek-V3's `weight_dequant`).
 """
 
+from __future__ import annotations
+
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
-import torch
-
+from artifacts.common.lazy_torch import torch
+from artifacts.errors import BadInput
 from artifacts.formats.base import (
     DAMAGED,
     NOT_FINITE,
+    Format,
     Loop,
     Stored,
     are_sound,
@@ -24,17 +27,22 @@ from artifacts.formats.base import (
     loops,
     require,
 )
-from artifacts.formats.schemes import BLOCK
-
-_EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+from artifacts.formats.schemes import (
+    BLOCK,
+    HEAD,
+    Group,
+    Said,
+    Scheme,
+    Spelling,
+    patterns,
+    whole_number,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class Scaled(Format):
     """Eight-bit weights and their scales; `block` is the rows and columns of a block as the config
     gives them."""
-
-    fills_bfloat16: ClassVar[bool] = True
 
     name: str = "fp8"
     block: tuple[int, int] = (BLOCK, BLOCK)
@@ -43,7 +51,7 @@ class Scaled:
         weight = stored["weight"]
         scale = stored["scale"]
         require(
-            weight.dtype in _EIGHT_BITS,
+            weight.dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8),
             f"weights of {weight.dtype} with one scale: of 8 bits are float8 and int8",
         )
         require(
@@ -123,3 +131,38 @@ def _grid(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _blocks(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
     return tuple(-(-size // width) for size, width in zip(shape, block, strict=True))
+
+
+def said(config: Mapping) -> Said:
+    """Read the config of a checkpoint in FP8."""
+    if config.get("expert_dtype", "fp8") != "fp8":
+        raise BadInput(
+            f"experts of {str(config['expert_dtype'])[:40]} beside FP8: moectl reads experts in fp8"
+        )
+    left = patterns(config, "modules_to_not_convert") or patterns(config, "ignored_layers")
+    scheme = scaled("fp8", block_of(config.get("weight_block_size")), "_scale_inv", "_scale")
+    return Said((Group(scheme),), left + HEAD)
+
+
+def block_of(size: object) -> tuple[int, int]:
+    """Rows and columns of a block, as a config gives them."""
+    if not size:
+        return BLOCK, BLOCK
+    block = tuple(map(whole_number, size)) if isinstance(size, list) else ()
+    if len(block) != 2 or not all(type(n) is int and n > 0 for n in block):
+        raise BadInput(f"weight_block_size is {json.dumps(size)[:40]}, which is no size of a block")
+    return block
+
+
+def scaled(layout: str, block: tuple[int, int], *suffixes: str) -> Scheme:
+    """The scheme of eight bits with a scale for each block; names of scales end in one of the
+    suffixes."""
+    # Scales of a row or a matrix are told by their shape, whatever the config says.
+    form = Scaled(block=block if min(block) > 1 else (BLOCK, BLOCK))
+    spellings = tuple(Spelling(form, {"weight": "", "scale": suffix}) for suffix in suffixes)
+    return Scheme(layout, 8, block, 4, spellings)
+
+
+def float_quantized(block: tuple[int, int]) -> Scheme:
+    """The scheme of compressed-tensors' and modelopt's eight bits."""
+    return scaled("float-quantized", block, "_scale")

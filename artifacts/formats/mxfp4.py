@@ -5,29 +5,29 @@ has its experts.
 the low half of a byte.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
-import torch
 
-from artifacts.formats.base import Loop, Stored, fault_of_scales, loops, require
+from artifacts.common.lazy_torch import torch
+from artifacts.formats.base import Format, Loop, Stored, fault_of_scales, loops, require
 from artifacts.formats.codes import E2M1, NO_ZEROS, floats
+from artifacts.formats.modules import REGEX
+from artifacts.formats.schemes import HEAD, Group, Said, Scheme, Spelling, patterns
 
 GROUP = 32
 # of a scale, which is an exponent (e8m0)
 _BIAS = 127
 _NAN = 255
-_BYTES = (torch.uint8, torch.float8_e8m0fnu)
 
 
 @dataclass(frozen=True, slots=True)
-class MxFp4:
+class MxFp4(Format):
     """`blocks` uint8 [out, in / 32, 16] or [out, in / 2], `scales` uint8 [out, in / 32]."""
-
-    fills_bfloat16: ClassVar[bool] = True
 
     name: str = "mxfp4"
 
@@ -35,7 +35,7 @@ class MxFp4:
         blocks = stored["blocks"]
         scales = stored["scales"]
         require(
-            blocks.dtype is torch.uint8 and scales.dtype in _BYTES,
+            blocks.dtype is torch.uint8 and scales.dtype in (torch.uint8, torch.float8_e8m0fnu),
             f"{blocks.dtype} with {scales.dtype}",
         )
         require(
@@ -65,3 +65,15 @@ class MxFp4:
     def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
         largest = tensors["scales"].view(torch.uint8).max()  # of exponents, as that of numbers
         return fault_of_scales(largest.view(torch.float8_e8m0fnu), max(E2M1))
+
+
+def said(config: Mapping) -> Said:
+    """Read the config of a checkpoint in MXFP4."""
+    group = Group(scheme("mxfp4", "_blocks", "_scales"), (f"{REGEX}.*experts",))
+    return Said((group,), patterns(config, "modules_to_not_convert") + HEAD)
+
+
+def scheme(layout: str, blocks: str, scales: str) -> Scheme:
+    """The scheme, by the endings of names."""
+    spelling = Spelling(MxFp4(), {"blocks": blocks, "scales": scales})
+    return Scheme(layout, 4, (1, GROUP), 1, (spelling,))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from artifacts.formats.base import Format, Loop, Stored, loops
+from artifacts.formats.base import Format, Loop, loops
 
 _AS_NUMPY = {
     torch.float32: torch.float32,
@@ -29,17 +29,17 @@ def numbers(
     format: Format, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> torch.Tensor:
     """The matrix [out, in] in this dtype, rounded to nearest, ties to even."""
-    shape = format.shape(
-        {role: Stored(tensor.dtype, tensor.shape) for role, tensor in tensors.items()}
+    out = torch.empty(
+        format.shape(tensors), dtype=dtype, device=next(iter(tensors.values())).device
     )
-    out = torch.empty(shape, dtype=dtype, device=next(iter(tensors.values())).device)
     filler(format, tensors, dtype)(0, out)
     return out
 
 
 def filler(format: Format, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Fill:
     """A function that writes rows of the matrix in this dtype."""
-    fill = _loop(format, tensors)
+    is_on_cpu = next(iter(tensors.values())).device.type == "cpu"
+    fill = format.loop(tensors) if is_on_cpu else None
     if fill is None:
         whole = format.dequantise(tensors).to(dtype)
         return lambda first, out: out.copy_(whole[first : first + len(out)])
@@ -57,10 +57,6 @@ def turn(matrix: torch.Tensor, out: torch.Tensor) -> None:
         return
     kind = _AS_NUMPY[matrix.dtype]
     loops("integers.column_loops").turn(matrix.view(kind).numpy(), out.view(kind).numpy())
-
-
-def _loop(format: Format, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
-    return format.loop(tensors) if next(iter(tensors.values())).device.type == "cpu" else None
 
 
 def _fill_rounded(fill: Loop, first: int, out: torch.Tensor) -> None:

@@ -4,18 +4,20 @@
 (`weight_scale_2`) and compressed-tensors its inverse (`weight_global_scale`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import ClassVar
 
 import numpy as np
-import torch
 
+from artifacts.common.lazy_torch import torch
 from artifacts.formats.base import (
     DAMAGED,
     NOT_FINITE,
+    Format,
     Loop,
     Stored,
     are_sound,
@@ -24,15 +26,14 @@ from artifacts.formats.base import (
     require,
 )
 from artifacts.formats.codes import E2M1, NO_ZEROS, floats
+from artifacts.formats.schemes import Scheme, Spelling
 
 GROUP = 16
 
 
 @dataclass(frozen=True, slots=True)
-class NvFp4:
+class NvFp4(Format):
     """`packed` uint8 [out, in / 2], `scale` e4m3 [out, in / 16], `global` float32 of one number."""
-
-    fills_bfloat16: ClassVar[bool] = True
 
     name: str = "nvfp4"
     is_inverse: bool = False
@@ -88,3 +89,10 @@ class NvFp4:
         matrix = tensors["global"].reshape(())
         scale = tensors["scale"].float()
         return scale / matrix if self.is_inverse else scale * matrix
+
+
+def scheme(layout: str, packed: str, matrix: str, *, is_inverse: bool) -> Scheme:
+    """The scheme, by the endings of the names of codes and of the scale of a matrix."""
+    roles = {"packed": packed, "scale": "_scale", "global": matrix}
+    spelling = Spelling(NvFp4(is_inverse=is_inverse), roles)
+    return Scheme(layout, 4, (1, GROUP), 1, (spelling,))

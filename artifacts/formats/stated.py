@@ -1,18 +1,25 @@
 """Finds what a checkpoint says of its quantisation: in its config, at any depth, or in modelopt's
 file beside it.
 
-Imports no torch: a plan reads it in milliseconds.
+Imports no torch: a plan reads it in milliseconds. Other packages add a format by an entry point of
+the group `moectl.formats`, named as `quant_method` of the config, or by `register_format`.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 
+from artifacts.common.outside import installed, load
 from artifacts.common.untrusted import read_json
-from artifacts.errors import BadInput
+from artifacts.errors import BadInput, BadUsage
+from artifacts.formats import compressed_tensors, fp8, modelopt, mxfp4
+from artifacts.formats.integers import awq, gptq
 from artifacts.formats.modules import is_among, strength
-from artifacts.formats.schemes import METHODS, Group, Scheme
+from artifacts.formats.schemes import Group, Said, Scheme, Spelling
 
 MODELOPT_FILE = "hf_quant_config.json"
 _KEYS = ("quantization_config", "compression_config")
@@ -21,9 +28,20 @@ _NOTHING = (
     "none",
     "no_quant",
 )  # algorithms of modelopt that quantise no weights, perhaps the attention cache
+_GROUP = "moectl.formats"
+
+METHODS: dict[str, Callable[[Mapping], Said]] = {
+    "fp8": fp8.said,
+    "mxfp4": mxfp4.said,
+    "gptq": gptq.said,
+    "awq": awq.said,
+    "modelopt": modelopt.said,
+    "compressed-tensors": compressed_tensors.said,
+}
+"""What reads the config of each method, by its `quant_method`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for what is found once
 class Stated:
     """The method, its schemes with their modules, and patterns of modules that are left alone."""
 
@@ -42,6 +60,31 @@ class Stated:
             return None
         best = max(self.groups, key=lambda group: _strength(group, module))
         return best.scheme if _strength(best, module) else None
+
+    @property
+    def spellings(self) -> tuple[Spelling, ...]:
+        """Each spelling that may occur, in the order in which matrices are looked for."""
+        return tuple(chain(*self._by_scheme))
+
+    def is_spelled(self, module: str, spelling: Spelling) -> bool:
+        """Return whether tensors of a module that have the names of this spelling are of its
+        format. Where several schemes share the names, the config says which it is."""
+        if spelling.anchor not in self._ambiguous:
+            return True
+        scheme = self.scheme_of(module)
+        return scheme is not None and spelling in scheme.spellings
+
+    @property
+    def _by_scheme(self) -> Iterable[tuple[Spelling, ...]]:
+        return dict.fromkeys(scheme.spellings for scheme in self.schemes)
+
+    @cached_property
+    def _ambiguous(self) -> frozenset[str]:
+        """The anchors that several schemes share."""
+        anchors = Counter(
+            chain(*({spelling.anchor for spelling in each} for each in self._by_scheme))
+        )
+        return frozenset(anchor for anchor, count in anchors.items() if count > 1)
 
 
 def _strength(group: Group, module: str) -> int:
@@ -66,11 +109,22 @@ def stated_quantisation(config: Mapping, folder: Path | None = None) -> Stated |
     method = _method(entry)
     if method == "modelopt" and str(entry.get("quant_algo")).lower() in _NOTHING:
         return None
+    outside = installed(_GROUP)
+    if method in outside:
+        load(f"format {method}", outside[method], partial(register_format, method))
     if method not in METHODS:
-        raise BadInput(
-            f"the weights are quantised by {method[:40]!r}: moectl reads {', '.join(METHODS)}"
-        )
+        known = ", ".join(dict.fromkeys((*METHODS, *outside)))
+        raise BadInput(f"the weights are quantised by {method[:40]!r}: moectl reads {known}")
     return Stated(method, *METHODS[method](entry))
+
+
+def register_format(method: str, read: Callable[[Mapping], Said]) -> None:
+    """Let `read` tell what a config says whose `quant_method` is this. Raises BadUsage where it is
+    no function, and for a method that another format has."""
+    if not callable(read):
+        raise BadUsage(f"what reads the format {method} is no function")
+    if METHODS.setdefault(method, read) is not read:
+        raise BadUsage(f"{method} cannot be the name of a format: it is taken")
 
 
 def _entries(config: Mapping) -> Iterator[Mapping]:

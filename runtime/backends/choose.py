@@ -58,16 +58,10 @@ def open_backend(
 
 
 def _backends() -> Iterator[type[Backend]]:
+    """Yield the backends in the order in which they are asked. Raises Incompatible where one of an
+    installed package cannot be imported."""
     yield from _registered
-    yield from _installed()
-    yield CpuBackend
-    yield TritonBackend
-
-
-def _installed() -> list[type[Backend]]:
-    """Return the backends of installed packages. Raises Incompatible where one cannot be
-    imported."""
     found: list[type[Backend]] = []
     for entry in installed(_GROUP).values():
         load(f"backend {entry.name}", entry, found.append)
-    return found
+    yield from (*found, CpuBackend, TritonBackend)

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from artifacts.formats.codes import E2M1
-from artifacts.formats.registry import Spelling, spellings_of
+from artifacts.formats.schemes import Spelling
 from artifacts.formats.stated import stated_quantisation
 from tools.arguments import parser_of
 
@@ -49,7 +49,7 @@ def publish(model: Path, out: Path, quantization: Mapping, choose: Choose) -> Te
         stored: Tensors = {}
         for name, tensor in load_file(path).items():
             if encode := choose(name, tensor):
-                spelling = spellings_of(stated.scheme_of(name.removesuffix(".weight")))[0]
+                spelling = stated.scheme_of(name.removesuffix(".weight")).spellings[0]
                 numbers[name] = _encode(tensor, name, spelling, encode, stored)
             else:
                 stored[name] = tensor

@@ -9,11 +9,10 @@ and product is rounded to float32.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
 
 import torch
 
-from artifacts.formats.base import NOT_FINITE, Loop, Stored, loops, require
+from artifacts.formats.base import NOT_FINITE, Format, Loop, Stored, loops, require
 from artifacts.formats.codes import IQ4
 from artifacts.formats.gguf.gguf_header import BLOCKS
 
@@ -23,14 +22,12 @@ _Scales = tuple[torch.Tensor, torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
-class GgmlBlocks:
+class GgmlBlocks(Format):
     """`blocks` uint8 [out, in / num_weights * nbytes].
 
     `scales` gives the scales and the minima of blocks uint8 [n, nbytes], each float32 [n, groups];
     `codes` float32 [n, num_weights]; `fill` is the name of the compiled loop.
     """
-
-    fills_bfloat16: ClassVar[bool] = True
 
     name: str
     num_weights: int  # of a block

@@ -6,17 +6,30 @@ take them.
 them is GPTQ's.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
-import torch
-
+from artifacts.common.lazy_torch import torch
+from artifacts.errors import BadInput
 from artifacts.formats.base import Format, Loop, Stored, loops, require
 from artifacts.formats.codes import unpack
-from artifacts.formats.integers.gptq import Gptq
+from artifacts.formats.integers.gptq import NAMES, Gptq
 from artifacts.formats.integers.order import INDEX
 from artifacts.formats.integers.order import ORDER as GROUPED
+from artifacts.formats.schemes import (
+    BLOCK,
+    HEAD,
+    Group,
+    Said,
+    Scheme,
+    Spelling,
+    flag,
+    group_size,
+    number,
+    patterns,
+)
 
 _NAME = "awq"
 _BITS = 4
@@ -25,10 +38,8 @@ _PER_WORD = len(ORDER)
 
 
 @dataclass(frozen=True, slots=True)
-class Awq:
+class Awq(Format):
     """`qweight` int32 [in, out / 8], `qzeros` int32 [groups, out / 8], `scales` [groups, out]."""
-
-    fills_bfloat16: ClassVar[bool] = True
 
     name: str = _NAME
     group_size: int | None = None  # as the config says, 0 for one group
@@ -112,3 +123,17 @@ def _turned(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _turned_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     *experts, num_inputs, num_words = shape
     return (*experts, num_inputs // _PER_WORD, num_words * _PER_WORD)
+
+
+def said(config: Mapping) -> Said:
+    """Read AWQ's config."""
+    version = str(config.get("version") or "gemm").lower()
+    if version != "gemm":
+        raise BadInput(f"AWQ in the layout {version!r}: moectl reads gemm")
+    number("bits", config.get("bits", config.get("w_bit")), (_BITS,))
+    size = group_size({"group_size": config.get("group_size", config.get("q_group_size"))}, BLOCK)
+    left = patterns(config, "modules_to_not_convert") + HEAD
+    form = Awq(group_size=size, is_symmetric=flag(config, "zero_point") is False)
+    spelling = Spelling(form, NAMES, is_module=True)
+    scheme = Scheme(_NAME, _BITS, (1, size), 2, (spelling,), has_zeros=True)
+    return Said((Group(scheme),), left)

@@ -5,15 +5,18 @@
 permutes. The first version of the layout stores z - 1, the second z.
 """
 
+from __future__ import annotations
+
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
 
-import torch
-
+from artifacts.common.lazy_torch import torch
+from artifacts.errors import BadInput
 from artifacts.formats.base import (
     CONTRADICTED,
+    Format,
     Loop,
     Stored,
     fault_of_scales,
@@ -24,15 +27,29 @@ from artifacts.formats.base import (
 )
 from artifacts.formats.codes import unpack
 from artifacts.formats.integers.order import NO_NUMBER, fault_of_index, placed, require_index
+from artifacts.formats.modules import REGEX
+from artifacts.formats.schemes import (
+    BLOCK,
+    HEAD,
+    OPTIONAL,
+    Group,
+    Said,
+    Scheme,
+    Spelling,
+    flag,
+    group_size,
+    number,
+)
+
+ZEROS = "qzeros"
+NAMES = {"qweight": ".qweight", ZEROS: ".qzeros", "scales": ".scales"}
 
 
 @dataclass(frozen=True, slots=True)
-class Gptq:
+class Gptq(Format):
     """`qweight` int32 [in * bits / 32, out], `qzeros` int32 [groups, out * bits / 32], `scales`
     [groups, out] and `g_idx` int32 [in]. `g_idx` may be missing where the groups follow each other;
     in a slot it is `order`."""
-
-    fills_bfloat16: ClassVar[bool] = True
 
     name: str = "gptq"
     bits: int = 4
@@ -75,7 +92,7 @@ class Gptq:
         `desc_act`."""
         return NO_NUMBER if self.is_permuted else 0
 
-    def settled(self, zeros: torch.Tensor) -> "Gptq":
+    def settled(self, zeros: torch.Tensor) -> Gptq:
         """Return this format with the offset by which these zero-points of a symmetric matrix are
         in the middle: some files store the zero-points of one version and name the other. Return
         the format itself where neither offset does it."""
@@ -128,3 +145,53 @@ class Gptq:
         """The zero-points, int32 [groups, out]."""
         stored = unpack(tensors["qzeros"], self.bits, tensors["scales"].shape[1])
         return stored + self.zero_offset & 2**self.bits - 1
+
+
+def said(config: Mapping) -> Said:
+    """Read GPTQ's config. GPTQModel's `dynamic` holds by pattern the entries that differ there;
+    `-:` before a pattern leaves its modules alone."""
+    said = {str(config[name]) for name in ("checkpoint_format", "format") if config.get(name)} or {
+        "gptq"
+    }
+    version = said.pop()
+    if said:
+        raise BadInput(
+            "GPTQ whose checkpoint_format and format differ: which one the zero-points are in is "
+            "not said"
+        )
+    if version not in ("gptq", "gptq_v2"):
+        raise BadInput(f"GPTQ in the layout {version!r}: moectl reads gptq and gptq_v2")
+    dynamic = config.get("dynamic") or {}
+    if not isinstance(dynamic, Mapping):
+        raise BadInput("GPTQ with `dynamic` that is no object: what differs there is not said")
+    groups = []
+    left = [] if config.get("lm_head") else [*HEAD]
+    for pattern, entries in dynamic.items():
+        if pattern.startswith("-:"):
+            left.append(REGEX + pattern.removeprefix("-:"))
+        elif not isinstance(entries, Mapping):
+            raise BadInput(
+                f"GPTQ's `dynamic` says {json.dumps(entries)[:40]} for {pattern[:40]!r}, which is "
+                "no object"
+            )
+        else:
+            target = REGEX + pattern.removeprefix("+:")
+            groups.append(Group(_scheme(version, {**config, **entries}), (target,)))
+    return Said((*groups, Group(_scheme(version, config))), tuple(left))
+
+
+def _scheme(layout: str, config: Mapping) -> Scheme:
+    bits = number("bits", config.get("bits"), (2, 3, 4, 8))
+    is_ordered, is_symmetric = (flag(config, name) is True for name in ("desc_act", "sym"))
+    size = group_size(config, BLOCK)
+    form = Gptq(
+        bits=bits,
+        zero_offset=int(layout == "gptq"),
+        is_permuted=is_ordered,
+        group_size=size,
+        is_symmetric=is_symmetric,
+    )
+    # Zero-points that are all one number may be missing, or be those of another version.
+    optional = OPTIONAL | {ZEROS} if is_symmetric else OPTIONAL
+    spelling = Spelling(form, NAMES | {"g_idx": ".g_idx"}, is_module=True, optional=optional)
+    return Scheme(layout, bits, (1, size), 2, (spelling,), has_zeros=True, has_index=True)

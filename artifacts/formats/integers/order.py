@@ -6,11 +6,12 @@ Kernels multiply them as if groups had always followed each other. There `order`
 for each place the group times 2^20 plus the input.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import torch
-
+from artifacts.common.lazy_torch import torch
 from artifacts.formats.base import BEYOND, DAMAGED, Stored, loops, require
 
 INDEX = "g_idx"

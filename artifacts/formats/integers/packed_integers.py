@@ -6,17 +6,20 @@ inputs, as Kimi-K2 has its experts.
 weights have none.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
 import numpy as np
-import torch
 
+from artifacts.common.lazy_torch import torch
 from artifacts.formats.base import (
     CONTRADICTED,
     DAMAGED,
+    Format,
     Loop,
     Stored,
     fault_of_scales,
@@ -27,18 +30,24 @@ from artifacts.formats.base import (
 )
 from artifacts.formats.codes import NO_ZEROS, unpack
 from artifacts.formats.integers.order import INDEX, ORDER, fault_of_index, placed, require_index
+from artifacts.formats.schemes import WHOLE, Scheme, Spelling, flag, group_size, number
 
+_NAMES = {
+    "packed": "_packed",
+    "scale": "_scale",
+    "zero_point": "_zero_point",
+    "g_idx": "_g_idx",
+    "size": "_shape",
+}
 _CODES = np.arange(16, dtype=np.float32)
 _SYMMETRIC = _CODES - 8
 
 
 @dataclass(frozen=True, slots=True)
-class PackedIntegers:
+class PackedIntegers(Format):
     """`packed` int32 [out, in * bits / 32], `scale` [out, groups]; optional are `zero_point` int32
     [out * bits / 32, groups], `g_idx` [in], in a slot `order`, and `size` int64 [2], which repeats
     the shape."""
-
-    fills_bfloat16: ClassVar[bool] = True
 
     name: str = "pack-quantized"
     bits: int = 4
@@ -152,3 +161,20 @@ class PackedIntegers:
 def _in_places(fill: Loop, places: np.ndarray, first: int, panel: np.ndarray) -> None:
     fill(first, panel)
     loops().take_places(places, panel)
+
+
+def scheme(layout: str, weights: Mapping) -> Scheme:
+    """The scheme of compressed-tensors' weights as their config says."""
+    bits = number("num_bits", weights.get("num_bits"), (4, 8))
+    size = group_size(weights, WHOLE)
+    is_ordered = str(weights.get("actorder")).lower() == "group"
+    is_symmetric = flag(weights, "symmetric")
+    has_zeros = is_symmetric is False
+    form = PackedIntegers(
+        bits=bits,
+        group_size=size,
+        has_zeros=has_zeros,
+        is_permuted=is_ordered,
+        is_symmetric=is_symmetric is True,
+    )
+    return Scheme(layout, bits, (1, size), 2, (Spelling(form, _NAMES),), has_zeros, is_ordered)

@@ -18,10 +18,9 @@ from transformers.core_model_loading import (
 )
 
 from artifacts.errors import BadInput
-from artifacts.formats.base import Format
+from artifacts.formats.base import Format, Turned
 from artifacts.formats.integers.awq import in_slot
 from artifacts.formats.integers.order import ORDER
-from artifacts.formats.turned import Turned
 from artifacts.shape import Shape
 from runtime.model.files.checkpoint import RepeatedBytes, StoredTensor
 from runtime.model.files.conversions import (

@@ -18,7 +18,7 @@ from transformers.core_model_loading import WeightTransform
 
 from artifacts.common.untrusted import has_json, read_json, readable
 from artifacts.errors import BadInput, first_line
-from artifacts.formats.registry import quantisation_of
+from artifacts.formats.stated import stated_quantisation
 from runtime.model.families import check_family
 from runtime.model.files.checkpoint import Checkpoint, open_checkpoint
 from runtime.model.files.locate import is_gguf, parts_of, read_config
@@ -94,7 +94,7 @@ class SafetensorsFolder:
         return open_checkpoint(self.path)
 
     def tensors(self, checkpoint: Checkpoint, config: dict) -> Tensors:
-        return gather_matrices(checkpoint.tensors, quantisation_of(config, self.path))
+        return gather_matrices(checkpoint.tensors, stated_quantisation(config, self.path))
 
     def dtype(self, checkpoint: Checkpoint) -> torch.dtype:
         floating = (

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from artifacts.formats.base import NOT_FINITE, Format, Stored, are_sound
+from artifacts.formats.base import NOT_FINITE, Format, are_sound
 from artifacts.formats.numbers import ROWS_STEP, Fill, filler, turn
 from runtime.model.arithmetic import project
 
@@ -28,9 +28,7 @@ class QuantisedMatrix(NamedTuple):
     def shape(self) -> tuple[int, int]:
         if self.format is None:
             return tuple(self.tensors[PLAIN].shape)
-        return self.format.shape(
-            {role: Stored(each.dtype, each.shape) for role, each in self.tensors.items()}
-        )
+        return self.format.shape(self.tensors)
 
     @property
     def device(self) -> torch.device:

@@ -10,9 +10,10 @@ import torch
 
 from artifacts.errors import BadInput
 from artifacts.formats.base import Format, Stored, Unfit
-from artifacts.formats.integers.gptq import Gptq
+from artifacts.formats.integers.gptq import ZEROS, Gptq
 from artifacts.formats.numbers import numbers
-from artifacts.formats.registry import ZEROS, Quantisation, Spelling
+from artifacts.formats.schemes import Spelling
+from artifacts.formats.stated import Stated
 from runtime.model.files.checkpoint import RepeatedBytes, StoredTensor
 
 _FEW_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.int8, torch.int32)
@@ -89,9 +90,7 @@ class QuantisedTensor:
 Tensors = dict[str, StoredTensor | QuantisedTensor]
 
 
-def gather_matrices(
-    tensors: Mapping[str, StoredTensor], quantisation: Quantisation | None
-) -> Tensors:
+def gather_matrices(tensors: Mapping[str, StoredTensor], quantisation: Stated | None) -> Tensors:
     """Return the tensors of the model by the names of its parameters; tensors that hold one matrix
     together become one.
 
@@ -120,7 +119,7 @@ def gather_matrices(
 
 
 def _found(
-    quantisation: Quantisation, spelling: Spelling, tensors: Tensors
+    quantisation: Stated, spelling: Spelling, tensors: Tensors
 ) -> Iterator[tuple[str, str, dict[str, StoredTensor]]]:
     """Yield each matrix of this spelling: its name, the prefix of its tensors' names, and the
     tensors by role. An empty tensor counts as missing if it may be missing."""
@@ -149,8 +148,8 @@ def _found(
 def _settled(spelling: Spelling, components: Mapping[str, StoredTensor]) -> Format:
     """Return the format of a spelling as the first matrix shows it."""
     zeros = components.get(ZEROS)
-    is_read = spelling.symmetric is not None and zeros is not None and len(zeros.shape) >= 2
-    return spelling.symmetric.settled(zeros.read().flatten(0, -2)) if is_read else spelling.format
+    is_read = ZEROS in spelling.optional and zeros is not None and len(zeros.shape) >= 2
+    return spelling.format.settled(zeros.read().flatten(0, -2)) if is_read else spelling.format
 
 
 def _completed(
@@ -158,7 +157,7 @@ def _completed(
 ) -> dict[str, StoredTensor]:
     """Return the tensors of a matrix, with zero-points added if they are all one number and the
     file lacks them."""
-    if spelling.symmetric is None or ZEROS in components:
+    if ZEROS not in spelling.optional or ZEROS in components:
         return components
     scales = components["scales"]
     row = form.row_of_zeros(scales.shape[-1] if scales.shape else 0)
@@ -174,14 +173,13 @@ def _first(tensor: StoredTensor) -> StoredTensor:
 def _quantised(name: str, format: Format, components: dict[str, StoredTensor]) -> QuantisedTensor:
     """Check that the tensors fit each other, as those of one matrix or, with a dimension in front,
     of one matrix for each expert."""
-    stored = {role: Stored(tensor.dtype, tensor.shape) for role, tensor in components.items()}
     leading = {tensor.shape[:1] for tensor in components.values()}
     try:
-        return QuantisedTensor(name, format, components, format.shape(stored))
+        return QuantisedTensor(name, format, components, format.shape(components))
     except Unfit as problem:
         if len(leading) > 1 or leading == {()}:
             raise _unfit(name, format, problem) from problem
-    sliced = {role: Stored(each.dtype, each.shape[1:]) for role, each in stored.items()}
+    sliced = {role: Stored(each.dtype, each.shape[1:]) for role, each in components.items()}
     try:
         return QuantisedTensor(name, format, components, (*leading.pop(), *format.shape(sliced)))
     except Unfit as problem:
@@ -195,7 +193,7 @@ def _unfit(name: str, format: Format, problem: Unfit) -> BadInput:
 
 
 def _check_claimed(
-    name: str, tensor: StoredTensor | QuantisedTensor, quantisation: Quantisation | None
+    name: str, tensor: StoredTensor | QuantisedTensor, quantisation: Stated | None
 ) -> None:
     """Raise BadInput for a weight of few bits that has no scales, and for scales that have no
     weight."""

@@ -14,7 +14,7 @@ from artifacts.formats.integers.gptq import Gptq
 from artifacts.formats.integers.packed_integers import PackedIntegers
 from artifacts.formats.numbers import filler, numbers, turn
 from artifacts.formats.nvfp4 import NvFp4
-from artifacts.formats.registry import quantisation_of
+from artifacts.formats.stated import stated_quantisation
 from artifacts.quantisation.gptq import Quantized
 from artifacts.quantisation.gptq_checkpoint import gptq_tensors
 from tests.helpers.published import CONFIGS, MAKERS
@@ -27,7 +27,7 @@ E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
 
 
 def format_of(method: str) -> Format:
-    return quantisation_of({"quantization_config": dict(CONFIGS[method])}).spellings[0].format
+    return stated_quantisation({"quantization_config": dict(CONFIGS[method])}).spellings[0].format
 
 
 def drawn(method: str, seed: int = 0) -> dict[str, torch.Tensor]:

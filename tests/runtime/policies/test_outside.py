@@ -2,14 +2,11 @@
 benched without a change of this tree."""
 
 import json
-import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from artifacts.common.outside import installed
 from artifacts.errors import BadUsage
 from moectl.cli import main
 from moectl.cli.completion import policies as completed
@@ -18,33 +15,19 @@ from runtime.policies.eviction.lru import Lru
 from runtime.policies.presets import preset
 from runtime.replay.settings import Setting
 from runtime.session.settings import Settings
-from tests import ROOT
+from tests.helpers import outside
 
 pytestmark = pytest.mark.slow
 
-PAGE = (ROOT / "docs" / "adding-a-policy.md").read_text(encoding="utf-8")
-[FILE, *_] = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-[NAMED] = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def package(tmp_path: Path) -> Iterator[Path]:
     """The page's file and entry point, installed in a folder of its own."""
     known = dict(POLICIES["eviction"])
-    (tmp_path / "lru_k.py").write_text(FILE, encoding="utf-8")
-    info = tmp_path / "moectl_lru_k-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: moectl-lru-k\nVersion: 1.0\n")
-    group, line = re.fullmatch(r'\[project\.entry-points\."(.+)"\]\n(.+)\n', NAMED).groups()
-    (info / "entry_points.txt").write_text(f"[{group}]\n{line.replace(chr(34), '')}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    installed.cache_clear()
-    yield tmp_path
-    sys.modules.pop("lru_k", None)
+    with outside.package(tmp_path, "lru_k", *outside.shown("adding-a-policy.md")):
+        yield tmp_path
     POLICIES["eviction"].clear()
     POLICIES["eviction"].update(known)
-    installed.cache_clear()
 
 
 def said(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict:

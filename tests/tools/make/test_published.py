@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from artifacts.formats.registry import quantisation_of
+from artifacts.formats.stated import stated_quantisation
 from runtime.model.layout import aligned
 from runtime.model.open import open_model
 from tests.helpers import families
@@ -41,7 +41,7 @@ def test_a_checkpoint_in_shards_opens_with_the_rounded_numbers(
 def test_each_matrix_is_rounded_to_the_nearest(name: str, most: float) -> None:
     """No other number that its group has is nearer to a weight."""
     config, encode = FORMATS[name]
-    form = quantisation_of({"quantization_config": config}).spellings[0].format
+    form = stated_quantisation({"quantization_config": config}).spellings[0].format
     matrix = torch.randn(160, 96, generator=torch.Generator().manual_seed(0))
     rounded = form.dequantise(encode(matrix))
     assert 0 < (rounded - matrix).norm() / matrix.norm() < most

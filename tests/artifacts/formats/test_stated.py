@@ -8,9 +8,13 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput
+<<<<<<<< HEAD:tests/artifacts/formats/test_registry.py
 from artifacts.formats.registry import quantisation_of
 from artifacts.formats.schemes import METHODS
 from artifacts.formats.stated import MODELOPT_FILE, stated_quantisation
+========
+from artifacts.formats.stated import METHODS, MODELOPT_FILE, stated_quantisation
+>>>>>>>> 4fb394a87ee1faf4f906ed819ae444f6cf093dd1:tests/artifacts/formats/test_stated.py
 from tests.helpers.published import CONFIGS, MAKERS
 
 SIZE = 1024
@@ -27,17 +31,17 @@ def test_bytes_of_a_matrix_are_those_of_its_tensors(method: str) -> None:
 
 
 def test_a_quantisation_is_found_at_any_depth_and_under_its_old_name() -> None:
-    assert quantisation_of({"model_type": "olmoe", "text_config": {"hidden_size": 4}}) is None
+    assert stated_quantisation({"model_type": "olmoe", "text_config": {"hidden_size": 4}}) is None
     fp8 = CONFIGS["fp8"]
     for config in (
         {"text_config": {"quantization_config": fp8}},
         {"quantization_config": fp8, "vision": {"a": 1}},
     ):
-        assert quantisation_of(config).method == "fp8"
+        assert stated_quantisation(config).method == "fp8"
     old = {key: value for key, value in COMPRESSED.items() if key != "quant_method"}
-    assert quantisation_of({"compression_config": old}).method == "compressed-tensors"
+    assert stated_quantisation({"compression_config": old}).method == "compressed-tensors"
     modelopt = {"quant_algo": "NVFP4", "config_groups": {"group_0": {}}}
-    assert quantisation_of({"quantization_config": modelopt}).method == "modelopt"
+    assert stated_quantisation({"quantization_config": modelopt}).method == "modelopt"
 
 
 def test_parts_may_repeat_a_quantisation_and_not_contradict_it() -> None:
@@ -45,9 +49,9 @@ def test_parts_may_repeat_a_quantisation_and_not_contradict_it() -> None:
         "quantization_config": CONFIGS["fp8"],
         "text_config": {"quantization_config": dict(CONFIGS["fp8"])},
     }
-    assert quantisation_of(twice).method == "fp8"
+    assert stated_quantisation(twice).method == "fp8"
     with pytest.raises(BadInput, match="quantises its parts in different ways"):
-        quantisation_of(twice | {"vision_config": {"quantization_config": CONFIGS["awq"]}})
+        stated_quantisation(twice | {"vision_config": {"quantization_config": CONFIGS["awq"]}})
 
 
 def of_bits(bits: object) -> dict:
@@ -115,7 +119,7 @@ def asymmetric() -> dict:
 )
 def test_what_is_not_read_is_refused(config: object, line: str) -> None:
     with pytest.raises(BadInput, match=re.escape(line)):
-        quantisation_of({"quantization_config": config})
+        stated_quantisation({"quantization_config": config})
 
 
 def test_numbers_and_flags_may_be_texts() -> None:
