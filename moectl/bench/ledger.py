@@ -99,17 +99,15 @@ class BenchRow:
 
 
 _BESIDE = (  # not columns of the table
-    *(
-        "ttft_quartiles",
-        "tpot_quartiles",
-        "tasks",
-        "altered",
-        "loss_error",
-        "scored",
-        "run",
-        "best",
-        "why",
-    ),
+    "ttft_quartiles",
+    "tpot_quartiles",
+    "tasks",
+    "altered",
+    "loss_error",
+    "scored",
+    "run",
+    "best",
+    "why",
 )
 
 

@@ -17,6 +17,7 @@ from moectl.shared.names import names_in
 from runtime.model.files.locate import check_name
 
 if TYPE_CHECKING:
+    from runtime.session.generation.sampling import Sampling
     from runtime.session.settings import Settings
 
 
@@ -352,3 +353,9 @@ class SamplingOptions:
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of what is drawn.", rich_help_panel="Sampling")
     ] = 0
+
+    def sampling(self) -> "Sampling":
+        """Return the sampling with these options."""
+        from runtime.session.generation.sampling import Sampling
+
+        return fill(Sampling, self, temperature=0.0 if self.greedy else self.temperature)

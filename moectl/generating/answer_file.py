@@ -114,9 +114,9 @@ def _whole_lines(path: Path, run: str) -> tuple[int, int, int]:
                     f"{path} was not begun by this command: prompts, model or settings differ; "
                     "name another with --out"
                 )
-            num_lines = num_lines + 1
-            num_bad = num_bad + ("error" in answer)
-            end = end + len(line)
+            num_lines += 1
+            num_bad += "error" in answer
+            end += len(line)
     if num_lines == 0 and end < path.stat().st_size and not _may_be_begun(path):
         raise Incompatible(f"{path} is no file of answers: name another with --out")
     return num_lines, num_bad, end

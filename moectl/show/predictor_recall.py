@@ -32,11 +32,14 @@ def distances(recalls: Mapping[str, np.ndarray], *, note: str = "") -> Sheet:
     )
 
 
-def layers(recalls: Mapping[str, np.ndarray], target: np.ndarray) -> Sheet:
-    """Recall@k by layer and distance, and the target of each fit."""
+def layers(
+    recalls: Mapping[str, np.ndarray], target: np.ndarray, layer: int | None = None
+) -> Sheet:
+    """Recall@k by layer and distance, and the target of each fit; of one layer if it is named."""
     rows = [
-        (*at, target[at[0], at[1] - 1], *(values[at[0], at[1] - 1] for values in recalls.values()))
-        for at in ((layer, ahead + 1) for layer, ahead in np.ndindex(target.shape))
+        (at, ahead + 1, target[at, ahead], *(values[at, ahead] for values in recalls.values()))
+        for at, ahead in np.ndindex(target.shape)
+        if layer in (None, at)
     ]
     return Sheet("Fitted predictors", ("layer", "distance", "fitted to", *recalls), rows)
 

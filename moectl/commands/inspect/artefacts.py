@@ -1,7 +1,7 @@
 """Artefacts of a store as tables and heatmaps, one function for each kind."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -177,15 +177,12 @@ def predictors(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     shape = artefact.shape
     share = shape.top_k / shape.num_experts
     recalls, target = predictor_recall.stored(artefact.read("predictors"), shape.num_layers, share)
-    if artefact.layer is None:
-        return predictor_recall.distances(recalls), predictor_recall.heatmap(recalls)
-    at = slice(artefact.layer, artefact.layer + 1)
-    sheet = predictor_recall.layers(
-        {name: values[at] for name, values in recalls.items()}, target[at]
+    sheet = (
+        predictor_recall.distances(recalls)
+        if artefact.layer is None
+        else predictor_recall.layers(recalls, target, artefact.layer)
     )
-    return replace(
-        sheet, rows=[(artefact.layer, *row[1:]) for row in sheet.rows]
-    ), predictor_recall.heatmap(recalls)
+    return sheet, predictor_recall.heatmap(recalls)
 
 
 ARTEFACTS: dict[str, tuple[str, Callable[[Artefact], tuple[Sheet, Heatmap]]]] = {

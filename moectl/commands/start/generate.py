@@ -15,7 +15,6 @@ from artifacts.common.files import check_writable
 from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage, Partly
 from moectl.bundled import demo_model
-from moectl.cli.groups import fill
 from moectl.cli.options import (
     AvgBits,
     Executor,
@@ -134,10 +133,8 @@ def generate(
             from profilers.workers.choose import check_device, check_executor, is_spread
             from runtime.devices import is_host
             from runtime.policies.presets import preset
-            from runtime.session.generation.sampling import Sampling
 
-        temperature = 0.0 if drawn.greedy else drawn.temperature
-        sampling = fill(Sampling, drawn, temperature=temperature)
+        sampling = drawn.sampling()
         check_executor(executor)
         if kv not in KV:
             raise BadUsage(unknown("place of keys and values", kv, KV))

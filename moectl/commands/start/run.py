@@ -15,7 +15,6 @@ from artifacts.common.files import check_writable
 from artifacts.errors import BadUsage
 from artifacts.store.runs import utc_now
 from moectl.bundled import demo_model
-from moectl.cli.groups import fill
 from moectl.cli.options import (
     AvgBits,
     Json,
@@ -78,11 +77,9 @@ def run(
             from moectl.generating.chat import chat
             from moectl.shared.opening import existing, open_quietly
             from moectl.shared.preset_choice import with_choice
-            from runtime.session.generation.sampling import Sampling
             from runtime.session.session import Session
 
-        temperature = 0.0 if drawn.greedy else drawn.temperature
-        sampling = fill(Sampling, drawn, temperature=temperature)
+        sampling = drawn.sampling()
         check_base(options.base)
         if trace:
             check_writable(trace)

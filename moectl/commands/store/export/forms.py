@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
-from artifacts.common.suggestions import unknown
-from artifacts.errors import BadUsage, Incompatible
+from artifacts.errors import Incompatible
 from artifacts.store.rows import (
     activation_matrices,
     buddy_matrices,
@@ -40,21 +40,20 @@ class Exportable:
     def size(self) -> tuple[int, int]:
         return self.model.shape.num_layers, self.model.shape.num_experts
 
+    def read(self, table: str) -> pa.Table:
+        return self.store.read(table, self.run.run_id)
+
     def counts(self) -> np.ndarray:
         """Return how many tokens selected each expert [L, E], over all phases."""
-        by_phase = activation_matrices(self.store.read("activations", self.run.run_id), *self.size)
+        by_phase = activation_matrices(self.read("activations"), *self.size)
         return sum(count for count, _ in by_phase.values())
 
 
 def find(
     store: Store, what: str, *, run_id: int | None, model: ModelInfo | None, budget: str
 ) -> Exportable:
-    """Return the run asked for, else the newest one that fits, of `model` if one is named.
-
-    Raises BadUsage for an unknown form, Incompatible when no run fits.
-    """
-    if what not in FORMS:
-        raise BadUsage(unknown("export", what, FORMS))
+    """Return the run asked for, else the newest one that fits, of `model` if one is named. Raises
+    Incompatible when no run fits."""
     table, command = _SOURCES.get(what, ("activations", "moectl profile"))
     candidates = store.runs() if run_id is None else [store.run(run_id)]
     runs = [run for run in candidates if table in run.contents and run.info.model_id]
@@ -70,7 +69,7 @@ def find(
 
 def buddies(source: Exportable) -> dict[str, object]:
     """Return the buddy lists by layer and pivot, strongest buddy first, with their q."""
-    table, q = buddy_matrices(source.store.read("buddies", source.run.run_id), *source.size)
+    table, q = buddy_matrices(source.read("buddies"), *source.size)
     lists = [[row[row >= 0].tolist() for row in layer] for layer in table]
     shares = [
         [share[row >= 0].tolist() for row, share in zip(*layer, strict=True)]
@@ -81,9 +80,7 @@ def buddies(source: Exportable) -> dict[str, object]:
 
 def splits(source: Exportable) -> dict[str, object]:
     """Return by layer: budget in experts, cached experts, theta, expected stall."""
-    budgets, exposed_s, theta, cached = split_columns(
-        source.store.read("splits", source.run.run_id)
-    )
+    budgets, exposed_s, theta, cached = split_columns(source.read("splits"))
     names = ("layer", "budget", "cache_size", "theta", "exposed_s")
     columns = (
         range(len(budgets)),
@@ -114,9 +111,7 @@ def placement(source: Exportable) -> dict[str, object]:
 def profile(source: Exportable) -> dict[str, object]:
     """Return counts and weights by phase, layer and expert, and percentiles of token activating
     entropy by layer."""
-    by_phase = activation_matrices(
-        source.store.read("activations", source.run.run_id), *source.size
-    )
+    by_phase = activation_matrices(source.read("activations"), *source.size)
     phases = {
         name: {"count": count.tolist(), "weight": weight.tolist()}
         for name, (count, weight) in by_phase.items()
@@ -127,15 +122,13 @@ def profile(source: Exportable) -> dict[str, object]:
         "phases": phases,
     }
     if "entropy" in source.run.contents:
-        record["entropy"] = entropy_percentiles(
-            source.store.read("entropy", source.run.run_id)
-        ).tolist()
+        record["entropy"] = entropy_percentiles(source.read("entropy")).tolist()
     return record
 
 
 def routing(source: Exportable) -> str:
     """Return the routing profile as CSV, one line for each phase, layer and expert."""
-    rows = source.store.read("activations", source.run.run_id)
+    rows = source.read("activations")
     out = io.StringIO()
     names = ["phase", "layer", "expert", "count", "weight"]
     writer = csv.DictWriter(out, names, lineterminator="\n")
