@@ -15,7 +15,6 @@ from artifacts.hardware.profile import COLD, DISK, PAGEABLE, PINNED, RAM, Load, 
 from runtime.control import sizes
 from runtime.devices import is_host
 from runtime.links.choose import open_link
-from runtime.links.disk import CachedSource
 from runtime.links.emulated import EmulatedLink
 from runtime.links.link import DEMAND, ExpertSource, Link
 from runtime.model.files.locate import weight_files
@@ -69,13 +68,14 @@ def loads(opened: MoeModel, folder: Path, of_run: str, effort: TimingEffort) -> 
                 _latency(link_from, source, slots, effort),
             )
 
-    with _closing(_link(opened, SlowTier.plain(opened.store))) as link:
-        latency = _latency(partial(_link, opened), held, slots, effort)
+    link_of = partial(open_link, opened, device=device)
+    with _closing(link_of(SlowTier.plain(opened.store))) as link:
+        latency = _latency(link_of, held, slots, effort)
         yield _load(DISK, _bring(link, slots, effort), nbytes, latency)
         if cold := _bring_cold(link, slots, folder, effort):
             yield _load(COLD, cold, nbytes)
     if has_gpu:
-        yield over(PINNED, partial(_link, opened, is_pinned=True), _Held(opened, pin=True))
+        yield over(PINNED, partial(link_of, is_pinned=True), _Held(opened, pin=True))
 
     def bring(turn: int) -> None:
         slots[turn % len(slots)].copy_(held.experts[turn % len(slots)])
@@ -125,16 +125,6 @@ def num_few(nbytes: int, num_keys: int) -> int:
 
 def _part(nbytes: int) -> int:
     return -(-nbytes // _PARTS)
-
-
-def _link(opened: MoeModel, source: CachedSource, *, is_pinned: bool = False) -> Link:
-    return open_link(
-        source,
-        opened.shape,
-        device=opened.model.device,
-        slot_nbytes=opened.store.layout.nbytes,
-        is_pinned=is_pinned,
-    )
 
 
 def _latency(

@@ -2,11 +2,11 @@
 
 import torch
 
-from artifacts.shape import Shape
 from runtime.devices import is_host
 from runtime.links.cuda import CudaLink
 from runtime.links.disk import CachedSource, DiskLink
 from runtime.links.link import Link
+from runtime.model.open import MoeModel
 
 
 def default_kind(device: torch.device) -> str:
@@ -15,16 +15,17 @@ def default_kind(device: torch.device) -> str:
 
 
 def open_link(
+    opened: MoeModel,
     source: CachedSource,
-    shape: Shape,
     *,
     device: torch.device,
-    slot_nbytes: int,
-    is_pinned: bool,
+    is_pinned: bool = False,
     is_direct: bool = False,
 ) -> Link:
     """Return the link from a source, page-locked if `is_pinned`, to slots on a device. `is_direct`
     says that the source bypasses the page cache."""
+    shape = opened.shape
     if is_host(device):
         return DiskLink(source, shape, kept=source, is_direct=is_direct)
-    return CudaLink(source, shape, device=device, slot_nbytes=slot_nbytes, is_pinned=is_pinned)
+    nbytes = opened.store.layout.nbytes
+    return CudaLink(source, shape, device=device, slot_nbytes=nbytes, is_pinned=is_pinned)
