@@ -69,13 +69,14 @@ def loads(opened: MoeModel, folder: Path, of_run: str, effort: TimingEffort) -> 
                 _latency(link_from, source, slots, effort),
             )
 
-    with _closing(_link(opened)) as link:
-        latency = _latency(partial(_link, opened), held, slots, effort)
+    link_of = partial(open_link, opened, device=device)
+    with _closing(link_of(SlowTier.plain(opened.store))) as link:
+        latency = _latency(link_of, held, slots, effort)
         yield _load(DISK, _bring(link, slots, effort), nbytes, latency)
         if cold := _bring_cold(link, slots, folder, effort):
             yield _load(COLD, cold, nbytes)
     if has_gpu:
-        yield over(PINNED, partial(_link, opened, is_pinned=True), _Held(opened, pin=True))
+        yield over(PINNED, partial(link_of, is_pinned=True), _Held(opened, pin=True))
 
     def bring(turn: int) -> None:
         slots[turn % len(slots)].copy_(held.experts[turn % len(slots)])
@@ -99,6 +100,10 @@ class _Held:
         for key, buffer in enumerate(self.experts):
             opened.store.read(*divmod(key, opened.shape.num_experts), buffer)
         self._num_experts = opened.shape.num_experts
+
+    @property
+    def stores(self) -> dict[int, "_Held"]:
+        return {FULL_BITS: self}
 
     def part(self) -> "_Held":
         """Return a source of the first bytes of each expert."""
@@ -125,18 +130,6 @@ def num_few(nbytes: int, num_keys: int) -> int:
 
 def _part(nbytes: int) -> int:
     return -(-nbytes // _PARTS)
-
-
-def _link(opened: MoeModel, held: _Held | None = None, *, is_pinned: bool = False) -> Link:
-    """Return the link that reads the checkpoint, or another source in the same way."""
-    return open_link(
-        held or SlowTier.plain(opened.store),
-        opened.shape,
-        kept={FULL_BITS: held or opened.store},
-        device=opened.model.device,
-        slot_nbytes=opened.store.layout.nbytes,
-        is_pinned=is_pinned,
-    )
 
 
 def _latency(

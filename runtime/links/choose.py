@@ -1,15 +1,22 @@
 """The choice of the link between host memory or disk and the slots of a device."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 
-from artifacts.shape import Shape
 from runtime.devices import is_host
 from runtime.links.cuda import CudaLink
 from runtime.links.disk import DiskLink
 from runtime.links.link import ExpertSource, Link
 from runtime.model.layout import ExpertStore
+from runtime.model.open import MoeModel
+
+
+class StoredSource(ExpertSource, Protocol):
+    """A source over stores by bits, whose files may be in the page cache."""
+
+    stores: Mapping[int, ExpertStore]
 
 
 def default_kind(device: torch.device) -> str:
@@ -18,18 +25,17 @@ def default_kind(device: torch.device) -> str:
 
 
 def open_link(
-    source: ExpertSource,
-    shape: Shape,
+    opened: MoeModel,
+    source: StoredSource,
     *,
-    kept: Mapping[int, ExpertStore],
     device: torch.device,
-    slot_nbytes: int,
-    is_pinned: bool,
+    is_pinned: bool = False,
     is_direct: bool = False,
 ) -> Link:
-    """Return the link from a source, page-locked if `is_pinned`, to slots on a device. `kept` has
-    the stores whose files may be in the page cache, by bits; `is_direct` says that the source
-    bypasses it."""
+    """Return the link from a source, page-locked if `is_pinned`, to slots on a device. `is_direct`
+    says that the source bypasses the page cache."""
+    shape = opened.shape
     if is_host(device):
-        return DiskLink(source, shape, kept=kept, is_direct=is_direct)
-    return CudaLink(source, shape, device=device, slot_nbytes=slot_nbytes, is_pinned=is_pinned)
+        return DiskLink(source, shape, kept=source.stores, is_direct=is_direct)
+    nbytes = opened.store.layout.nbytes
+    return CudaLink(source, shape, device=device, slot_nbytes=nbytes, is_pinned=is_pinned)

@@ -114,15 +114,9 @@ def _open_links(
 
 
 def _open_link(opened: MoeModel, choice: LinkChoice, slow: SlowTier, device: torch.device) -> Link:
-    shape = opened.shape
     if choice.kind == "emulated":
-        return EmulatedLink(slow, shape, bandwidth=choice.bandwidth, latency_s=choice.latency_s)
-    return open_link(
-        slow,
-        shape,
-        kept=slow.stores,
-        device=device,
-        slot_nbytes=opened.store.layout.nbytes,
-        is_pinned=choice.kind == "cuda",
-        is_direct=choice.is_direct,
-    )
+        return EmulatedLink(
+            slow, opened.shape, bandwidth=choice.bandwidth, latency_s=choice.latency_s
+        )
+    is_pinned = choice.kind == "cuda"
+    return open_link(opened, slow, device=device, is_pinned=is_pinned, is_direct=choice.is_direct)

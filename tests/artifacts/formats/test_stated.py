@@ -8,13 +8,7 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput
-<<<<<<<< HEAD:tests/artifacts/formats/test_registry.py
-from artifacts.formats.registry import quantisation_of
-from artifacts.formats.schemes import METHODS
-from artifacts.formats.stated import MODELOPT_FILE, stated_quantisation
-========
 from artifacts.formats.stated import METHODS, MODELOPT_FILE, stated_quantisation
->>>>>>>> 4fb394a87ee1faf4f906ed819ae444f6cf093dd1:tests/artifacts/formats/test_stated.py
 from tests.helpers.published import CONFIGS, MAKERS
 
 SIZE = 1024

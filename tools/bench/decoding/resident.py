@@ -24,6 +24,7 @@ from artifacts.errors import BadInput
 from artifacts.formats.dense import DENSE
 from profilers.compare.llama_cpp import LlamaCpp, check_installed
 from profilers.export.gguf import export_gguf
+from runtime.devices import wait_for_compute
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
@@ -256,8 +257,7 @@ def decode_seconds(
         token = ids[:, position : position + 1]
         begin_s = time.perf_counter()
         past = model(input_ids=token, past_key_values=past, use_cache=True).past_key_values
-        if ids.is_cuda:
-            torch.cuda.current_stream(ids.device).synchronize()
+        wait_for_compute(ids.device)
         seconds.append(time.perf_counter() - begin_s)
     return seconds
 
