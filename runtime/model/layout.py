@@ -1,15 +1,15 @@
 """Layout of an expert's tensors in a slot, and buffers that hold slots."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, Protocol
 
 import torch
 
 from artifacts.errors import BadUsage, OutOfResources
-from artifacts.formats.base import NOT_FINITE
+from artifacts.formats.base import NOT_FINITE, Format
 from artifacts.shape import Shape
 from runtime.model.arithmetic import project
 from runtime.model.files.direct_io import PAGE
@@ -74,15 +74,52 @@ class ExpertStore(Protocol):
         opened."""
 
 
+PLAIN = ""  # the role of the only tensor of a parameter that is not quantised
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One parameter of one expert, in its module's own orientation; `offset` is in bytes from the
-    start of the slot."""
+    """One tensor of an expert: the parameter called `name`, in its module's own orientation, or one
+    tensor of it by its `role` in the `format` of a matrix.
+
+    `offset` is in bytes from the start of the slot. `source` counts the matrices that make up the
+    rows of one parameter. `format` is None for numbers as they are, and in replicas.
+    """
 
     name: str
+    dtype: torch.dtype
     shape: tuple[int, ...]
-    offset: int
-    nbytes: int
+    offset: int = 0
+    role: str = PLAIN
+    source: int = 0
+    format: Format | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def stop(self) -> int:
+        """The byte behind its last one."""
+        return self.offset + self.nbytes
+
+    def bytes_of(self, buffer: torch.Tensor) -> torch.Tensor:
+        """View the bytes of this tensor in `buffer`, uint8, on any device."""
+        return buffer[self.offset : self.stop]
+
+    def view(self, buffer: torch.Tensor) -> torch.Tensor:
+        """View this tensor in `buffer`, uint8, on any device; nothing is copied."""
+        return self.bytes_of(buffer).view(self.dtype).view(self.shape)
+
+
+def laid_out(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Return the parts one after another in a slot, each 64-byte aligned."""
+    placed = []
+    offset = 0
+    for part in parts:
+        placed.append(replace(part, offset=offset))
+        offset = round_up(placed[-1].stop)
+    return tuple(placed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +138,7 @@ class ExpertLayout:
     def of(cls, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> "ExpertLayout":
         """Lay out parameters of the given shapes (one expert's, without the expert dimension) in
         their order."""
-        parts = []
-        offset = 0
-        for name, shape in shapes.items():
-            part = Part(name, shape, offset, prod(shape) * dtype.itemsize)
-            parts.append(part)
-            offset = round_up(offset + part.nbytes)
-        return cls(tuple(parts), dtype)
+        return cls(laid_out(Part(name, dtype, shape) for name, shape in shapes.items()), dtype)
 
     @property
     def format(self) -> str:
@@ -116,25 +147,24 @@ class ExpertLayout:
     @property
     def nbytes(self) -> int:
         """Bytes of a slot, a multiple of 64."""
-        return round_up(self.parts[-1].offset + self.parts[-1].nbytes)
+        return round_up(self.parts[-1].stop)
 
     def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the parts by name as views of `buffer`, uint8 [nbytes] or longer, on any device;
         nothing is copied."""
-        return {
-            part.name: buffer[part.offset : part.offset + part.nbytes]
-            .view(self.dtype)
-            .view(part.shape)
-            for part in self.parts
-        }
+        return {part.name: part.view(buffer) for part in self.parts}
 
     def digest(self, buffer: torch.Tensor) -> str:
         """Return the sha256 of an expert in `buffer`, uint8 [nbytes] or longer on the CPU, without
         the bytes between its parts: the same wherever the checkpoint keeps the expert."""
         digest = hashlib.sha256()
         for part in self.parts:
-            digest.update(memoryview(buffer[part.offset : part.offset + part.nbytes].numpy()))
+            digest.update(memoryview(self._stored(part, buffer).numpy()))
         return digest.hexdigest()
+
+    def _stored(self, part: Part, buffer: torch.Tensor) -> torch.Tensor:
+        """Return the bytes of a part as the checkpoint has them."""
+        return part.bytes_of(buffer)
 
     def weights(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the parts as the module has them: here the views."""
@@ -144,7 +174,7 @@ class ExpertLayout:
         """Return the fault of a part within these spans of `buffer`, with its name; None if all
         numbers are finite."""
         for part in self.parts:
-            for start, stop in _overlaps(spans, part.offset, part.offset + part.nbytes):
+            for start, stop in _overlaps(spans, part.offset, part.stop):
                 if not is_finite(buffer[start:stop].view(self.dtype)):
                     return f"{part.name} holds {NOT_FINITE}"
         return None

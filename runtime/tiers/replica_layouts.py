@@ -21,7 +21,7 @@ from artifacts.quantisation.trellis.trellis import (
 from artifacts.quantisation.widths import Width
 from runtime.kernels.replica_linear import project_replica
 from runtime.model.files.checkpoint import StoredTensor
-from runtime.model.layout import Part
+from runtime.model.layout import PLAIN, Part
 
 Views = dict[str, Packed | Trellis | torch.Tensor]
 
@@ -31,8 +31,7 @@ class ReplicaLayout:
     """Layout of a replica in its slot: as in its file, wide types first, so that one read fetches
     it.
 
-    `num_inputs` has the input size of each projection. Parts are named `gate_up_proj.qweight` or
-    `gate_up_proj_bias`.
+    `num_inputs` has the input size of each projection. Roles of parts are as `qweight`.
     """
 
     is_plain: ClassVar[bool] = False
@@ -43,13 +42,12 @@ class ReplicaLayout:
 
     bits: Width
     parts: tuple[Part, ...]
-    dtypes: tuple[torch.dtype, ...]
     num_inputs: dict[str, int]
 
     @property
     def stored_nbytes(self) -> int:
         """Bytes of a replica in its file."""
-        return self.parts[-1].offset + self.parts[-1].nbytes
+        return self.parts[-1].stop
 
     @property
     def nbytes(self) -> int:
@@ -59,39 +57,41 @@ class ReplicaLayout:
     def views(self, buffer: torch.Tensor) -> Views:
         """Return projections and biases by name as views of `buffer`, uint8 [nbytes] or longer, on
         any device."""
-        tensors = {
-            part.name: buffer[part.offset : part.offset + part.nbytes].view(dtype).view(part.shape)
-            for part, dtype in zip(self.parts, self.dtypes, strict=True)
-        }
-        biases = {name: tensor for name, tensor in tensors.items() if "." not in name}
-        return biases | {name: self._matrix(name, tensors) for name in self.num_inputs}
+        biases = {part.name: part.view(buffer) for part in self.parts if not part.role}
+        return biases | {name: self._matrix(name, buffer) for name in self.num_inputs}
+
+    def of(self, name: str) -> dict[str, Part]:
+        """Return the parts of a projection, or of a bias, by role."""
+        return {part.role: part for part in self.parts if part.name == name}
 
     def num_outputs(self, name: str) -> int:
         """Return the output size of a projection or a bias; 0 where there is none of that name."""
-        shapes = {part.name: part.shape for part in self.parts}
-        return (shapes.get(name) or shapes.get(f"{name}.scales") or (0,))[-1]
+        parts = self.of(name)
+        found = parts.get(PLAIN) or parts.get("scales")
+        return found.shape[-1] if found and found.shape else 0
 
     def is_whole(self, name: str) -> bool:
         """Return whether a projection has all its parts, of the right types and shapes, each
         aligned to its type."""
-        parts = {
-            part.name: (dtype, part) for part, dtype in zip(self.parts, self.dtypes, strict=True)
-        }
-        fields = {field: parts[f"{name}.{field}"] for field in PARTS if f"{name}.{field}" in parts}
-        scales = fields["scales"][1].shape if "scales" in fields else ()
+        parts = {role: part for role, part in self.of(name).items() if role in PARTS}
+        scales = parts["scales"].shape if "scales" in parts else ()
         num_inputs = self.num_inputs[name]
         if len(scales) != 2 or not scales[0] or num_inputs % scales[0]:
             return False
-        shapes = {field: (dtype, part.shape) for field, (dtype, part) in fields.items()}
-        is_aligned = not any(part.offset % dtype.itemsize for dtype, part in fields.values())
-        return is_aligned and shapes == packed_shapes(
-            scales[1], num_inputs, self.bits, num_inputs // scales[0]
+        return _are_placed(
+            parts, packed_shapes(scales[1], num_inputs, self.bits, num_inputs // scales[0])
         )
 
-    def _matrix(self, name: str, tensors: dict[str, torch.Tensor]) -> Packed:
-        parts = {part: tensors.get(f"{name}.{part}") for part in PARTS}
+    def _matrix(self, name: str, buffer: torch.Tensor) -> Packed:
+        parts = self._tensors(name, PARTS, buffer)
         num_inputs = self.num_inputs[name]
         return Packed(self.bits, num_inputs // parts["scales"].shape[0], num_inputs, **parts)
+
+    def _tensors(
+        self, name: str, roles: Sequence[str], buffer: torch.Tensor
+    ) -> dict[str, torch.Tensor | None]:
+        parts = self.of(name)
+        return {role: parts[role].view(buffer) if role in parts else None for role in roles}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class TrellisLayout(ReplicaLayout):
-    """Layout of a replica in trellis codes; `rates` has the rate of each projection. Parts are
-    named `gate_up_proj.codes`."""
+    """Layout of a replica in trellis codes; `rates` has the rate of each projection."""
 
     codes: ClassVar[str] = "trellis"
     format: ClassVar[str] = "trellis"
@@ -117,40 +116,51 @@ class TrellisLayout(ReplicaLayout):
     def num_outputs(self, name: str) -> int:
         if name in self.rates:
             return self.rates[name].num_outputs
-        return next((part.shape[-1] for part in self.parts if part.name == name), 0)
+        return ReplicaLayout.num_outputs(self, name)
 
     def is_whole(self, name: str) -> bool:
-        fields = {
-            part.name.partition(".")[2]: (dtype, part)
-            for part, dtype in zip(self.parts, self.dtypes, strict=True)
-            if part.name.startswith(f"{name}.")
-        }
+        parts = {role: part for role, part in self.of(name).items() if role}
         rate = self.rates.get(name)
         num_inputs = self.num_inputs[name]
-        if rate is None or "codes" not in fields:
+        if rate is None or "codes" not in parts:
             return False
         low, high = (num_words(rate.half_bits + more, rate.num_outputs) for more in (0, 1))
-        num_high, rest = divmod(fields["codes"][1].shape[0] - low * num_inputs, high - low)
+        num_high, rest = divmod(parts["codes"].shape[0] - low * num_inputs, high - low)
         if rest or not 0 <= num_high <= (num_inputs if rate.half_bits < HALF_BITS[-1] else 0):
             return False
-        is_rotated = "row_scales" not in fields
-        shapes = {field: (dtype, part.shape) for field, (dtype, part) in fields.items()}
+        is_rotated = "row_scales" not in parts
         expected = trellis_shapes(
             rate.num_outputs, num_inputs, rate.half_bits, num_high, is_rotated=is_rotated
         )
-        is_aligned = not any(part.offset % dtype.itemsize for dtype, part in fields.values())
-        return is_aligned and shapes == expected
+        return _are_placed(parts, expected)
 
-    def _matrix(self, name: str, tensors: dict[str, torch.Tensor]) -> Trellis:
+    def _matrix(self, name: str, buffer: torch.Tensor) -> Trellis:
         rate = self.rates[name]
-        parts = {part: tensors.get(f"{name}.{part}") for part in trellis.PARTS}
         return Trellis(
             rate.half_bits,
             rate.state_bits,
             rate.num_outputs,
-            **parts,
+            **self._tensors(name, trellis.PARTS, buffer),
             num_inputs=self.num_inputs[name],
         )
+
+
+def replica_part(name: str, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> Part:
+    """Return a part by its name in replica files, as `gate_up_proj.qweight` or
+    `gate_up_proj_bias`."""
+    projection, _, role = name.partition(".")
+    return Part(projection, dtype, shape, offset, role)
+
+
+def _are_placed(
+    parts: dict[str, Part], expected: dict[str, tuple[torch.dtype, tuple[int, ...]]]
+) -> bool:
+    """Return whether parts have these types and shapes, by role, and each is aligned to its
+    type."""
+    is_aligned = not any(part.offset % part.dtype.itemsize for part in parts.values())
+    return is_aligned and expected == {
+        role: (part.dtype, part.shape) for role, part in parts.items()
+    }
 
 
 def layout_of(
@@ -162,16 +172,17 @@ def layout_of(
     no bounds.
     """
     first = tensors[0].offset
-    dtypes = tuple(tensor.dtype for tensor in tensors)
     parts = tuple(
-        Part(tensor.name.partition(".")[2], tensor.shape, tensor.offset - first, tensor.nbytes)
+        replica_part(
+            tensor.name.partition(".")[2], tensor.dtype, tensor.shape, tensor.offset - first
+        )
         for tensor in tensors
     )
-    if any(part.name.endswith(".codes") for part in parts):
+    if any(part.role == "codes" for part in parts):
         rates = _rates(bits, tensors[0].shard.metadata, num_inputs)
-        layout: ReplicaLayout = TrellisLayout(bits, parts, dtypes, num_inputs, rates)
+        layout: ReplicaLayout = TrellisLayout(bits, parts, num_inputs, rates)
     else:
-        layout = ReplicaLayout(bits, parts, dtypes, num_inputs)
+        layout = ReplicaLayout(bits, parts, num_inputs)
     if any(not layout.is_whole(name) for name in num_inputs):
         raise Incompatible(
             f"{tensors[0].shard.path} holds a replica of another shape: run moectl quantize again"

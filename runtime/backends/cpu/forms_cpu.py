@@ -24,7 +24,7 @@ from runtime.kernels.cpu.threads import KernelThreads, divided
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.files.expert_store import StoredLayout
-from runtime.model.layout import ExpertLayout, Layout
+from runtime.model.layout import ExpertLayout, Layout, Part
 from runtime.model.open import MoeModel
 from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.replica_layouts import ReplicaLayout
@@ -360,8 +360,7 @@ class CpuPacked(CpuForm):
         packed = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))
         inner = packed[GATE_UP]
         down = packed[DOWN]
-        offsets = {part.name: part.offset for part in layout.parts}
-        self._offsets = np.array([_offsets(offsets, name) for name in (GATE_UP, DOWN)])
+        self._offsets = np.array([_offsets(layout.of(name)) for name in (GATE_UP, DOWN)])
         self._sizes = np.array([_num_groups(inner), _num_groups(down), down.num_inputs])
         adder = kernels("cpu.replicas.gated_packed").packed_adder
         self._add = adder(layout.bits, is_narrow=dtype is torch.bfloat16)
@@ -370,10 +369,10 @@ class CpuPacked(CpuForm):
         self._add(np.array(starts)[:, None, None] + self._offsets, self._sizes, *operands)
 
 
-def _offsets(offsets: dict[str, int], name: str) -> list[int]:
+def _offsets(parts: dict[str, Part]) -> list[int]:
     """Return the offsets of words, scales and zero-points. Without zero-points, the offset of the
     words is repeated in their place."""
-    words, zeros, scales = (offsets.get(f"{name}.{part}") for part in PARTS)
+    words, zeros, scales = (parts[role].offset if role in parts else None for role in PARTS)
     return [words, scales, words if zeros is None else zeros]
 
 

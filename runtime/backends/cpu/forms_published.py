@@ -93,7 +93,7 @@ def has_published_form(layout: Layout) -> bool:
     if layout.codes == "mixed":
         return all(map(has_published_form, layout.layouts))
     return layout.codes == "published" and all(
-        piece.part in _BIASES or is_described(piece) for piece in layout.pieces
+        part.name in _BIASES or is_described(part) for part in layout.parts
     )
 
 

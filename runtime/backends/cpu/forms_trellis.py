@@ -78,7 +78,10 @@ class CpuTrellis(CpuForm):
 def _coded_offsets(layout: TrellisLayout) -> np.ndarray:
     """Return the offsets of the parts of both matrices in a replica, [2, 4]; -1 for a part that is
     not there."""
-    places = {part.name: part.offset for part in layout.parts}
+    matrices = [layout.of(name) for name in (GATE_UP, DOWN)]
     return np.array(
-        [[places.get(f"{name}.{part}", -1) for part in trellis.PARTS] for name in (GATE_UP, DOWN)]
+        [
+            [parts[role].offset if role in parts else -1 for role in trellis.PARTS]
+            for parts in matrices
+        ]
     )

@@ -18,7 +18,6 @@ from runtime.kernels.gpu.total import Total
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, Layout
-from runtime.model.quantised.quantised_layout import QuantisedLayout
 from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.neuron_major import NeuronLayout
 from runtime.tiers.replica_layouts import ReplicaLayout, TrellisLayout
@@ -201,10 +200,9 @@ class GpuTrellis:
         )
 
 
-def offsets_of(layout: TrellisLayout, name: str) -> dict[str, int]:
+def offsets_of(layout: ReplicaLayout, name: str) -> dict[str, int]:
     """Return the offset of each part of a projection in a replica, in bytes."""
-    parts = (part for part in layout.parts if part.name.startswith(f"{name}."))
-    return {part.name.partition(".")[2]: part.offset for part in parts}
+    return {role: part.offset for role, part in layout.of(name).items()}
 
 
 def replica_form(
@@ -228,7 +226,7 @@ def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:
 
 def full_form(
     gate: Gate,
-    layout: ExpertLayout | QuantisedLayout,
+    layout: ExpertLayout,
     arena: torch.Tensor,
     starts: Sequence[int],
     *,
@@ -271,8 +269,8 @@ def segment_strides(layout: NeuronLayout, nbytes: int, *, is_bottom: bool) -> St
 def packed_matrix(layout: ReplicaLayout, name: str) -> Matrix:
     """Return the layout of the projection called `name` in a replica."""
     packed: Packed = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))[name]
-    offsets = {part.name: part.offset for part in layout.parts}
-    words, zeros, scales = (offsets.get(f"{name}.{part}", 0) for part in PARTS)
+    offsets = offsets_of(layout, name)
+    words, zeros, scales = (offsets.get(role, 0) for role in PARTS)
     return Matrix(
         words // WORD,
         zeros // WORD,

@@ -149,11 +149,11 @@ def is_readable(layout: QuantisedLayout) -> bool:
     """Return whether the kernels read all matrices of experts with this layout, where down is
     one."""
     are_read = all(
-        is_described(piece) and type(piece.format) is not GgmlBlocks
-        for piece in layout.pieces
-        if piece.format
+        is_described(part) and type(part.format) is not GgmlBlocks
+        for part in layout.parts
+        if part.format
     )
-    return are_read and {piece.source for piece in layout.pieces if piece.part == DOWN} == {0}
+    return are_read and {part.source for part in layout.parts if part.name == DOWN} == {0}
 
 
 def gated_matrices(layout: QuantisedLayout, activation: Gate = SILU) -> GatedMatrices:

@@ -13,9 +13,8 @@ from runtime.model.files.checkpoint import Checkpoint, File, RepeatedBytes, Shar
 from runtime.model.files.direct_io import DirectFile
 from runtime.model.layout import ExpertLayout, ExpertStore, Spans
 from runtime.model.quantised.mixed_layout import MixedLayout
-from runtime.model.quantised.quantised_layout import QuantisedLayout
 
-StoredLayout = ExpertLayout | QuantisedLayout | MixedLayout
+StoredLayout = ExpertLayout | MixedLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,9 @@ from runtime.model.files.conversions import (
 )
 from runtime.model.files.expert_store import Extent, StoredLayout
 from runtime.model.layers import MoeLayer
-from runtime.model.layout import ExpertLayout, Part
+from runtime.model.layout import PLAIN, ExpertLayout, Part
 from runtime.model.quantised.mixed_layout import MixedLayout
-from runtime.model.quantised.quantised_layout import Piece, QuantisedLayout
-from runtime.model.quantised.quantised_matrix import PLAIN
+from runtime.model.quantised.quantised_layout import QuantisedLayout
 from runtime.model.quantised.quantised_tensor import QuantisedTensor, Tensors
 
 
@@ -142,8 +141,8 @@ class _Slice(NamedTuple):
     swapped: tuple[int, ...] | None = None
     turn: int | None = None
 
-    def piece(self, part: Part, source: int, dtype: torch.dtype) -> Piece:
-        """Return the piece of a slot that this slice becomes. There, numbers that are not quantised
+    def part(self, name: str, source: int, dtype: torch.dtype) -> Part:
+        """Return the part of a slot that this slice becomes. There, numbers that are not quantised
         have the module's dtype."""
         kept_as = (
             dtype
@@ -153,7 +152,7 @@ class _Slice(NamedTuple):
             else self.tensor.dtype
         )
         shape = self.shape if self.turn is None else (2 * self.shape[0], *self.shape[1:])
-        return Piece(part.name, source, self.role, self.format, kept_as, shape)
+        return Part(name, kept_as, shape, role=self.role, source=source, format=self.format)
 
     def extent(self, start: int, stop: int, dtype: torch.dtype) -> Extent:
         stored = self.tensor.shard, self.tensor.dtype, self.offset, self.nbytes
@@ -270,14 +269,14 @@ class _Search:
     def _quantised(self) -> tuple[StoredLayout, tuple[tuple[Extent, ...], ...]]:
         """Return the layout and the extents. If not all experts are stored alike, the layout holds
         every way in which some are."""
-        pieces = [self._pieces(key) for key in range(self._shape.num_keys)]
+        parts = [self._parts(key) for key in range(self._shape.num_keys)]
         layouts = {
             each: QuantisedLayout.of(each, self._layout.dtype, is_transposed=self._is_transposed)
-            for each in pieces
+            for each in parts
         }
         if len(layouts) == 1:
             (layout,) = layouts.values()
-            return layout, tuple(self._packed(key, layout) for key in range(len(pieces)))
+            return layout, tuple(self._packed(key, layout) for key in range(len(parts)))
         numbers = {each: RepeatedBytes(bytes([number])) for number, each in enumerate(layouts)}
         mixed = MixedLayout(tuple(layouts.values()))
         return mixed, tuple(
@@ -285,42 +284,40 @@ class _Search:
                 Extent(numbers[each], torch.uint8, 0, 1, 0, 1, torch.uint8),
                 *self._packed(key, layouts[each], mixed.start),
             )
-            for key, each in enumerate(pieces)
+            for key, each in enumerate(parts)
         )
 
     def _packed(self, key: int, layout: QuantisedLayout, start: int = 0) -> tuple[Extent, ...]:
         """Return the extents of an expert that lies in its slot from `start` on."""
         extents = []
-        places = zip(layout.pieces, layout.offsets, strict=True)
+        parts = iter(layout.parts)
         for _, _, slice_ in self._in_order(key):
             if slice_.turn != 1:
-                piece, offset = next(places)
-            extents.append(
-                slice_.extent(start + offset, start + offset + piece.nbytes, piece.dtype)
-            )
+                part = next(parts)
+            extents.append(slice_.extent(start + part.offset, start + part.stop, part.dtype))
         return tuple(extents)
 
-    def _pieces(self, key: int) -> tuple[Piece, ...]:
-        """Return the pieces of an expert. Raises BadInput if two tensors whose rows are taken by
+    def _parts(self, key: int) -> tuple[Part, ...]:
+        """Return the parts of an expert as it is stored. Raises BadInput if two tensors whose rows are taken by
         turns have different types."""
-        pieces: list[Piece] = []
-        for part, index, slice_ in self._in_order(key):
-            piece = slice_.piece(part, 0 if slice_.turn else index, self._layout.dtype)
+        parts: list[Part] = []
+        for name, index, slice_ in self._in_order(key):
+            part = slice_.part(name, 0 if slice_.turn else index, self._layout.dtype)
             if slice_.turn != 1:
-                pieces.append(piece)
-            elif piece != pieces[-1]:
+                parts.append(part)
+            elif part != parts[-1]:
                 raise BadInput(
                     f"{slice_.tensor.name} is of another type than its other half: take a file of "
                     "one type"
                 )
-        return tuple(pieces)
+        return tuple(parts)
 
-    def _in_order(self, key: int) -> Iterator[tuple[Part, int, _Slice]]:
+    def _in_order(self, key: int) -> Iterator[tuple[str, int, _Slice]]:
         layer = key // self._shape.num_experts
         for part in self._layout.parts:
             for index in range(len(self._sources[layer, part.name])):
                 for slice_ in self._slices[key][part.name, index]:
-                    yield part, index, slice_
+                    yield part.name, index, slice_
 
     def _check_complete(self, layer: MoeLayer, expert: int) -> None:
         slices = self._slices[self._key(layer, expert)]

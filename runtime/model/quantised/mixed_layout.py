@@ -19,6 +19,7 @@ class MixedLayout:
 
     is_plain: ClassVar[bool] = False
     codes: ClassVar[str] = "mixed"
+    project: ClassVar[Callable[..., torch.Tensor]] = staticmethod(project_quantised)
     start: ClassVar[int] = ALIGNMENT  # of the expert in its slot
 
     layouts: tuple[QuantisedLayout, ...]
@@ -30,17 +31,13 @@ class MixedLayout:
     @property
     def format(self) -> str:
         """Names of the formats."""
-        pieces = (piece for layout in self.layouts for piece in layout.pieces)
-        return " and ".join(dict.fromkeys(piece.format.name for piece in pieces if piece.format))
+        parts = (part for layout in self.layouts for part in layout.parts)
+        return " and ".join(dict.fromkeys(part.format.name for part in parts if part.format))
 
     @property
     def nbytes(self) -> int:
         """Bytes of a slot, a multiple of 64."""
         return self.start + max(layout.nbytes for layout in self.layouts)
-
-    @property
-    def project(self) -> Callable[..., torch.Tensor]:
-        return project_quantised
 
     def views(self, buffer: torch.Tensor) -> Mapping[str, object]:
         """Return views of the expert that is in `buffer`, uint8 [nbytes] or longer; the layout is

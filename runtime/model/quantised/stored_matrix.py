@@ -19,12 +19,8 @@ from artifacts.formats.integers.order import ORDER
 from artifacts.formats.integers.packed_integers import PackedIntegers
 from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import NvFp4
-from runtime.model.quantised.quantised_layout import (
-    PLAIN,
-    Piece,
-    PlacedPieces,
-    QuantisedLayout,
-)
+from runtime.model.layout import PLAIN, Part
+from runtime.model.quantised.quantised_layout import PlacedParts, QuantisedLayout
 
 _FLOATS = {
     torch.float8_e4m3fn: (3, 7),
@@ -105,19 +101,19 @@ class StoredMatrix:
 class _Tensors(NamedTuple):
     """The tensors of one matrix [num_outputs, num_inputs], by role."""
 
-    placed: PlacedPieces
+    placed: PlacedParts
     num_outputs: int
     num_inputs: int
 
     def start(self, role: str) -> int:
-        return self.placed[role][1]
+        return self.placed[role].offset
 
     def shape(self, role: str) -> tuple[int, ...]:
-        return self.placed[role][0].shape
+        return self.placed[role].shape
 
     def codes(self, role: str, kind: str, bits: int, *others: object) -> StoredCodes:
-        piece, start = self.placed[role]
-        return StoredCodes(start, piece.nbytes, kind, bits, *others)
+        part = self.placed[role]
+        return StoredCodes(part.offset, part.nbytes, kind, bits, *others)
 
     def scales(self, role: str, **others: object) -> StoredScales:
         """Describe scales [num_outputs, groups]."""
@@ -127,43 +123,43 @@ class _Tensors(NamedTuple):
         )
 
     def scales_at(self, role: str, *sizes: int, **others: object) -> StoredScales:
-        piece, start = self.placed[role]
-        return StoredScales(start, str(piece.dtype).removeprefix("torch."), *sizes, **others)
+        part = self.placed[role]
+        dtype = str(part.dtype).removeprefix("torch.")
+        return StoredScales(part.offset, dtype, *sizes, **others)
 
 
 Described = tuple[StoredCodes, StoredScales | None, StoredZeros | None]
 
 
-def is_described(piece: Piece) -> bool:
+def is_described(part: Part) -> bool:
     """Return whether compiled code can read a tensor: of a format that is described here, with
     zero-points in words."""
-    has_words = piece.role != _ZEROS or piece.dtype is torch.int32
-    return type(piece.format) in _DESCRIBE and has_words
+    has_words = part.role != _ZEROS or part.dtype is torch.int32
+    return type(part.format) in _DESCRIBE and has_words
 
 
-def stored_matrices(layout: QuantisedLayout, part: str) -> list[StoredMatrix]:
-    """Describe the matrices that are the rows of one part of an expert, with the part's bias."""
+def stored_matrices(layout: QuantisedLayout, name: str) -> list[StoredMatrix]:
+    """Describe the matrices that are the rows of one parameter of an expert, with its bias."""
     matrices = layout.matrices
-    biases = matrices.get(f"{part}_bias")
-    bias = biases and biases[0][PLAIN][1]
-    return [stored_matrix(placed, bias) for placed in matrices[part]]
+    biases = matrices.get(f"{name}_bias")
+    bias = biases and biases[0][PLAIN].offset
+    return [stored_matrix(placed, bias) for placed in matrices[name]]
 
 
-def stored_matrix(placed: PlacedPieces, bias: int | None = None) -> StoredMatrix:
-    """Describe a matrix by its pieces and where they begin in an expert."""
-    pieces = {role: piece for role, (piece, _) in placed.items()}
-    form = next(iter(pieces.values())).format
+def stored_matrix(placed: PlacedParts, bias: int | None = None) -> StoredMatrix:
+    """Describe a matrix by its tensors."""
+    form = next(iter(placed.values())).format
     if form is None:
-        shape = pieces[PLAIN].shape
+        shape = placed[PLAIN].shape
         return StoredMatrix(*shape, _Tensors(placed, *shape).codes(PLAIN, "plain", 0), bias=bias)
-    shape = form.shape(pieces)
+    shape = form.shape(placed)
     described = _DESCRIBE[type(form)](form, _Tensors(placed, *shape))
-    order = placed[ORDER][1] if ORDER in placed else None
+    order = placed[ORDER].offset if ORDER in placed else None
     return StoredMatrix(*shape, *described, bias=bias, order=order)
 
 
 def _scaled(form: Scaled, tensors: _Tensors) -> Described:
-    weight, _ = tensors.placed["weight"]
+    weight = tensors.placed["weight"]
     kind, floats = ("float", _FLOATS[weight.dtype]) if weight.dtype in _FLOATS else ("signed", ())
     height, width = form.scaled_block(weight.shape, tensors.shape("scale"))
     num_groups = -(-tensors.num_inputs // width)

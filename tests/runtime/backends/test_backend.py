@@ -21,8 +21,8 @@ from runtime.backends.cpu.cpu_backend import CpuBackend
 from runtime.backends.torch_backend import TorchBackend
 from runtime.backends.triton.triton_backend import TritonBackend
 from runtime.control.plan import NO_SLOT, Place
-from runtime.model.layout import ExpertLayout, Layout
-from runtime.model.quantised.quantised_layout import Piece, QuantisedLayout
+from runtime.model.layout import ExpertLayout, Layout, Part
+from runtime.model.quantised.quantised_layout import QuantisedLayout
 from tests.runtime.backends.test_torch_backend import tokens
 
 E = 6
@@ -210,8 +210,8 @@ def test_experts_of_a_known_kind_and_type_on_a_cpu_suit(monkeypatch: pytest.Monk
     assert not suited(monkeypatch, plain=[True], dtype=torch.float32, device="meta")
     assert not suited(monkeypatch, plain=[True], dtype=torch.float32, device="cuda")
     for form, suits in ((Scaled(), True), (None, False)):
-        piece = Piece("down_proj", 0, "weight", form, torch.int8, (2, 2))
-        as_published = QuantisedLayout.of([piece], torch.float32, is_transposed=False)
+        part = Part("down_proj", torch.int8, (2, 2), 0, "weight", 0, form)
+        as_published = QuantisedLayout.of([part], torch.float32, is_transposed=False)
         assert (
             suited(
                 monkeypatch, plain=[True], dtype=torch.float32, device="cpu", layout=as_published

@@ -16,8 +16,8 @@ from runtime.control.plan import Place
 from runtime.kernels.cpu import threads as module
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.layout import ExpertLayout, Layout, Part
-from runtime.tiers.replica_layouts import ReplicaLayout
+from runtime.model.layout import ExpertLayout, Layout
+from runtime.tiers.replica_layouts import ReplicaLayout, replica_part
 from tools.bench.kernels.stored_matrices import random_expert, variants
 from tools.gpu.checks.low_bit import random_packed
 
@@ -44,11 +44,10 @@ def packed(seed: int, bits: int) -> Expert:
     parts = []
     offset = 0
     for name, tensor in tensors.items():
-        parts.append(Part(name, tuple(tensor.shape), offset, tensor.nbytes))
+        parts.append(replica_part(name, tensor.dtype, tuple(tensor.shape), offset))
         offset += tensor.nbytes
-    dtypes = tuple(tensor.dtype for tensor in tensors.values())
     content = torch.cat([tensor.flatten().view(torch.uint8) for tensor in tensors.values()])
-    return ReplicaLayout(bits, tuple(parts), dtypes, {GATE_UP: HIDDEN, DOWN: NEURONS}), content
+    return ReplicaLayout(bits, tuple(parts), {GATE_UP: HIDDEN, DOWN: NEURONS}), content
 
 
 def published(seed: int, name: str) -> Expert:

@@ -2,6 +2,7 @@
 dequantised experts in triton's interpreter on a CPU."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ import torch
 from artifacts.formats.base import Stored
 from runtime.kernels.gpu.addressing import gated_matrices, is_readable
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.quantised.quantised_layout import PLAIN, Piece, QuantisedLayout
+from runtime.model.layout import Part
+from runtime.model.quantised.quantised_layout import QuantisedLayout, stored_part
 from tests.helpers.triton_process import interpret, needs_triton
 from tools.gpu.checks.formats import CASES
 
@@ -47,14 +49,15 @@ from artifacts.formats.fp8 import Scaled
 from artifacts.formats.mxfp4 import MxFp4
 from runtime.kernels.gpu.published import dequantise
 from runtime.model.quantised.stored_matrix import stored_matrix
-from runtime.model.quantised.quantised_layout import Piece, QuantisedLayout
+from runtime.model.layout import Part
+from runtime.model.quantised.quantised_layout import QuantisedLayout
 every = torch.arange(256).byte()[None]
 cases = [(Scaled(), {"weight": every.view(dtype), "scale": torch.ones(1)})
          for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)]
 exponents = torch.arange(253).byte()[:, None]  # larger ones make 4 and 6 infinite
 cases.append((MxFp4(), {"blocks": every[:, :16].repeat(253, 1), "scales": exponents}))
 for form, tensors in cases:
-    pieces = [Piece("", 0, role, form, each.dtype, tuple(each.shape)) for role, each in tensors.items()]
+    pieces = [Part("", each.dtype, tuple(each.shape), 0, role, 0, form) for role, each in tensors.items()]
     layout = QuantisedLayout.of(pieces, torch.float32, is_transposed=False)
     expert = torch.zeros(layout.nbytes, dtype=torch.uint8)
     for role, each in layout.views(expert)[""][0].tensors.items():
@@ -66,7 +69,7 @@ for form, tensors in cases:
     print(int(torch.equal(ours, theirs)), theirs.numel())
 plain = torch.randn(5, 7)
 ours = torch.empty_like(plain)
-placed = {"": (Piece("", 0, "", None, plain.dtype, (5, 7)), 0)}
+placed = {"": Part("", plain.dtype, (5, 7))}
 dequantise(plain.view(torch.uint8).flatten(), stored_matrix(placed), ours)
 print(int(torch.equal(ours, plain)), plain.numel())
 """
@@ -80,7 +83,7 @@ def layout_of(name: str, hidden: int = 256, neurons: int = 128) -> QuantisedLayo
     ]
     case = CASES[name]
     pieces = [
-        Piece.of_stored(part, source, role, case.format, stored)
+        stored_part(part, source, role, case.format, stored)
         for part, source, rows, columns in matrices
         for role, stored in case.roles(rows, columns).items()
     ]
@@ -105,10 +108,8 @@ def test_every_code_has_the_bits_of_its_number() -> None:
 def test_a_matrix_that_is_not_quantised_is_read_as_it_is() -> None:
     quantised = layout_of("mxfp4")
     plain = Stored(torch.bfloat16, (256, 128))
-    pieces = [piece for piece in quantised.pieces if piece.part == GATE_UP]
-    mixed = QuantisedLayout.of(
-        [*pieces, Piece(DOWN, 0, PLAIN, None, *plain)], torch.bfloat16, is_transposed=False
-    )
+    pieces = [part for part in quantised.parts if part.name == GATE_UP]
+    mixed = QuantisedLayout.of([*pieces, Part(DOWN, *plain)], torch.bfloat16, is_transposed=False)
     matrices = gated_matrices(mixed)
     assert matrices.down.codes.kind == "plain" and matrices.down.scales is None
     assert (matrices.gate.codes.kind, matrices.up_first) == ("float", 0)
@@ -119,7 +120,7 @@ def test_words_of_another_type_are_left_to_torch() -> None:
     layout = layout_of("packed, 4 bits, in any order")
     assert is_readable(layout)
     wide = [
-        piece._replace(dtype=torch.int64) if piece.role == "zero_point" else piece
-        for piece in layout.pieces
+        replace(part, dtype=torch.int64) if part.role == "zero_point" else part
+        for part in layout.parts
     ]
     assert not is_readable(QuantisedLayout.of(wide, torch.bfloat16, is_transposed=False))

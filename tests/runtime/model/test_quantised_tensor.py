@@ -356,7 +356,7 @@ def test_an_expert_in_another_format_than_the_others_opens(
     name = next(
         name for name in sorted(tensors) if ".experts.3." in name and name.endswith("proj.weight")
     )
-    form = next(piece.format for piece in opened.store.layout.pieces if piece.format)
+    form = next(part.format for part in opened.store.layout.parts if part.format)
     matrix = {"weight": tensors[name], "scale": tensors.pop(f"{name}_scale_inv")}
     tensors[name] = numbers(form, matrix, torch.bfloat16)
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})

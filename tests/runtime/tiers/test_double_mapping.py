@@ -12,7 +12,11 @@ from runtime.model.layout import Part
 from runtime.tiers.double_mapping import map_twice
 from runtime.tiers.slots import Slots
 
-PARTS = (Part("gate_up_proj", (2, PAGE), 0, 2 * PAGE), Part("down_proj", (1, PAGE), 2 * PAGE, PAGE))
+BYTES = torch.uint8
+PARTS = (
+    Part("gate_up_proj", BYTES, (2, PAGE)),
+    Part("down_proj", BYTES, (1, PAGE), 2 * PAGE),
+)
 NBYTES = 3 * PAGE
 CPU = torch.device("cpu")
 
@@ -42,7 +46,7 @@ def test_either_mapping_outlives_the_other() -> None:
 
 
 def test_parts_that_share_a_page_are_not_mapped_twice() -> None:
-    assert map_twice(2, (Part("down_proj", (64,), 0, 64),)) is None
+    assert map_twice(2, (Part("down_proj", BYTES, (64,)),)) is None
 
 
 def test_systems_without_such_mappings_have_slots_only(monkeypatch: pytest.MonkeyPatch) -> None:

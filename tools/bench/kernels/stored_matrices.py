@@ -18,7 +18,7 @@ from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import NvFp4
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, Layout, aligned
-from runtime.model.quantised.quantised_layout import Piece, QuantisedLayout
+from runtime.model.quantised.quantised_layout import QuantisedLayout, stored_part
 from runtime.tiers.replica_layouts import ReplicaLayout
 
 Tensors = dict[str, torch.Tensor]
@@ -72,7 +72,7 @@ def stored_expert(
         (DOWN, 0, hidden, neurons),
     )
     tensors = {
-        Piece.of_stored(
+        stored_part(
             part, source, role, stored.format, base.Stored(tensor.dtype, tuple(tensor.shape))
         ): tensor
         for part, source, rows, columns in shapes
@@ -80,8 +80,8 @@ def stored_expert(
     }
     layout = QuantisedLayout.of(list(tensors), dtype, is_transposed=False)
     content = aligned(layout.nbytes)
-    for (piece, tensor), offset in zip(tensors.items(), layout.offsets, strict=True):
-        content[offset : offset + piece.nbytes] = tensor.contiguous().view(-1).view(torch.uint8)
+    for part, tensor in zip(layout.parts, tensors.values(), strict=True):
+        part.bytes_of(content).copy_(tensor.contiguous().view(-1).view(torch.uint8))
     return layout, content
 
 

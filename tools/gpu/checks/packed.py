@@ -16,8 +16,7 @@ from runtime.backends.triton.forms_gpu import replica_form
 from runtime.kernels.gpu.addressing import RankNumbers
 from runtime.kernels.low_bit import dequantise
 from runtime.kernels.replica_linear import project_replica
-from runtime.model.layout import Part
-from runtime.tiers.replica_layouts import Rate, ReplicaLayout, TrellisLayout
+from runtime.tiers.replica_layouts import Rate, ReplicaLayout, TrellisLayout, replica_part
 from tools.gpu.checks.low_bit import random_packed
 from tools.gpu.checks.sessions import Finding
 from tools.gpu.checks.trellis import random_trellis
@@ -169,10 +168,10 @@ def replica_layout(expert: Expert, bits: Width, num_inputs: dict[str, int]) -> R
     tensors = sorted(tensors, key=lambda pair: -pair[1].itemsize)
     ends = np.cumsum([one.nbytes for _, one in tensors]).tolist()
     parts = tuple(
-        Part(name, tuple(one.shape), end - one.nbytes, one.nbytes)
+        replica_part(name, one.dtype, tuple(one.shape), end - one.nbytes)
         for (name, one), end in zip(tensors, ends, strict=True)
     )
-    own = bits, parts, tuple(one.dtype for _, one in tensors), num_inputs
+    own = bits, parts, num_inputs
     rates = {
         name: Rate(one.half_bits, one.state_bits, one.num_outputs)
         for name, one in expert.items()
@@ -185,9 +184,8 @@ def laid_out(expert: Expert, layout: ReplicaLayout, device: str) -> torch.Tensor
     """The matrices as they lie in a slot, uint8."""
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, device=device)
     for part in layout.parts:
-        name, _, own = part.name.partition(".")
-        content = getattr(expert[name], own).contiguous().view(torch.uint8).flatten()
-        buffer[part.offset : part.offset + part.nbytes] = content.to(device)
+        content = getattr(expert[part.name], part.role).contiguous().view(torch.uint8).flatten()
+        part.bytes_of(buffer).copy_(content)
     return buffer
 
 

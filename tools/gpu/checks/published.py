@@ -11,7 +11,7 @@ from runtime.control.plan import Place
 from runtime.kernels.gpu.experts.gates import SILU
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout
-from runtime.model.quantised.quantised_layout import Piece, QuantisedLayout
+from runtime.model.quantised.quantised_layout import QuantisedLayout, stored_part
 from tools.gpu.checks import formats
 from tools.gpu.checks.formats import CASES, Case, random_content
 from tools.gpu.checks.sessions import Finding
@@ -43,7 +43,7 @@ class PublishedExperts:
         apart = [(GATE_UP, source, self.neurons, self.hidden) for source in range(2)]
         matrices = [*(joined if is_joined else apart), (DOWN, 0, self.hidden, self.neurons)]
         pieces = [
-            Piece.of_stored(part, source, role, case.format, stored)
+            stored_part(part, source, role, case.format, stored)
             for part, source, rows, columns in matrices
             for role, stored in case.roles(rows, columns).items()
         ]
