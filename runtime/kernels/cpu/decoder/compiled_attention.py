@@ -42,8 +42,8 @@ def mask_operand(mask: torch.Tensor | None) -> tuple[int, int]:
 
 class CompiledAttention:
     """Attention module in compiled code for one token of one request, whose cache has entries. The
-    linear layers are called as modules. `num_outputs` is the length of the module's output tuple, 0
-    if it gives a tensor."""
+    linear layers are called as modules. `layer_index` is the place of its layer in the cache;
+    `num_outputs` is the length of the module's output tuple, 0 if it gives a tensor."""
 
     def __init__(
         self, module: nn.Module, heads: Heads, rotation: Rotation, *, num_outputs: int
@@ -52,6 +52,7 @@ class CompiledAttention:
         self.heads = heads
         self._num_outputs = num_outputs
         self._module = module
+        self.layer_index = module.layer_idx
         self._theirs = partial(type(module).forward, module)
         self._like = like_of(heads.dtype)
         self._num_keys = heads.count // heads.groups
@@ -94,18 +95,18 @@ class CompiledAttention:
         and no more."""
         heads = self.heads
         past = past_key_values
-        index = self._module.layer_idx
         if x.numel() != heads.query.in_features or x.dtype is not self._dtype or x.requires_grad:
             return False
-        if any(
-            value is not None and value is not False
-            for name, value in others.items()
-            if name not in _IGNORED
+        for name, value in others.items():
+            if value is not None and value is not False and name not in _IGNORED:
+                return False
+        if (
+            type(past) is not DynamicCache
+            or past.offloading
+            or len(past.layers) <= self.layer_index
         ):
             return False
-        if type(past) is not DynamicCache or past.offloading or len(past.layers) <= index:
-            return False
-        layer = past.layers[index]
+        layer = past.layers[self.layer_index]
         if (
             type(layer) not in _CACHE_LAYERS
             or not layer.is_initialized
@@ -139,15 +140,6 @@ class CompiledAttention:
         """Return the number of pairs that these cosines rotate."""
         return cos.numel() if self.rotation.is_half else cos.numel() // 2
 
-    @property
-    def layer_index(self) -> int:
-        """Index of the module's layer in the cache."""
-        return self._module.layer_idx
-
-    def layer_of(self, past: DynamicCache) -> DynamicLayer:
-        """Return the layer of the cache that has this module's keys and values."""
-        return past.layers[self.layer_index]
-
     def attend(
         self,
         x: torch.Tensor,
@@ -160,7 +152,7 @@ class CompiledAttention:
         attends to. The token's keys and values are added to the cache's layer."""
         heads = self.heads
         like = self._like
-        layer = self.layer_of(past_key_values)
+        layer = past_key_values.layers[self.layer_index]
         turn = self.turn(position_embeddings)
         query = heads.query(x)
         at = query.data_ptr()
