@@ -273,11 +273,7 @@ class StepExecutor:
             if ready and not self.link.has_landed(self.pending[place.slot]):
                 self._add(ready, backend, following)
                 ready = []
-            if self._shadows:
-                place = self._arrived(place)
-            else:
-                self.link.collect(self.pending.pop(place.slot))
-            ready.append(place)
+            ready.append(self._arrived(place))
         if ready:
             self._add(ready, backend, following)
 

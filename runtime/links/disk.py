@@ -22,7 +22,8 @@ class DiskLink(ThreadLink):
     bypasses the page cache.
 
     Small demands that the stores `kept`, by bits, have in the page cache are copied at once, on the
-    caller's thread. The measured bandwidth is bytes over the seconds in which at least one read was under way.
+    caller's thread. The measured bandwidth is bytes over the seconds in which at least one read was
+    under way.
     """
 
     kind = "disk"
