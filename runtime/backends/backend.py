@@ -30,10 +30,8 @@ class StepTokens:
     are_routed: bool  # whether experts and weights are the router's own
     rows: np.ndarray | None = None  # the rows that are tokens, beside padding; None: all
 
-    def weights(self) -> torch.Tensor:
-        """Return the weights to apply [T, K], on the device and in the router's type."""
-        if not self.are_planned:
-            return self.router_weights
+    def planned_weights(self) -> torch.Tensor:
+        """Return the plan's weights [T, K], on the device and in the router's type."""
         planned = torch.from_numpy(np.ascontiguousarray(self.host_weights)).to(self.router_weights)
         if self.rows is None:
             return planned

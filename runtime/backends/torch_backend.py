@@ -57,7 +57,7 @@ class TorchBackend(Backend):
         hidden = tokens.hidden
         self._module = tokens.module
         self._hidden = hidden
-        self._weights = tokens.weights()
+        self._weights = tokens.planned_weights() if tokens.are_planned else tokens.router_weights
         self._assigned = assign(tokens.experts, hidden.device)
         # The kernels take one token.
         self._packed_bits = (

@@ -41,6 +41,7 @@ class Plan:
     """One step. `selected` [T, K]: the expert of each rank, -1 for none; `weights` replaces the
     router's weights if given.
 
+    The experts in slots into which the next wave loads are computed first.
     Every expert used is in a wave, in `near`, or in `low`, which is computed at once on resident
     replicas. Two fields hold what the link brings ahead of its use. `placed` is sent for before
     anything is computed, because any wave may use it. `prefetches` are issued behind the last
@@ -56,11 +57,3 @@ class Plan:
     prefetches: tuple[Place, ...]
     is_ahead: bool = False
     placed: tuple[Place, ...] = ()
-
-    def in_turn(self) -> list[tuple[Wave, dict[int, Place]]]:
-        """Return each wave with the next wave's loads by slot: the experts in these slots are
-        computed first."""
-        if len(self.waves) == 1:
-            return [(self.waves[0], {})]
-        following = [{load.slot: load for load in wave.loads} for wave in self.waves[1:]]
-        return list(zip(self.waves, [*following, {}], strict=False))

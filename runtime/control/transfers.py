@@ -217,7 +217,6 @@ class Mover:
     def _leave(self, keys: list[int]) -> None:
         if not keys:
             return
-        self.cache.evict(keys)
         pass_index = self._now.pass_index
         for key in keys:
             self.evicted_in_pass[key] = pass_index
@@ -225,6 +224,7 @@ class Mover:
         counters.add(_EVICTIONS, self._now.layer, len(keys))
         if counters.is_spread:
             counters.spread(_EVICTIONS, keys)
+        self.cache.evict(keys)
         if self.unused and not self.unused.isdisjoint(keys):
             self._waste(self.unused.intersection(keys))
 

@@ -33,8 +33,7 @@ class _Pass:
     """The pass under way."""
 
     phase: int
-    rows: np.ndarray | None  # that are tokens; None: all
-    requests: np.ndarray  # of each of these rows
+    requests: np.ndarray  # of each row that is a token
     last: np.ndarray  # the row of each request's last token
     prompts: np.ndarray | None = None  # which rows are of prompts, where others are decoded
     # [B, S] of all rows, until the last layer where routers are hooked
@@ -51,7 +50,8 @@ class Watcher:
     `on_opening` once the input of a pass is embedded. `first_request` is the number of the first
     request of the coming passes. With `decodes` these passes count as decoding, however many tokens
     they have. `token_requests`, if given, has the request of each token of the next pass, in place
-    of one request for each row; the tokens of a request stand together. With `is_watching` routers
+    of one request for each row; the tokens of a request stand together. `rows` are the rows of the
+    pass under way that are tokens, None: all. With `is_watching` routers
     are hooked, with `sees_embeddings` the embedding.
     """
 
@@ -62,6 +62,7 @@ class Watcher:
         self.first_request = 0
         self.decodes = False
         self.token_requests: np.ndarray | None = None
+        self.rows: np.ndarray | None = None
         self._opened = opened
         self._to_host = HostCopy(opened.model.device)
         self._wants_probabilities = self.sees_embeddings = False
@@ -69,17 +70,12 @@ class Watcher:
         self.predictor: Predictor | None = None
         self._routed = [_Routed() for _ in opened.layers]
         self._ahead: list[RouterAhead] = []  # of all layers, once predictions are seen
-        self._pass = _Pass(PREFILL, None, np.zeros(0, np.int32), np.zeros(0, np.int64))
+        self._pass = _Pass(PREFILL, np.zeros(0, np.int32), np.zeros(0, np.int64))
         self._letter: Letter | None = None  # from which the next step is made
         self._pass_index = -1
         self._newest = -1  # of the requests that were seen
         self._handles: list = []
         self.is_watching = False
-
-    @property
-    def rows(self) -> np.ndarray | None:
-        """The rows of the pass under way that are tokens; None: all."""
-        return self._pass.rows
 
     def see_probabilities(self) -> None:
         """Make steps carry the routers' probabilities from here on."""
@@ -114,18 +110,18 @@ class Watcher:
         ids = kwargs.get("input_ids", args[0] if args else None)
         batch, length = (ids if ids is not None else kwargs["inputs_embeds"]).shape[:2]
         requests = self.token_requests
-        rows = None
+        self.rows = None
         if requests is None:
             requests = np.arange(
                 self.first_request, self.first_request + batch, dtype=np.int32
             ).repeat(length)
-            rows = real_rows(kwargs.get("attention_mask"), batch, length)
-            requests = requests if rows is None else requests[rows]
+            self.rows = real_rows(kwargs.get("attention_mask"), batch, length)
+            requests = requests if self.rows is None else requests[self.rows]
         last = last_tokens(requests)
         phase, prompts = (
             self._phases(requests, last) if length > 1 and not self.decodes else (DECODE, None)
         )
-        self._pass = _Pass(phase, rows, requests, last, prompts, ids)
+        self._pass = _Pass(phase, requests, last, prompts, ids)
         self._letter = None
         self._pass_index += 1
         if self.on_pass is not None:
@@ -163,8 +159,8 @@ class Watcher:
             )
         if self.is_watching:
             self._forget(layer)
-        if self._pass.rows is not None:
-            arrays = [array[self._pass.rows] for array in arrays]
+        if self.rows is not None:
+            arrays = [array[self.rows] for array in arrays]
         selected, weights_host, *rest = arrays
         probabilities = rest.pop(0) if self._wants_probabilities else None
         predicted, learned = (
@@ -271,7 +267,7 @@ class Watcher:
         if self._pass_index < 0 or self._pass.embedding is not None:
             return
         tokens = given.detach().flatten(0, -2).float().cpu().numpy()
-        tokens = tokens if self._pass.rows is None else tokens[self._pass.rows]
+        tokens = tokens if self.rows is None else tokens[self.rows]
         self._pass.embedding = np.array(mean_rows(tokens, self._pass.last))
         if self.on_opening is not None:
             self.on_opening(Opening(self._pass_index, self._pass.phase, self._pass.embedding))

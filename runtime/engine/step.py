@@ -31,7 +31,8 @@ class StepExecutor:
     experts that the controller took for resident, but that had not landed and were therefore
     computed on the replica beside the slots. `last_token` has, by layer, the plan of the last pass
     in which each answer got one token, or the router's choice [1, K] where nothing was left to
-    plan. `on_plan` is called with every step that was planned, and its plan.
+    plan. `on_plan` is called with every step that was planned, and its plan. `can_skip_planning`
+    says that experts, or the replicas in their place, never leave once they are there.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class StepExecutor:
         self._waits_for_all = (
             tiers.link.is_concurrent and shadows is None and is_worth_batching(opened)
         )
-        self._can_skip_planning = (
+        self.can_skip_planning = (
             controller.holds_all or controller.holds_low
         ) and not slots.are_apart
         self.lay_out(slots)
@@ -77,7 +78,7 @@ class StepExecutor:
         self.backend = open_backend(
             opened, self.resident, self._threads, batched=self._batched, is_fused=self._is_fused
         )
-        self._computes_layers = self.backend.computes_layers and not slots.are_apart
+        self._computes_layers = self.backend.computes_layers
 
     def release_slots(self) -> None:
         """Drop every reference to the slots. Raises OutOfResources where a copy into one does not
@@ -114,11 +115,11 @@ class StepExecutor:
         is_token = hidden.shape[0] == 1
         if is_token and self.watcher.on_step is None:
             self.last_token[layer.index] = ids
-            if self._computes_layers:
-                out = self._forward_whole(layer.index, hidden, ids, weights)
-                if out is not None:
-                    return out
-            if self._can_skip_planning:
+            if self.can_skip_planning:
+                if self._computes_layers:
+                    out = self._forward_whole(layer.index, hidden, ids, weights)
+                    if out is not None:
+                        return out
                 experts = ids.tolist()[0]
                 if places := self.controller.fixed_places(layer.index, experts):
                     return self.backend.forward(layer.experts, hidden, experts, places, weights)
@@ -154,7 +155,7 @@ class StepExecutor:
     ) -> torch.Tensor | None:
         """Return the output of one token where experts never leave, without asking the controller
         where they are; None where one may be absent."""
-        if self.pending or not self._can_skip_planning or not self._is_noted(layer):
+        if self.pending or not self._is_noted(layer):
             return None
         out = self.backend.forward_whole(layer, hidden, ids, weights)
         if out is None:
@@ -184,7 +185,7 @@ class StepExecutor:
 
     def is_settled(self) -> bool:
         """Return whether one token can be computed in every layer without asking the controller."""
-        can_skip = self.watcher.on_step is None and not self.pending and self._can_skip_planning
+        can_skip = self.watcher.on_step is None and not self.pending and self.can_skip_planning
         layers = range(self.controller.shape.num_layers)
         return can_skip and self._computes_layers and all(map(self._is_noted, layers))
 
@@ -221,15 +222,17 @@ class StepExecutor:
         if plan.low:
             backend.add(plan.low)
         pending = self.pending
-        for wave, following in plan.in_turn():
-            if plan.prefetches and wave is plan.waves[-1]:
+        waves = plan.waves
+        for wave, after in zip(waves, (*waves[1:], None), strict=False):
+            following = {load.slot: load for load in after.loads} if after else {}
+            if plan.prefetches and not after:
                 self._issue(plan.prefetches, PREFETCH)
             coming = []
             ready = []
             for place in wave.resident:
                 (coming if place.slot in pending else ready).append(place)
             coming += wave.loads
-            if plan.near and wave is plan.waves[0]:
+            if plan.near and wave is waves[0]:
                 if following:
                     self._add(ready, backend, following)
                     ready = []
@@ -301,17 +304,19 @@ class StepExecutor:
         return list(coming)
 
     def _issue(self, loads: Sequence[Place], urgency: int) -> None:
-        if loads:
-            transfers = self.link.issue_all(map(self._freed, loads), urgency=urgency)
-            for place, transfer in zip(loads, transfers, strict=True):
-                self.pending[place.slot] = transfer
-
-    def _freed(self, place: Place) -> Wanted:
-        """Return a load into a slot, after cancelling the transfer that is under way into it, if
+        """Issue loads into slots, after cancelling the transfers that are under way into them, if
         any."""
-        if place.slot in self.pending:
-            self.link.cancel(self.pending.pop(place.slot))
-        return Wanted(place.key, self.resident.room(place), place.bits)
+        if not loads:
+            return
+        pending = self.pending
+        wanted = []
+        for place in loads:
+            if place.slot in pending:
+                self.link.cancel(pending.pop(place.slot))
+            wanted.append(Wanted(place.key, self.resident.room(place), place.bits))
+        transfers = self.link.issue_all(wanted, urgency=urgency)
+        for place, transfer in zip(loads, transfers, strict=True):
+            pending[place.slot] = transfer
 
 
 def _padded(selected: np.ndarray, rows: np.ndarray, num_rows: int) -> np.ndarray:

@@ -78,7 +78,9 @@ class ReplayTiming:
         if plan.waves:
             self._issue(plan.waves[0].loads, is_demand=True)
         self._compute(plan.low, tokens, {})
-        for wave, following in plan.in_turn():
+        waves = plan.waves
+        for wave, after in zip(waves, (*waves[1:], None), strict=False):
+            following = {load.slot: load for load in after.loads} if after else {}
             if wave is plan.waves[-1] and not plan.is_ahead:
                 self._issue(plan.prefetches, is_demand=False)
             self._compute((*wave.resident, *wave.loads), tokens, following, near_s=host_s)

@@ -320,7 +320,8 @@ def _install(parts: Parts, undo: ExitStack) -> None:
     undo.callback(parts.engine.uninstall)
     if parts.dense:
         undo.callback(parts.dense.uninstall)
-        parts.dense.install(parts.engine.steps)
+        steps = parts.engine.steps
+        parts.dense.install(steps if steps.can_skip_planning else None)
     if matching := parts.policies.matching:
         undo.callback(matching.close)
         matching.run_in_background()

@@ -44,7 +44,7 @@ CHOSEN = {
 }
 PACED = {"link": "300MB/s+5us", "near": "1GB/s", "window": "2KiB"}
 WITHOUT = {
-    "short cuts where nothing is left to decide": ("steps", "_can_skip_planning", False),
+    "short cuts where nothing is left to decide": ("steps", "can_skip_planning", False),
     "experts computed together": ("steps.backend", "_batched", None),
 }
 

@@ -81,7 +81,7 @@ class CpuBackend(Backend):
         applied.pop(-1, None)
         used = sorted(applied)
         self._rows = dict(zip(used, range(len(used)), strict=True))
-        self._start(tokens.hidden, np.array([applied[expert] for expert in used], np.float32))
+        self._start(tokens.hidden, np.array(list(map(applied.__getitem__, used)), np.float32))
         return self
 
     def add(self, places: Sequence[Place]) -> None:

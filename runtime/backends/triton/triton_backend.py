@@ -105,7 +105,7 @@ class TritonBackend(Backend):
             self._groups = groups = SortedPairs(experts)
             sent = self._to_device(np.stack((experts.astype(np.int32).ravel(), groups.order)))
             keys = sent[0].view(experts.shape)
-            weights = tokens.weights()
+            weights = tokens.planned_weights() if tokens.are_planned else tokens.router_weights
             self._order = sent[1]
             self._block_tokens = kernels("gpu.experts.gated_tiles").tile_tokens(
                 experts.size, self._num_experts

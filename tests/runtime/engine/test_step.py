@@ -31,7 +31,8 @@ class Experts:
 
     def begin(self, tokens: StepTokens) -> "Experts":
         self.tokens = tokens
-        self.events.append(("begin", tokens.experts.tolist(), tokens.weights().tolist()))
+        weights = tokens.planned_weights() if tokens.are_planned else tokens.router_weights
+        self.events.append(("begin", tokens.experts.tolist(), weights.tolist()))
         return self
 
     def add(self, places: list[Place]) -> None:

@@ -102,7 +102,7 @@ def test_devices_that_share_no_memory_have_links_and_copies_of_their_own(model: 
         session.parts.slots.are_apart = True
         steps = session.engine.steps
         steps.backend._batched = None
-        steps._can_skip_planning = False
+        steps.can_skip_planning = False
         steps.link = both = LinkPerDevice(session.parts.partitions, [first, other])
         is_plain(session, model)
         counts = session.receipt()["devices"]["cpu part 1"]

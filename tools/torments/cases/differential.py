@@ -72,7 +72,7 @@ def _nothing(session: Session) -> None:
 def _without_short_cuts(session: Session) -> None:
     """Decide and compute every step without shortcuts."""
     steps = session.engine.steps
-    steps._can_skip_planning = False
+    steps.can_skip_planning = False
     steps.backend._batched = None
 
 

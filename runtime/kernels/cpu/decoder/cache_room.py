@@ -33,10 +33,6 @@ class CacheRoom:
         buffer.narrow(2, 0, num_positions).copy_(cached)
         return buffer
 
-    def _belongs_to(self, layer: DynamicLayer) -> bool:
-        keys, values = self._given
-        return layer.keys is keys and layer.values is values and keys.shape[2] < self._capacity
-
     def __deepcopy__(self, _: dict) -> None:
         """Return None: a copied layer gets new room, because the addresses here are of this layer's
         memory."""
@@ -45,18 +41,23 @@ class CacheRoom:
     def of(cls, layer: DynamicLayer) -> "CacheRoom":
         """Return the room of this layer, with space for one more position."""
         room = vars(layer).get(_NAME)
-        if room is None or not room._belongs_to(layer):
-            room = cls(layer.keys, layer.values)
-            setattr(layer, _NAME, room)
+        if room is not None:
+            keys, values = room._given
+            is_same = layer.keys is keys and layer.values is values
+            if is_same and keys.shape[2] < room._capacity:
+                return room
+        room = cls(layer.keys, layer.values)
+        setattr(layer, _NAME, room)
         return room
 
     def extend(self, layer: DynamicLayer) -> CacheOperand:
         """Give the layer one more position, whose numbers are to be written, and return the
         operand."""
         operand = self.operand(layer)
-        layer.keys, layer.values = self._given = tuple(
-            buffer.narrow(2, 0, operand[-1]) for buffer in self._buffers
-        )
+        keys, values = self._buffers
+        layer.keys = keys.narrow(2, 0, operand[-1])
+        layer.values = values.narrow(2, 0, operand[-1])
+        self._given = (layer.keys, layer.values)
         return operand
 
     def operand(self, layer: DynamicLayer) -> CacheOperand:

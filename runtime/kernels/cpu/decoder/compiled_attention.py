@@ -42,8 +42,8 @@ def mask_operand(mask: torch.Tensor | None) -> tuple[int, int]:
 
 class CompiledAttention:
     """Attention module in compiled code for one token of one request, whose cache has entries. The
-    linear layers are called as modules. `num_outputs` is the length of the module's output tuple, 0
-    if it gives a tensor."""
+    linear layers are called as modules. `layer_index` is the place of its layer in the cache;
+    `num_outputs` is the length of the module's output tuple, 0 if it gives a tensor."""
 
     def __init__(
         self, module: nn.Module, heads: Heads, rotation: Rotation, *, num_outputs: int
@@ -52,10 +52,10 @@ class CompiledAttention:
         self.heads = heads
         self._num_outputs = num_outputs
         self._module = module
+        self.layer_index = module.layer_idx
         self._theirs = partial(type(module).forward, module)
         self._like = like_of(heads.dtype)
         self._num_keys = heads.count // heads.groups
-        self._dtype = heads.dtype
         query_norm, key_norm = heads.norms or (None, None)
         self._prepare_query = self._prepare(heads.count, heads.dim, query_norm)
         self._prepare_key = self._prepare(self._num_keys, heads.dim, key_norm)
@@ -94,22 +94,22 @@ class CompiledAttention:
         and no more."""
         heads = self.heads
         past = past_key_values
-        index = self._module.layer_idx
-        if x.numel() != heads.query.in_features or x.dtype is not self._dtype or x.requires_grad:
+        if x.numel() != heads.query.in_features or x.dtype is not heads.dtype or x.requires_grad:
             return False
-        if any(
-            value is not None and value is not False
-            for name, value in others.items()
-            if name not in _IGNORED
+        for name, value in others.items():
+            if value is not None and value is not False and name not in _IGNORED:
+                return False
+        if (
+            type(past) is not DynamicCache
+            or past.offloading
+            or len(past.layers) <= self.layer_index
         ):
             return False
-        if type(past) is not DynamicCache or past.offloading or len(past.layers) <= index:
-            return False
-        layer = past.layers[index]
+        layer = past.layers[self.layer_index]
         if (
             type(layer) not in _CACHE_LAYERS
             or not layer.is_initialized
-            or layer.keys.dtype is not self._dtype
+            or layer.keys.dtype is not heads.dtype
         ):
             return False
         num_positions = layer.keys.shape[2] + 1
@@ -120,14 +120,14 @@ class CompiledAttention:
     def _is_mask(self, mask: torch.Tensor | None, num_positions: int) -> bool:
         if mask is None:
             return True
-        is_known = mask.dtype is torch.bool or mask.dtype is self._dtype
+        is_known = mask.dtype is torch.bool or mask.dtype is self.heads.dtype
         return is_known and mask.numel() == mask.shape[-1] == num_positions and mask.is_contiguous()
 
     def _are_angles(self, angles: Angles | None) -> bool:
         if angles is None or self.rotation.is_still:
             return True
         cos, sin = angles
-        is_known = cos.dtype is sin.dtype and cos.dtype in (self._dtype, torch.float32)
+        is_known = cos.dtype is sin.dtype and cos.dtype in (self.heads.dtype, torch.float32)
         is_row = (
             cos.numel() == sin.numel() == cos.shape[-1]
             and cos.is_contiguous()
@@ -138,15 +138,6 @@ class CompiledAttention:
     def _half(self, cos: torch.Tensor) -> int:
         """Return the number of pairs that these cosines rotate."""
         return cos.numel() if self.rotation.is_half else cos.numel() // 2
-
-    @property
-    def layer_index(self) -> int:
-        """Index of the module's layer in the cache."""
-        return self._module.layer_idx
-
-    def layer_of(self, past: DynamicCache) -> DynamicLayer:
-        """Return the layer of the cache that has this module's keys and values."""
-        return past.layers[self.layer_index]
 
     def attend(
         self,
@@ -160,14 +151,14 @@ class CompiledAttention:
         attends to. The token's keys and values are added to the cache's layer."""
         heads = self.heads
         like = self._like
-        layer = self.layer_of(past_key_values)
+        layer = past_key_values.layers[self.layer_index]
         turn = self.turn(position_embeddings)
         query = heads.query(x)
         at = query.data_ptr()
         self._prepare_query(turn, at, at, heads.dim, like)
         key = heads.key(x)
         value = heads.value(x)
-        out = torch.empty(*x.shape[:-1], heads.count * heads.value_dim, dtype=self._dtype)
+        out = torch.empty(*x.shape[:-1], heads.count * heads.value_dim, dtype=self.heads.dtype)
         if type(layer) is DynamicLayer:
             cache = self._extend(layer, key, value, turn)
         else:

@@ -79,8 +79,10 @@ class CompiledBlock:
 
     def takes(self, x: torch.Tensor, **named: object) -> bool:
         """Return whether the arguments are one token after others, in a cache that grows."""
-        is_token = self._gives_tensor and x.is_contiguous() and self._attention.takes(x, **named)
-        return is_token and type(self._attention.layer_of(named["past_key_values"])) is DynamicLayer
+        if not (self._gives_tensor and x.is_contiguous() and self._attention.takes(x, **named)):
+            return False
+        layer = named["past_key_values"].layers[self._attention.layer_index]
+        return type(layer) is DynamicLayer
 
     def attend(
         self,
@@ -94,7 +96,7 @@ class CompiledBlock:
         the cache's layer."""
         out = torch.empty_like(x)
         normalised = torch.empty_like(x)
-        layer = self._attention.layer_of(past_key_values)
+        layer = past_key_values.layers[self._attention.layer_index]
         cache = CacheRoom.of(layer).extend(layer)
         turn = self._attention.turn(position_embeddings)
         places = out.data_ptr(), normalised.data_ptr()

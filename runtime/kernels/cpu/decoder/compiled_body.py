@@ -73,14 +73,16 @@ class CompiledBody:
             or len(past.layers) != len(self.parts.layers)
         ):
             return False
-        if not all(type(layer) is DynamicLayer and layer.is_initialized for layer in past.layers):
-            return False
-        if (
-            any(value is not None and value is not False for value in others.values())
-            or not config.return_dict
-        ):
-            return False
-        if any(getattr(config, flag, False) for flag in _RECORDED):
+        for layer in past.layers:
+            if type(layer) is not DynamicLayer or not layer.is_initialized:
+                return False
+        for value in others.values():
+            if value is not None and value is not False:
+                return False
+        for flag in _RECORDED:
+            if getattr(config, flag, False):
+                return False
+        if not config.return_dict:
             return False
         num_positions = past.layers[0].keys.shape[2] + 1
         is_all = (
@@ -110,8 +112,9 @@ class CompiledBody:
             "position_embeddings": angles,
         }
         done = 0
+        whole = self.layers if self.layers and self.layers.experts else None
         while done < len(parts.layers):
-            if self.layers and (computed := self.layers.run(done, x, past_key_values, angles)):
+            if whole and (computed := whole.run(done, x, past_key_values, angles)):
                 done += computed
             else:
                 x = parts.layers[done](x, attention_mask=None, use_cache=True, **named)

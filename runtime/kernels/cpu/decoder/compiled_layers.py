@@ -115,7 +115,7 @@ class CompiledLayers:
     def run(self, first: int, x: torch.Tensor, past: DynamicCache, angles: Angles) -> int:
         """Compute x [1, 1, H] in place by layers from number `first` on, and return the number of
         layers computed."""
-        whole = self.experts.whole() if self.experts else None
+        whole = self.experts.whole()
         if (
             whole is None
             or any(self._hooks)
