@@ -56,6 +56,7 @@ class CompiledAttention:
         self._theirs = partial(type(module).forward, module)
         self._like = like_of(heads.dtype)
         self._num_keys = heads.count // heads.groups
+        self._dtype = heads.dtype
         query_norm, key_norm = heads.norms or (None, None)
         self._prepare_query = self._prepare(heads.count, heads.dim, query_norm)
         self._prepare_key = self._prepare(self._num_keys, heads.dim, key_norm)
@@ -94,7 +95,7 @@ class CompiledAttention:
         and no more."""
         heads = self.heads
         past = past_key_values
-        if x.numel() != heads.query.in_features or x.dtype is not heads.dtype or x.requires_grad:
+        if x.numel() != heads.query.in_features or x.dtype is not self._dtype or x.requires_grad:
             return False
         for name, value in others.items():
             if value is not None and value is not False and name not in _IGNORED:
@@ -109,7 +110,7 @@ class CompiledAttention:
         if (
             type(layer) not in _CACHE_LAYERS
             or not layer.is_initialized
-            or layer.keys.dtype is not heads.dtype
+            or layer.keys.dtype is not self._dtype
         ):
             return False
         num_positions = layer.keys.shape[2] + 1
@@ -120,14 +121,14 @@ class CompiledAttention:
     def _is_mask(self, mask: torch.Tensor | None, num_positions: int) -> bool:
         if mask is None:
             return True
-        is_known = mask.dtype is torch.bool or mask.dtype is self.heads.dtype
+        is_known = mask.dtype is torch.bool or mask.dtype is self._dtype
         return is_known and mask.numel() == mask.shape[-1] == num_positions and mask.is_contiguous()
 
     def _are_angles(self, angles: Angles | None) -> bool:
         if angles is None or self.rotation.is_still:
             return True
         cos, sin = angles
-        is_known = cos.dtype is sin.dtype and cos.dtype in (self.heads.dtype, torch.float32)
+        is_known = cos.dtype is sin.dtype and cos.dtype in (self._dtype, torch.float32)
         is_row = (
             cos.numel() == sin.numel() == cos.shape[-1]
             and cos.is_contiguous()
@@ -158,7 +159,7 @@ class CompiledAttention:
         self._prepare_query(turn, at, at, heads.dim, like)
         key = heads.key(x)
         value = heads.value(x)
-        out = torch.empty(*x.shape[:-1], heads.count * heads.value_dim, dtype=self.heads.dtype)
+        out = torch.empty(*x.shape[:-1], heads.count * heads.value_dim, dtype=self._dtype)
         if type(layer) is DynamicLayer:
             cache = self._extend(layer, key, value, turn)
         else:
