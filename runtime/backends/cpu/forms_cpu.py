@@ -219,7 +219,7 @@ def forms_of(
 ) -> dict[int, CpuForm]:
     """Return the backend for each number of bits, for experts that come from the slow tier or stay
     in the fast one."""
-    if isinstance(slow, SegmentTier):
+    if slow.is_split:
         return dict.fromkeys(slow.stores, CpuSegments(slow))
     gate = clamped_gate(opened.layers[0].experts)
     layouts = _layouts(slow, shadows)
@@ -236,7 +236,7 @@ def _sizes_of(
 ) -> Callable[[Sequence[Place]], list[int]]:
     """Return the function that gives the size in bytes of each of some experts that come from the
     slow tier or stay in the fast one."""
-    if isinstance(slow, SegmentTier):
+    if slow.is_split:
         return lambda places: list(map(slow.num_bytes, places))
     nbytes = {bits: layout.nbytes for bits, layout in _layouts(slow, shadows).items()}
     return lambda places: list(map(nbytes.__getitem__, map(_bits, places)))

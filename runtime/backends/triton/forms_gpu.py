@@ -44,7 +44,7 @@ class GpuForms:
         shadows = resident.shadows
         self._num_experts = resident.num_experts
         self.full = self._packed = None
-        if isinstance(slow, SegmentTier):
+        if slow.is_split:
             self._by_row = _segment_forms(
                 slow, self._num_experts, gate_of(module), slots.arena, slots.starts
             )

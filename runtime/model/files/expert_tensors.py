@@ -298,8 +298,8 @@ class _Search:
         return tuple(extents)
 
     def _parts(self, key: int) -> tuple[Part, ...]:
-        """Return the parts of an expert as it is stored. Raises BadInput if two tensors whose rows are taken by
-        turns have different types."""
+        """Return the parts of an expert as it is stored. Raises BadInput if two tensors whose rows
+        are taken by turns have different types."""
         parts: list[Part] = []
         for name, index, slice_ in self._in_order(key):
             part = slice_.part(name, 0 if slice_.turn else index, self._layout.dtype)
