@@ -81,8 +81,8 @@ class PackedIntegers(Format):
         require(
             points is None or points.shape == (words, num_groups), "zero-points of other groups"
         )
-        is_packed = points is None or points.dtype in (torch.int32, torch.int64)
-        require(is_packed, f"zero-points of {points and points.dtype}")
+        point_type = torch.int32 if points is None else points.dtype
+        require(point_type in (torch.int32, torch.int64), f"zero-points of {point_type}")
         require(
             "size" not in stored or stored["size"].shape == (2,),
             "a weight_shape that is not of two numbers",
