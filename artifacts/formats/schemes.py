@@ -6,11 +6,13 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from artifacts.errors import BadInput
-from artifacts.formats.base import Format
 from artifacts.formats.modules import CLASS
+
+if TYPE_CHECKING:  # it imports numpy, and `moectl --help` gets here
+    from artifacts.formats.base import Format
 
 BLOCK = 128
 """Rows and columns of a block in FP8, and inputs of a group in GPTQ and AWQ, unless the config says

@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 
 from artifacts.common.outside import installed, load
 from artifacts.common.untrusted import read_json
 from artifacts.errors import BadInput, BadUsage
-from artifacts.formats import compressed_tensors, fp8, modelopt, mxfp4
-from artifacts.formats.integers import awq, gptq
 from artifacts.formats.modules import is_among, strength
 from artifacts.formats.schemes import Group, Said, Scheme, Spelling
 
@@ -30,13 +29,19 @@ _NOTHING = (
 )  # algorithms of modelopt that quantise no weights, perhaps the attention cache
 _GROUP = "moectl.formats"
 
-METHODS: dict[str, Callable[[Mapping], Said]] = {
-    "fp8": fp8.said,
-    "mxfp4": mxfp4.said,
-    "gptq": gptq.said,
-    "awq": awq.said,
-    "modelopt": modelopt.said,
-    "compressed-tensors": compressed_tensors.said,
+
+def _reader(module: str) -> Callable[[Mapping], Said]:
+    """Return a function that reads a config by a format's file, and imports that file only then."""
+    return lambda config: import_module(f"artifacts.formats.{module}").said(config)
+
+
+METHODS = {
+    "fp8": _reader("fp8"),
+    "mxfp4": _reader("mxfp4"),
+    "gptq": _reader("integers.gptq"),
+    "awq": _reader("integers.awq"),
+    "modelopt": _reader("modelopt"),
+    "compressed-tensors": _reader("compressed_tensors"),
 }
 """What reads the config of each method, by its `quant_method`."""
 

@@ -17,6 +17,7 @@ from profilers.routing.maps import observe_iterations
 from profilers.routing.observe import RoutingForesight, RoutingProfile, observe
 from profilers.text.batches import Batching
 from runtime.control.build import build_controller
+from runtime.model.layout import ExpertStore
 from runtime.model.open import MoeModel, open_model
 from runtime.policies import build
 from runtime.policies.base import Artefacts
@@ -168,7 +169,7 @@ def test_numbers_do_not_depend_on_the_budget(settings: dict[str, str], opened: M
     assert_equal_traces(trace, whole_trace)
 
 
-class CountingStore:
+class CountingStore(ExpertStore):
     """A store that records its reads."""
 
     def __init__(self, opened: MoeModel) -> None:

@@ -26,6 +26,7 @@ from profilers.routing.tables import stored
 from profilers.text.batches import Batching, Data
 from profilers.text.corpus import data_digest
 from profilers.workers.workers import Processes
+from runtime.model.layout import ExpertStore
 from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
@@ -227,7 +228,7 @@ def test_tasks_are_several_batches_where_they_are_many() -> None:
     assert {len(part) for part in parts(range(80), Processes(2), is_traced=True)} == {1}
 
 
-class FailingStore:
+class FailingStore(ExpertStore):
     """A store that fails after `num_reads` experts."""
 
     def __init__(self, opened: MoeModel, num_reads: int) -> None:

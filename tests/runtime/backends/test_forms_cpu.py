@@ -18,6 +18,7 @@ from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, Layout
 from runtime.tiers.replica_layouts import ReplicaLayout, replica_part
+from runtime.tiers.slow import SlowTier
 from tools.bench.kernels.stored_matrices import random_expert, variants
 from tools.gpu.checks.low_bit import random_packed
 
@@ -93,7 +94,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[KernelThreads]:
 def kernels_of(experts: list[tuple[int, Expert]], threads: KernelThreads) -> TokenKernels:
     stores = {bits: SimpleNamespace(layout=layout) for bits, (layout, _) in experts}
     slots = [content for _, (_, content) in experts]
-    resident = SimpleNamespace(slow=SimpleNamespace(stores=stores), shadows=None, slots=slots)
+    resident = SimpleNamespace(slow=SlowTier(stores), shadows=None, slots=slots)
     layout = experts[0][1][0]
     dtype = layout.dtype if isinstance(layout, ExpertLayout) else torch.bfloat16
     layer = SimpleNamespace(hidden_size=HIDDEN, experts=nn.Module())

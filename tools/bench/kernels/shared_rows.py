@@ -24,6 +24,7 @@ from runtime.backends.cpu.forms_cpu import TokenKernels
 from runtime.control.plan import Place
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.layout import Layout
+from runtime.tiers.slow import SlowTier
 from tools.arguments import parser_of
 from tools.bench.kernels.stored_matrices import plain_expert, random_expert, variants
 
@@ -79,8 +80,7 @@ def _kernels(
 ) -> TokenKernels:
     store = SimpleNamespace(layout=contents[0][0])
     slots = [content for _, content in contents]
-    slow = SimpleNamespace(stores={FULL_BITS: store})
-    resident = SimpleNamespace(slow=slow, shadows=None, slots=slots)
+    resident = SimpleNamespace(slow=SlowTier.plain(store), shadows=None, slots=slots)
     layer = SimpleNamespace(hidden_size=HIDDEN, experts=nn.Module())
     opened = SimpleNamespace(dtype=torch.bfloat16, layers=[layer])
     kernels = TokenKernels(opened, resident, threads)
