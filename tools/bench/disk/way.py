@@ -1,7 +1,6 @@
 """One way to use experts on disk, in a process of its own that imports only what this way needs.
 
     python -m tools.bench.disk.way decode WAY MODEL TOKENS           WAY as JSON, by accelerate.py
-    python -m tools.bench.disk.way batch WAY MODEL ROWS TOKENS       by batch.py
     python -m tools.bench.disk.way twice WAY MODEL VOCABULARY TOKENS by equal_memory.py
 
 `decode`: every token with the page cache of the files dropped before it, then every token with all
@@ -30,7 +29,6 @@ DEVICE_MAP = "accelerate, device_map disk"
 WHOLE_MODEL = "accelerate, disk_offload"
 OURS = "moectl"
 LLAMA_CPP = "llama.cpp, its file mapped"
-BATCH_PROMPT = 32  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +67,6 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchReading:
-    """Seconds from the first prompt to the last token, the model being open; bytes read from the
-    device meanwhile."""
-
-    seconds: float
-    read_nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class TwiceReading:
     """Seconds from before the model is opened until its first decoded token; then, of the same
     tokens once more, median seconds of a decoded one, and bytes that the device read for the prompt
@@ -90,7 +79,7 @@ class TwiceReading:
 
 def main() -> None:
     kind, way, path, *numbers = sys.argv[1:]
-    measures = {"decode": measure, "batch": measure_batch, "twice": measure_twice}
+    measures = {"decode": measure, "twice": measure_twice}
     found = measures[kind](Way(**json.loads(way)), Path(path), *map(int, numbers))
     print(json.dumps(asdict(found)))
 
@@ -147,45 +136,6 @@ def _decode(model: object, tokens: int, *, before: Callable[[], None]) -> tuple[
             seconds.append(time.perf_counter() - begin_s)
             nbytes.append(read_nbytes() - read)
     return statistics.median(seconds[WARM_UP:]), statistics.mean(nbytes[WARM_UP:])
-
-
-def measure_batch(way: Way, folder: Path, rows: int, tokens: int) -> BatchReading:
-    """Answer all requests greedily with one thread."""
-    import torch
-
-    torch.set_num_threads(1)
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-disk-") as scratch,
-        open_way(way, folder, Path(scratch)) as opened,
-    ):
-        vocab_size = (opened.opened.model if way.name == OURS else opened).config.vocab_size
-        ids = torch.randint(3, vocab_size, (rows, BATCH_PROMPT), generator=torch.manual_seed(0))
-        read = read_nbytes()
-        begin_s = time.perf_counter()
-        (_by_moectl if way.name == OURS else _by_transformers)(opened, ids, tokens)
-        return BatchReading(time.perf_counter() - begin_s, read_nbytes() - read)
-
-
-def _by_moectl(session: object, ids: object, tokens: int) -> None:
-    from runtime.session.generation.batch import RequestBatch
-    from runtime.session.generation.sampling import Sampling
-
-    with RequestBatch(session, rows=len(ids)) as batch:
-        for prompt in ids:
-            batch.add(prompt[None], Sampling(max_new_tokens=tokens, ignore_eos=True))
-        given = 0
-        while not batch.is_idle:
-            given += sum(result.token_id is not None for result in batch.step())
-    assert given == len(ids) * tokens, "a request got no answer"
-
-
-def _by_transformers(model: object, ids: object, tokens: int) -> None:
-    """Answer all in one static batch: all prompts have the same length, so that nothing is
-    padded."""
-    answers = model.generate(
-        ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=1
-    )
-    assert answers.shape == (len(ids), BATCH_PROMPT + tokens)
 
 
 def measure_twice(way: Way, path: Path, vocab_size: int, tokens: int) -> TwiceReading:
