@@ -12,6 +12,8 @@ what a policy decides before a pass, its search by embedding included.
 """
 
 import argparse
+import cProfile
+import pstats
 import time
 from dataclasses import dataclass, replace
 
@@ -21,7 +23,8 @@ from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import MODELS, ModelShape
 from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.routing.predictors import RECORDED
-from artifacts.traces.trace import Trace
+from artifacts.shape import Shape
+from artifacts.traces.trace import DECODE, Trace
 from moectl.show.render import Sheet, show_sheet
 from runtime.control.build import build_controller, fast_tier
 from runtime.control.controller import Controller
@@ -34,7 +37,6 @@ from runtime.replay.replay import replay
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
 from tools.arguments import parser_of
-from tools.bench.traces.simulator import profile, synthetic
 
 LOSSLESS = (
     "on-demand",
@@ -89,9 +91,32 @@ def main() -> None:
         )
 
 
+def synthetic(shape: Shape, num_passes: int, *, seed: int = 0) -> Trace:
+    """A synthetic trace of the decode passes of one request, each selection leaning on the one before
+    and on a popularity of its layer."""
+    rng = np.random.default_rng(seed)
+    popularity = rng.normal(size=(shape.num_layers, shape.num_experts))
+    taste = np.zeros_like(popularity)
+    experts = np.empty((num_passes, shape.num_layers, shape.top_k), np.uint16)
+    for selected in experts:
+        taste = 0.9 * taste + 0.5 * rng.normal(size=taste.shape)
+        logits = popularity + taste + 0.5 * rng.normal(size=taste.shape)
+        selected[:] = np.argsort(-logits, axis=1)[:, : shape.top_k]
+    size = num_passes * shape.num_layers
+    return Trace(
+        request=np.zeros(size, np.int32),
+        pass_=np.repeat(np.arange(num_passes, dtype=np.int32), shape.num_layers),
+        phase=np.full(size, DECODE, np.uint8),
+        layer=np.tile(np.arange(shape.num_layers, dtype=np.int32), num_passes),
+        token=np.repeat(np.arange(num_passes, dtype=np.int32), shape.num_layers),
+        experts=experts.reshape(size, shape.top_k),
+        weights=np.full((size, shape.top_k), 1 / shape.top_k, np.float32),
+        probabilities=np.full((size, shape.num_experts), 1 / shape.num_experts, np.float32),
+    )
+
+
 def foreseeing(num_passes: int, model: ModelShape = OLMOE, *, seed: int = 0) -> Trace:
-    """The synthetic trace of `tools.bench.traces.simulator` with noisy predictions and an embedding a
-    pass."""
+    """A synthetic trace with noisy predictions and an embedding a pass."""
     shape = model.shape
     rng = np.random.default_rng(seed)
     trace = synthetic(shape, num_passes, seed=seed)
@@ -179,6 +204,14 @@ def timed(trace: Trace, owner: Controller, matching: Matching | None) -> Times:
     owner.open_pass = open_pass
     replay(trace, owner)
     return found
+
+
+def profile(name: str, trace: Trace, owner: Controller) -> None:
+    """Profile a replay by function."""
+    profiler = cProfile.Profile()
+    profiler.runcall(replay, trace, owner)
+    print(name)
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
 
 
 def quartiles(times_us: list[float]) -> list[str]:
