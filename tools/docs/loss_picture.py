@@ -1,7 +1,6 @@
 """The picture of what experts lose in few bits, from the tables that stand in docs/quantisation.md.
 
-python -m tools.docs.loss_picture   draws docs/pictures/bits-and-loss.svg: run it after
-`python -m tools.bench.quality.shares --write`
+python -m tools.docs.loss_picture   draws docs/pictures/bits-and-loss.svg
 """
 
 import re

@@ -48,11 +48,6 @@ OVERALL = (
 SMALL_CACHE = _rows("6.4", "11", TPOT, (32, 24, 18, 18))
 SMALL_CACHE_GB = 6
 
-HEADLINE = {"hit rate higher by": 0.36, "latency lower by": 0.47}
-"""Abstract, introduction and conclusion. They are the means of Figure 9: of its hit rates without
-DeepSpeed-Inference, (11 + 34 + 63) / 3 = 36, and of all its eight latencies, (44 + 35 + 33 + 30 +
-70 + 61 + 55 + 48) / 8 = 47."""
-
 DISTANCE = 3  # section 6.6, Figure 13: latency is least there
 CAPACITY = 1000  # maps, section 6.6, Figure 14a
 MODELS = ("mixtral-8x7b", "qwen1.5-moe-a2.7b", "phi-3.5-moe")  # Table 1

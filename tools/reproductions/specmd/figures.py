@@ -28,7 +28,6 @@ RATES = {"least_stale": (1.6, 1.9), "lru": (4.5, 12.6), "score": (42.6, 60.9)}
 LRU_RATIOS = (2.6, 8.6)
 SCORE_RATIOS = (58.0, 91.0)
 FIGURE_8_RATIOS = (10.0, 34.0)  # of all others, at 1, 5 and 25 %
-CONCLUSION_RATIOS = (3.0, 9.0)  # section 6
 MOST_RATIO = 85.0  # abstract: LRU's over Least-Stale's, at 1 %
 HIT_RATE_OLMOE = 0.88  # abstract, at 5 %
 HIT_RATES_AT_1 = (0.88, 0.92)  # section 1
