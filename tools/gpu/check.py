@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from math import inf
 from pathlib import Path
@@ -142,7 +143,10 @@ def _kernels(scratch: Path, device: str, options: argparse.Namespace) -> Attempt
     for name, sizes in kernels.SIZES.items():
         yield f"kernels: experts of {name}", partial(kernels.experts, device, sizes)
         yield f"kernels: prompts of {name}", partial(kernels.prompts, device, sizes)
-        yield f"kernels: packed experts of {name}", partial(_packed, device, sizes)
+        yield (
+            f"kernels: packed experts of {name}",
+            partial(_late, "packed", "packed", device, sizes),
+        )
     own = {"kind": kernels.GPT_OSS}
     yield (
         "kernels: experts of gpt-oss-20b",
@@ -154,31 +158,18 @@ def _kernels(scratch: Path, device: str, options: argparse.Namespace) -> Attempt
     )
     yield (
         "kernels: experts in trellis codes of olmoe-1b-7b",
-        partial(_coded, device, kernels.SIZES["olmoe-1b-7b"]),
+        partial(_late, "packed", "coded", device, kernels.SIZES["olmoe-1b-7b"]),
     )
 
 
 def _formats(scratch: Path, device: str, options: argparse.Namespace) -> Attempts:
     for name in formats.CASES:
-        yield f"kernels: experts in {name}", partial(_published, device, name)
+        yield f"kernels: experts in {name}", partial(_late, "published", "published", device, name)
 
 
-def _packed(device: str, sizes: tuple[int, int, int, int]) -> Finding:
-    from tools.gpu.checks import packed as gpu_packed  # which imports moectl
-
-    return gpu_packed.packed(device, sizes)
-
-
-def _coded(device: str, sizes: tuple[int, int, int, int]) -> Finding:
-    from tools.gpu.checks import packed as gpu_packed  # which imports moectl
-
-    return gpu_packed.coded(device, sizes)
-
-
-def _published(device: str, name: str) -> Finding:
-    from tools.gpu.checks import published as gpu_published  # which imports moectl
-
-    return gpu_published.published(device, name)
+def _late(module: str, check: str, device: str, case: object) -> Finding:
+    """Run a check of a module that imports moectl, which may fail."""
+    return getattr(import_module(f"tools.gpu.checks.{module}"), check)(device, case)
 
 
 def _replicas(scratch: Path, device: str, options: argparse.Namespace) -> Attempts:

@@ -16,10 +16,9 @@ from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
 from runtime.session.settings import DEVICE
 from tools.gpu.groups import tell
-from tools.gpu.packages import experts_by
 from tools.gpu.probes.options import parsed
 from tools.gpu.probes.road import PROMPT, Decoded, decode, median_ms
-from tools.gpu.probes.small_model import small_olmoe
+from tools.gpu.probes.small_model import settings_of, small_olmoe
 from tools.gpu.timing import device_microseconds
 
 TOKENS = 24
@@ -55,8 +54,7 @@ def main() -> None:
 def ways(device: str) -> dict[str, Settings]:
     """Return settings by the side that decides, the host or the device; on a CPU the device
     cannot."""
-    link = "auto" if device != "cpu" else "1GB/s"
-    host = Settings("on-demand", budget="25%", experts=experts_by(device), link=link)
+    host = settings_of(device)
     own = {}
     if device != "cpu":
         own["the device decides"] = decides = replace(host, decide=DEVICE)

@@ -9,7 +9,7 @@ python -m tools.gpu.probes.road
 import statistics
 import time
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -17,13 +17,12 @@ import torch
 
 from runtime.control.counters import hit_rate
 from runtime.model.open import MoeModel
-from runtime.session.session import Session, Settings
-from runtime.session.settings import DEVICE, FUSED, HOST
+from runtime.session.session import Session
+from runtime.session.settings import DEVICE, HOST
 from tools.gpu.checks.exactness import COARSE
 from tools.gpu.groups import tell
-from tools.gpu.packages import experts_by
 from tools.gpu.probes.options import parsed
-from tools.gpu.probes.small_model import small_olmoe
+from tools.gpu.probes.small_model import settings_of, small_olmoe
 from tools.gpu.timing import finish, microseconds
 
 PROMPT = 32
@@ -60,7 +59,7 @@ def compared(
     own = {"policies": WAYS[way], "window": f"{2 * opened.shape.expert_nbytes}B"}
     for turn in range(rounds + 1):
         for decide in roads(device):
-            with Session(opened, replace(settings_of(device, decide), **own)) as session:
+            with Session(opened, settings_of(device, decide=decide, **own)) as session:
                 decoded = decode(session, ids)
                 if turn:
                     found[decide].append(decoded)
@@ -72,12 +71,6 @@ def compared(
 def roads(device: str) -> tuple[str, ...]:
     """Return who can decide on this device: the host, and on a GPU the device as well."""
     return (HOST,) if device == "cpu" else (HOST, DEVICE)
-
-
-def settings_of(device: str, decide: str) -> Settings:
-    link = "auto" if device != "cpu" else "1GB/s"
-    experts = FUSED if decide == DEVICE else experts_by(device)
-    return Settings("on-demand", budget="25%", experts=experts, decide=decide, link=link)
 
 
 def decode(session: Session, ids: np.ndarray) -> Decoded:

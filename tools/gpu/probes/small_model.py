@@ -12,8 +12,10 @@ import numpy as np
 import torch
 
 from runtime.model.open import MoeModel, open_model
+from runtime.session.settings import Settings
 from runtime.tiers.ram import RamStore
 from tools.gpu import models
+from tools.gpu.packages import experts_by
 
 
 @contextmanager
@@ -34,3 +36,10 @@ def small_olmoe(
         (ids,) = models.texts(opened.config.vocab_size, count=1, length=length)
         yield replace(opened, store=RamStore(opened.store, pin=options.device != "cpu")), ids
         opened.store.close()
+
+
+def settings_of(device: str, preset: str = "on-demand", **own: object) -> Settings:
+    """Settings at a quarter of the experts, over the machine's link, or an emulated one without a
+    GPU."""
+    link = "auto" if device != "cpu" else "1GB/s"
+    return Settings(preset, budget="25%", link=link, experts=experts_by(device), **own)

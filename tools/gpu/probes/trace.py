@@ -5,21 +5,19 @@ one.
 python -m tools.gpu.probes.trace
 """
 
-import tempfile
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
+import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from runtime.model.open import MoeModel, open_model
+from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
 from runtime.session.settings import DEVICE
-from tools.gpu import models
 from tools.gpu.groups import tell
-from tools.gpu.packages import experts_by
 from tools.gpu.probes.options import parsed
+from tools.gpu.probes.small_model import settings_of, small_olmoe
 
 TOKENS = 8
 PROMPT = 64
@@ -29,12 +27,8 @@ _LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLau
 
 def main() -> None:
     options = parsed(__doc__)
-    with tempfile.TemporaryDirectory() as folder:
-        shape = models.SHAPES["olmoe-1b-7b"]
-        models.save(shape, Path(folder), layers=4, device=options.device, tiny=options.tiny)
-        opened = open_model(folder, device=torch.device(options.device))
-        link = "auto" if options.device != "cpu" else "1GB/s"
-        plain = Settings("on-demand", budget="25%", experts=experts_by(options.device), link=link)
+    with small_olmoe(options, layers=4, length=PROMPT + 2 * TOKENS) as (opened, ids):
+        plain = settings_of(options.device)
         runs = {
             "25%": replace(plain, preset="mixtral-offloading"),
             "100%": replace(plain, preset="full"),
@@ -44,13 +38,14 @@ def main() -> None:
         for name, settings in runs.items():
             for singly in (False, True) if options.device != "cpu" else (True,):
                 how = "launched one by one" if singly else "as graphs"
-                counted = _counted(opened, settings, singly=singly)
+                counted = _counted(opened, ids, settings, singly=singly)
                 tell(name=f"a token at {name}, {how}", layers=opened.shape.num_layers, **counted)
 
 
-def _counted(opened: MoeModel, settings: Settings, *, singly: bool) -> dict[str, object]:
-    (ids,) = models.texts(opened.config.vocab_size, count=1, length=PROMPT + 2 * TOKENS)
-    ids = torch.from_numpy(ids)[None]
+def _counted(
+    opened: MoeModel, text: np.ndarray, settings: Settings, *, singly: bool
+) -> dict[str, object]:
+    ids = torch.from_numpy(text)[None]
     kinds = [ProfilerActivity.CPU]
     kinds += [ProfilerActivity.CUDA] if opened.model.device.type == "cuda" else []
     with Session(opened, settings) as session:
