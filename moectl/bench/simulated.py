@@ -243,9 +243,8 @@ def _stored_trace(path: Path, opened: MoeModel) -> int | None:
     if not path.exists():
         return None
     with Store.open(path, read_only=True) as store:
-        runs = [run for run in store.runs() if "traces" in run.contents]
-    model_id = opened.fingerprint[:16]
-    return next((run.run_id for run in reversed(runs) if run.info.model_id == model_id), None)
+        run = store.latest_run(model_id=opened.fingerprint[:16], table="traces")
+    return run.run_id if run else None
 
 
 def record_trace(
