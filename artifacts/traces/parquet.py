@@ -69,13 +69,11 @@ def to_table(trace: Trace) -> pa.Table:
     """The trace as an Arrow table: the columns that every trace has, and the optional ones that
     this one has."""
     columns = {
-        "request": pa.array(trace.request),
-        "pass": pa.array(trace.pass_),
-        "phase": pa.DictionaryArray.from_arrays(
-            pa.array(trace.phase.astype(np.int8)), list(PHASES)
-        ),
-        "layer": pa.array(trace.layer),
-        "token": pa.array(trace.token),
+        "request": trace.request,
+        "pass": trace.pass_,
+        "phase": pa.DictionaryArray.from_arrays(trace.phase.astype(np.int8), list(PHASES)),
+        "layer": trace.layer,
+        "token": trace.token,
         "experts": _lists(trace.experts),
         "weights": _lists(trace.weights),
     }
@@ -182,9 +180,8 @@ def matrix_of(
     rows: np.ndarray | None = None,
 ) -> np.ndarray:
     """A column of lists of one length as [N, length]; of `rows` [N] only if they are given."""
-    column = (
-        table[name].combine_chunks() if rows is None else table[name].combine_chunks().take(rows)
-    )
+    column = table[name].combine_chunks()
+    column = column if rows is None else column.take(rows)
     rows = range(len(column)) if rows is None else rows
     length = _length(column, name, rows)
     values = _cast(column.flatten(), kind, name, rows, length).reshape(-1, length)
@@ -201,14 +198,10 @@ def _length(column: pa.Array, name: str, rows: Sequence[int]) -> int:
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     ):
         raise BadInput(f"column {name} holds {kind}, not lists")
-    is_fixed = pa.types.is_fixed_size_list(kind)
-    lengths = pa.array([kind.list_size]) if is_fixed else column.value_lengths()
+    lengths = pc.list_value_length(column)
     shortest, longest = (value.as_py() for value in pc.min_max(lengths).values())
-    if column.null_count or shortest != longest or not longest:
-        all_lengths = (
-            np.full(len(column), kind.list_size) if is_fixed else lengths.fill_null(0).to_numpy()
-        )
-        each = np.where(column.is_valid(), all_lengths, 0)
+    if lengths.null_count or shortest != longest or not longest:
+        each = lengths.fill_null(0).to_numpy()
         other = (each != each[0]).argmax()
         told = f"{each[0]} in row {rows[0]}, {each[other]} in row {rows[other]}"
         raise BadInput(f"column {name} needs lists of one length in every row, and has {told}")
@@ -322,10 +315,10 @@ def _first_rows_only(trace: Trace) -> pa.ListArray:
 
 
 def _embeddings(table: pa.Table, trace: Trace) -> dict[str, np.ndarray]:
-    given = np.flatnonzero(table["embedding"].combine_chunks().is_valid())
+    given = np.flatnonzero(table["embedding"].is_valid())
     embeddings = matrix_of(table, "embedding", pa.float32(), least=-np.inf, rows=given)
     rows = trace.iteration_numbers()
-    given_rows = trace.iteration_numbers()[given]
+    given_rows = rows[given]
     numbers, at = np.unique(given_rows, return_index=True)
     iteration = numbers.searchsorted(rows).clip(max=len(numbers) - 1)
     if len(numbers) < len(given_rows) or (numbers[iteration] != rows).any():
@@ -337,4 +330,4 @@ def _embeddings(table: pa.Table, trace: Trace) -> dict[str, np.ndarray]:
 
 
 def _lists(matrix: np.ndarray) -> pa.FixedSizeListArray:
-    return pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), matrix.shape[1])
+    return pa.FixedSizeListArray.from_arrays(matrix.reshape(-1), matrix.shape[1])
