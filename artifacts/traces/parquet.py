@@ -97,17 +97,15 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
     table = table.select(
         [name for name in table.column_names if table[name].null_count < table.num_rows]
     )
-    missing = [name for name in _REQUIRED if name not in table.column_names]
+    names = table.column_names
+    missing = [name for name in _REQUIRED if name not in names]
     if missing:
         raise BadInput(f"it has no column {', '.join(missing)} (needed: {', '.join(_REQUIRED)})")
     experts = matrix_of(table, "experts", pa.uint16())
     _check_ids(experts, num_experts)
-    probabilities = (
-        matrix_of(table, "probabilities", pa.float32())
-        if "probabilities" in table.column_names
-        else None
-    )
-    if probabilities is not None:
+    probabilities = None
+    if "probabilities" in names:
+        probabilities = matrix_of(table, "probabilities", pa.float32())
         _check_ids(experts, probabilities.shape[1])
         if num_experts not in (None, probabilities.shape[1]):
             told = f"lists of {probabilities.shape[1]}, a layer {num_experts} experts"
@@ -118,12 +116,11 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
             f"row {layer.argmax()} has a layer {layer.max()}; no model has more than "
             f"{MOST_LAYERS:,}"
         )
+    nothing = np.zeros_like(layer)
     trace = Trace(
-        request=_numbers(table, "request")
-        if "request" in table.column_names
-        else _zeros(table, np.int32),
+        request=_numbers(table, "request") if "request" in names else nothing,
         pass_=_numbers(table, "pass"),
-        phase=_zeros(table, np.uint8),
+        phase=nothing,
         layer=layer,
         token=_numbers(table, "token"),
         experts=experts,
@@ -132,16 +129,13 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
         **{
             name: _predicted(table, name, num_experts)
             for name in _PREDICTED_LAYERS
-            if name in table.column_names
+            if name in names
         },
-        assumed=_assumed(table),
     )
-    trace = replace(trace, assumed=(*trace.assumed, *check_rows(trace)))
-    if "embedding" in table.column_names:
-        trace = replace(trace, **_embeddings(table, trace))
-    return replace(
-        trace, phase=_phase(table) if "phase" in table.column_names else guessed_phase(trace)
-    )
+    assumed = (*_assumed(table), *check_rows(trace))
+    besides = _embeddings(table, trace) if "embedding" in names else {}
+    phase = _phase(table) if "phase" in names else guessed_phase(trace)
+    return replace(trace, assumed=assumed, phase=phase, **besides)
 
 
 def _assumed(table: pa.Table) -> tuple[str, ...]:
@@ -155,10 +149,6 @@ def _assumed(table: pa.Table) -> tuple[str, ...]:
         for name, text in stand_ins.items()
         if name not in table.column_names
     )
-
-
-def _zeros(table: pa.Table, dtype: type) -> np.ndarray:
-    return np.zeros(table.num_rows, dtype=dtype)
 
 
 def _numbers(table: pa.Table, name: str) -> np.ndarray:
