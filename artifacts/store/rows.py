@@ -103,8 +103,8 @@ def buddy_rows(layers: Sequence[list[list[int]]], q: np.ndarray) -> pa.Table:
         for pivot, buddies in enumerate(lists)
         for rank, buddy in enumerate(buddies)
     ]
-    layer, pivot, rank, buddy = np.array(entries, dtype=np.int64).reshape(-1, 4).T
-    share = q[layer, pivot, buddy]
+    columns = np.array(entries, dtype=np.int64).reshape(-1, 4).T
+    layer, pivot, _, buddy = columns
     cumulative = [
         np.cumsum(q[layer, pivot, buddies])
         for layer, lists in enumerate(layers)
@@ -112,9 +112,9 @@ def buddy_rows(layers: Sequence[list[list[int]]], q: np.ndarray) -> pa.Table:
     ]
     return pa.table(
         {
-            **_indices(("layer", "pivot", "rank", "buddy"), (layer, pivot, rank, buddy)),
-            "q": share,
-            "cumulative": np.concatenate([np.zeros(0), *cumulative]),
+            **_indices(("layer", "pivot", "rank", "buddy"), columns),
+            "q": q[layer, pivot, buddy],
+            "cumulative": np.concatenate([[], *cumulative]),
         }
     )
 

@@ -142,10 +142,6 @@ class Store:
         """
         unknown = tables.keys() - ARTEFACT_TABLES.keys()
         assert not unknown, f"not tables of the store: {unknown}"
-        contents = {
-            name: {"num_rows": table.num_rows, "nbytes": table.nbytes}
-            for name, table in tables.items()
-        }
         self._intruders.check()
         with self._limited():
             with transaction(self._connection):
@@ -154,7 +150,7 @@ class Store:
                 ).fetchall()
                 if instead_of is not None:
                     self._remove(instead_of)
-                self._insert_run(run_id, run, contents)
+                self._insert_run(run_id, run, tables)
                 for name, table in tables.items():
                     self._insert_rows(name, run_id, table)
                 self._intruders.check()
@@ -293,9 +289,11 @@ class Store:
         with self._limited(query):
             return self._connection.execute(query).fetchall()
 
-    def _insert_run(
-        self, run_id: int, run: RunInfo, contents: Mapping[str, Mapping[str, int]]
-    ) -> None:
+    def _insert_run(self, run_id: int, run: RunInfo, tables: Mapping[str, pa.Table]) -> None:
+        contents = {
+            name: {"num_rows": table.num_rows, "nbytes": table.nbytes}
+            for name, table in tables.items()
+        }
         row = {field.name: getattr(run, field.name) for field in fields(run)} | {
             "run_id": run_id,
             "status": "complete",

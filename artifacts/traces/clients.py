@@ -216,9 +216,10 @@ class _Serving:
         tokens = _ranges(first, counts)
         num_rows = np.diff(self._starts)[tokens]
         trace = self._trace.take(self._rows[_ranges(self._starts[tokens], num_rows)])
-        numbers = {"pass_": np.repeat(passes, num_rows), "request": np.repeat(requests, num_rows)}
         trace = replace(
-            trace, **{name: column.astype(np.int32) for name, column in numbers.items()}
+            trace,
+            pass_=np.repeat(passes, num_rows).astype(np.int32),
+            request=np.repeat(requests, num_rows).astype(np.int32),
         )
         num_repeated = max(0, len(self._arrived) - len(self._first))
         return Served(trace, np.array(self._arrived), np.array(self._answers), num_repeated)

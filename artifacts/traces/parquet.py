@@ -189,7 +189,7 @@ def _length(column: pa.Array, name: str, rows: Sequence[int]) -> int:
     ):
         raise BadInput(f"column {name} holds {kind}, not lists")
     lengths = pc.list_value_length(column)
-    shortest, longest = (value.as_py() for value in pc.min_max(lengths).values())
+    shortest, longest = pc.min_max(lengths).as_py().values()
     if lengths.null_count or shortest != longest or not longest:
         each = lengths.fill_null(0).to_numpy()
         other = (each != each[0]).argmax()
