@@ -31,7 +31,7 @@ from moectl.show.grounds import simulated as grounds_of
 from profilers.compare.bench import BenchSetting, BenchText
 from profilers.compare.quality import read
 from profilers.text.corpus import data_digest
-from profilers.workers.choose import executing
+from profilers.workers.choose import replaying
 from profilers.workers.workers import ATTEMPTS, Executor, Lost, Workers
 from runtime.control import sizes
 from runtime.model.open import MoeModel
@@ -76,7 +76,7 @@ def simulated(
     assumed: dict[BenchSetting, list[str]] = {}
     phases.begin(f"simulating {len(settings)} settings")
     with (
-        executing(request.executor, request.workers) as executor,
+        replaying(request.executor, request.jobs) as executor,
         progress_bar("simulating", unit="settings") as bar,
     ):
         bar(len(rows), len(settings))
