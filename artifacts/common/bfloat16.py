@@ -5,22 +5,17 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from artifacts.common.llvm_vectors import I16, I32, filled, like
+
 
 def bfloat16_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """The nearest bfloat16, ties to even, of a float32 or of a vector of these; NaN of arithmetic
     stays NaN."""
-    count = value.type.count if isinstance(value.type, ir.VectorType) else 0
-    word, half = (
-        ir.VectorType(kind, count) if count else kind for kind in (ir.IntType(32), ir.IntType(16))
-    )
-
-    def constant(number: int) -> ir.Constant:
-        return ir.Constant(word, [number] * count if count else number)
-
+    word = like(value, I32)
     bits = builder.bitcast(value, word)
-    is_odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
-    rounded = builder.add(bits, builder.add(is_odd, constant(0x7FFF)))
-    return builder.trunc(builder.lshr(rounded, constant(16)), half)
+    is_odd = builder.and_(builder.lshr(bits, filled(word, 16)), filled(word, 1))
+    rounded = builder.add(bits, builder.add(is_odd, filled(word, 0x7FFF)))
+    return builder.trunc(builder.lshr(rounded, filled(word, 16)), like(value, I16))
 
 
 @intrinsic

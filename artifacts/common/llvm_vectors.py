@@ -67,8 +67,14 @@ def advanced(
     )
 
 
-def filled(kind: ir.VectorType, value: float) -> ir.Constant:
-    return ir.Constant(kind, [value] * kind.count)
+def like(value: ir.Value, element: ir.Type) -> ir.Type:
+    """This type, or a vector of as many as `value` has."""
+    return vector(element, value.type.count) if isinstance(value.type, ir.VectorType) else element
+
+
+def filled(kind: ir.Type, number: float) -> ir.Constant:
+    """The number as this type, or a vector of copies."""
+    return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
 
 
 def spread(builder: ir.IRBuilder, values: ir.Value, lanes: Sequence[int]) -> ir.Value:

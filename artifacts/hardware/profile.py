@@ -185,14 +185,9 @@ def from_rows(rows: "pa.Table", conditions: Mapping[str, object]) -> HardwarePro
                 Load(row["link"], _spread(row, "expert_load"), row["bandwidth_gbps"], **optional)
             )
         elif row["near_s"] is not None:
-            whole = int(row["bits"])
-            near.append(
-                NearCompute(
-                    whole if whole == row["bits"] else row["bits"],
-                    row["tokens"],
-                    _spread(row, "near"),
-                )
-            )
+            bits = row["bits"]
+            bits = int(bits) if bits.is_integer() else bits
+            near.append(NearCompute(bits, row["tokens"], _spread(row, "near")))
         else:
             parts = (_spread(row, name) for name in ("attention", "moe", "head", "expert"))
             compute.append(Compute(row["tokens"], *parts))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from artifacts.errors import BadInput
+from artifacts.importers.routing_log import RoutingLog
 from artifacts.traces.trace import DECODE, PREFILL
 
 
@@ -20,6 +21,29 @@ class Numbered:
     token: np.ndarray
     phase: np.ndarray
     notes: tuple[str, ...]
+
+    def log(
+        self,
+        layer: np.ndarray,
+        experts: np.ndarray,
+        weights: np.ndarray | None,
+        where: Callable[[int], str],
+        *,
+        notes: tuple[str, ...] = (),
+    ) -> RoutingLog:
+        """Return the log of the kept rows of these columns; `notes` come first."""
+        rows = np.flatnonzero(self.kept)
+        return RoutingLog(
+            request=self.request[rows],
+            pass_=self.pass_[rows],
+            phase=self.phase[rows],
+            layer=layer[rows],
+            token=self.token[rows],
+            experts=experts[rows],
+            weights=None if weights is None else weights[rows],
+            place=lambda row: where(rows[row]),
+            notes=(*notes, *self.notes),
+        )
 
 
 def number_calls(
@@ -63,22 +87,20 @@ def number_calls(
 def _batched(
     sizes: np.ndarray, call: np.ndarray, place: np.ndarray, batch: int, notes: list[str]
 ) -> Numbered:
-    is_kept = sizes == batch
+    is_kept = np.append(sizes == batch, False)  # the last for calls that some layers lack
     if not is_kept.any():
-        found, counts = np.unique(sizes, return_counts=True)
-        told = ", ".join(
-            f"{size} ({count} times)" for size, count in zip(found, counts, strict=True)
-        )
+        found = zip(*np.unique(sizes, return_counts=True), strict=True)
+        told = ", ".join(f"{size} ({count} times)" for size, count in found)
         raise BadInput(
             f"no call has exactly {batch} tokens, as --batch {batch} expects: calls have {told}"
         )
-    at = np.minimum(call, len(sizes) - 1)
+    at = np.minimum(call, len(sizes))
     notes.append(
         f"{is_kept.sum():,} calls of {batch} tokens decode {batch} requests together, known by "
-        f"their place; {(~is_kept).sum():,} other calls are left out"
+        f"their place; {len(sizes) - is_kept.sum():,} other calls are left out"
     )
     return Numbered(
-        kept=is_kept[at] & (call < len(sizes)),
+        kept=is_kept[at],
         pass_=call,
         request=place,
         token=(np.cumsum(is_kept) - 1)[at],

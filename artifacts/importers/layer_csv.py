@@ -7,7 +7,9 @@ them, and further columns are not read.
 
 import csv
 import re
+from collections import defaultdict
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -43,31 +45,18 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
     starts = np.flatnonzero(begins)
     run = np.cumsum(begins) - 1
     place = np.arange(len(layer)) - starts[run]
-    numbered = number_calls(
-        layer,
-        _calls(layer, starts)[run],
-        place,
-        options.batch,
-        lambda row: f"{path}, line {lines[row]}",
-    )
-    kept = np.flatnonzero(numbered.kept)
-    return RoutingLog(
-        **{name: getattr(numbered, name)[kept] for name in ("request", "pass_", "token", "phase")},
-        layer=layer[kept],
-        experts=np.array(experts)[kept],
-        weights=None,
-        place=lambda row: f"{path}, line {lines[kept[row]]}",
-        notes=numbered.notes,
-    )
+
+    def where(row: int) -> str:
+        return f"{path}, line {lines[row]}"
+
+    numbered = number_calls(layer, _calls(layer, starts)[run], place, options.batch, where)
+    return numbered.log(layer, np.array(experts), None, where)
 
 
 def _calls(layer: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Return [R]: the number of each run of lines among the runs of its layer, from 0."""
-    call = np.empty(len(starts), np.int64)
-    seen = {}
-    for number, name in enumerate(layer[starts].tolist()):
-        call[number] = seen[name] = seen.get(name, -1) + 1
-    return call
+    calls = defaultdict(count)
+    return np.array([next(calls[name]) for name in layer[starts].tolist()])
 
 
 def _rows(path: Path) -> Iterator[tuple[int, int, list[int]]]:

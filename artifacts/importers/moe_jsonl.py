@@ -103,28 +103,18 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
     if not rows.layer:
         raise BadInput(f"{path} has no line of a routed token; expected: {_EXPECTED}")
     layer, token, request = (np.array(column) for column in (rows.layer, rows.token, rows.request))
+    experts = np.array(rows.experts)
+    weights = np.array(rows.weights, np.float64) if rows.weights else None
+    where = rows.places.__getitem__
     call = _calls(layer, token, request)
-    columns = {
-        "layer": layer,
-        "experts": np.array(rows.experts),
-        "place": lambda row: rows.places[kept[row]],
-    }
-    columns["weights"] = np.array(rows.weights, np.float64) if rows.weights else None
     if call is None and options.batch is None:
-        kept = np.arange(len(layer))
         pass_ = np.unique(np.stack((request, token)), axis=1, return_inverse=True)[1].ravel()
+        routed = (layer, token, experts, weights)
         phase = np.full(len(layer), DECODE)
-        return RoutingLog(request, pass_, phase, token=token, notes=(_AS_POSITIONS,), **columns)
+        return RoutingLog(request, pass_, phase, *routed, where, notes=(_AS_POSITIONS,))
     call = np.zeros_like(layer) if call is None else call
-    numbered = number_calls(layer, call, token, options.batch, rows.places.__getitem__)
-    kept = np.flatnonzero(numbered.kept)
-    columns |= {
-        name: columns[name][kept]
-        for name in ("layer", "experts", "weights")
-        if columns[name] is not None
-    }
-    named = {name: getattr(numbered, name)[kept] for name in ("request", "pass_", "token", "phase")}
-    return RoutingLog(**named, notes=(_AS_CALLS, *numbered.notes), **columns)
+    numbered = number_calls(layer, call, token, options.batch, where)
+    return numbered.log(layer, experts, weights, where, notes=(_AS_CALLS,))
 
 
 def _files(path: Path) -> list[Path]:

@@ -34,7 +34,7 @@ def one_by_one(
         request=np.zeros_like(token),
         pass_=token,
         phase=np.full_like(token, DECODE),
-        layer=np.repeat(np.asarray(layers), num_tokens),
+        layer=np.repeat(layers, num_tokens),
         token=token,
         experts=experts.reshape(-1, top_k),
         weights=weights.reshape(-1, top_k),

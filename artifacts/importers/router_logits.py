@@ -71,12 +71,9 @@ def _layers(path: Path) -> Iterator[tuple[int, str, np.ndarray]]:
         if isinstance(arrays, dict):
             yield from _of_archive(file, arrays)
         elif arrays.ndim == 3 and not path.is_dir():
-            yield from (
-                (at, f"{file}, layer {at}", _checked(one, f"{file}, layer {at}"))
-                for at, one in enumerate(arrays)
-            )
+            yield from (_checked(at, f"{file}, layer {at}", one) for at, one in enumerate(arrays))
         else:
-            yield layer, str(file), _checked(arrays, str(file))
+            yield _checked(layer, str(file), arrays)
 
 
 def _of_archive(file: Path, arrays: dict[str, np.ndarray]) -> Iterator[tuple[int, str, np.ndarray]]:
@@ -91,14 +88,10 @@ def _of_archive(file: Path, arrays: dict[str, np.ndarray]) -> Iterator[tuple[int
             f"{', '.join(arrays) or 'none'}"
         )
     for name in sorted(arrays, key=lambda name: int(numbers[name][-1])):
-        yield (
-            int(numbers[name][-1]),
-            f"{file}, array {name}",
-            _checked(arrays[name], f"{file}, array {name}"),
-        )
+        yield _checked(int(numbers[name][-1]), f"{file}, array {name}", arrays[name])
 
 
-def _checked(array: np.ndarray, place: str) -> np.ndarray:
+def _checked(layer: int, place: str, array: np.ndarray) -> tuple[int, str, np.ndarray]:
     if array.ndim != 2 or not array.size or array.dtype.kind not in "fiu":
         raise BadInput(f"{place} is {array.dtype} {list(array.shape)}; expected: {_EXPECTED}")
     rows = ~np.isfinite(array).all(axis=1)
@@ -106,7 +99,7 @@ def _checked(array: np.ndarray, place: str) -> np.ndarray:
         raise BadInput(
             f"{place}, row {rows.argmax()} holds a number that is not finite; expected: {_EXPECTED}"
         )
-    return array
+    return layer, place, array
 
 
 def _probabilities(values: np.ndarray) -> tuple[np.ndarray, str]:

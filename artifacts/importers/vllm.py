@@ -116,12 +116,12 @@ def _split(place: str, response: dict, arrays: list[np.ndarray]) -> tuple[int, i
             f"{place} has no usage.prompt_tokens and usage.completion_tokens, which say where "
             "answers begin"
         )
-    start, odd = divmod(
-        len(arrays) * (prompt - 1) + answer - sum(map(len, arrays)), max(1, len(arrays))
-    )
+    num_rows = sum(map(len, arrays))
+    count = len(arrays)
+    start, odd = divmod(count * (prompt - 1) + answer - num_rows, max(1, count))
     if odd or not 0 <= start < max(prompt, 1):
         raise BadInput(
-            f"{place} has {sum(map(len, arrays))} rows for {len(arrays)} choices of a prompt of "
+            f"{place} has {num_rows} rows for {count} choices of a prompt of "
             f"{prompt} tokens and {answer} tokens of answers; expected: one row for each token "
             "but the last of a choice"
         )

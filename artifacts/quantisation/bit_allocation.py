@@ -52,10 +52,11 @@ def greedy_columns(
     """
     cost = _finite(cost)
     nbytes = np.broadcast_to(np.asarray(nbytes, np.int64), cost.shape)
-    left = int(budget_nbytes) - int(nbytes[:, 0].sum())
+    least = int(nbytes[:, 0].sum())
+    left = budget_nbytes - least
     if left < 0:
         raise BadUsage(
-            f"all at the narrowest width take {nbytes[:, 0].sum()} bytes, above the budget of "
+            f"all at the narrowest width take {least} bytes, above the budget of "
             f"{budget_nbytes}: raise it"
         )
     level = [0] * len(cost)

@@ -8,8 +8,8 @@ within them, are visited by falling activation (without an index in the file). T
 row are refitted to its codes in the metric of the Hessian.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -142,7 +142,9 @@ def quantize(
     ordered = weight.T.to(metric.root.dtype)[metric.order].contiguous()
     chunks = _chunks(ordered, len(widths), group_size)
     parts = [_solve(metric, rows, widths, group_size, recipe) for rows in chunks]
-    replicas = {width: _gathered([part[widths.index(width)] for part in parts]) for width in bits}
+    replicas = {
+        width: _joined([part[widths.index(width)] for part in parts], torch.cat) for width in bits
+    }
     if recipe == "refined" and weight.numel() <= _FEW_WEIGHTS:
         replicas = {
             width: _best_rows(weight, hessian, replica) for width, replica in replicas.items()
@@ -298,20 +300,14 @@ def _best_rows(weight: torch.Tensor, hessian: torch.Tensor, replica: Quantized) 
     errors = [weight.double() - version.dequantised() for version in (replica, rounded)]
     price, price_rounded = ((error @ hessian.double() * error).sum(1) for error in errors)
     is_kept = (price <= price_rounded)[:, None]
-    codes, scales = (
-        torch.where(is_kept, *(getattr(version, name) for version in (replica, rounded)))
-        for name in ("codes", "scales")
-    )
-    zeros = None if replica.zeros is None else torch.where(is_kept, replica.zeros, rounded.zeros)
-    return Quantized(replica.bits, replica.group_size, codes, scales, zeros)
+    return _joined([replica, rounded], lambda pair: torch.where(is_kept, *pair))
 
 
-def _gathered(parts: Sequence[Quantized]) -> Quantized:
-    """Join the rows of several matrices."""
-    if len(parts) == 1:
-        return parts[0]
-    zeros = None if parts[0].zeros is None else torch.cat([part.zeros for part in parts])
-    codes, scales = (
-        torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "scales")
+def _joined(
+    parts: Sequence[Quantized], join: Callable[[list[torch.Tensor]], torch.Tensor]
+) -> Quantized:
+    """Join the codes, the scales and the zero-points of several matrices."""
+    names = ("codes", "scales") if parts[0].zeros is None else ("codes", "scales", "zeros")
+    return replace(
+        parts[0], **{name: join([getattr(part, name) for part in parts]) for name in names}
     )
-    return Quantized(parts[0].bits, parts[0].group_size, codes, scales, zeros)

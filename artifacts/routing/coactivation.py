@@ -22,16 +22,13 @@ class Coactivation:
     """Additive statistics of one layer's routing; E experts, k selected per token, T tokens per
     update.
 
-    `activations` [E] int64 (A): tokens that selected i. `weights` [E] float64: their summed p~, the
-    routing weights renormalised over the selected experts. `pairs` [E, E] int64 (M): tokens that
-    selected both i and j, i != j. `weighted` [E, E] float64 (W): the sum of min(p~_i, p~_j) over
-    those tokens. Both matrices are symmetric, with zero diagonals.
+    `pairs` [E, E] int64 (M): tokens that selected both i and j, i != j. `weighted` [E, E] float64
+    (W): the sum over those tokens of min(p~_i, p~_j), p~ being the routing weights renormalised
+    over the selected experts. Both matrices are symmetric, with zero diagonals.
     """
 
     def __init__(self, num_experts: int) -> None:
         self.num_experts = num_experts
-        self.activations = np.zeros(num_experts, dtype=np.int64)
-        self.weights = np.zeros(num_experts, dtype=np.float64)
         self.pairs = np.zeros((num_experts, num_experts), dtype=np.int64)
         self.weighted = np.zeros((num_experts, num_experts), dtype=np.float64)
 
@@ -47,18 +44,11 @@ class Coactivation:
         assert lowest >= 0 and highest < self.num_experts, (
             f"expert ids {lowest} to {highest} outside the layer"
         )
-        share = additive_shares(weights)
-        self.activations += np.bincount(selected.ravel(), minlength=self.num_experts)
-        self.weights += np.bincount(
-            selected.ravel(), weights=share.ravel(), minlength=self.num_experts
-        )
-        self._add_pairs(selected, share)
+        self._add_pairs(selected, additive_shares(weights))
 
     def merge(self, other: "Coactivation") -> None:
         """Add the counts of `other`."""
         assert other.num_experts == self.num_experts, (other.num_experts, self.num_experts)
-        self.activations += other.activations
-        self.weights += other.weights
         self.pairs += other.pairs
         self.weighted += other.weighted
 

@@ -114,11 +114,11 @@ def _references(store: Store, runs: list[StoredRun]) -> Iterator[StoreFinding]:
                 f"run {run.run_id}", f"it was made of run {other}, which is not there", again
             )
     unfinished = store.query("SELECT run_id, status FROM runs WHERE status <> 'complete'")
-    for run_id, status in zip(
-        *(unfinished[name].to_pylist() for name in ("run_id", "status")), strict=True
-    ):
+    for row in unfinished.to_pylist():
         yield StoreFinding(
-            f"run {run_id}", f"its status is {status}", "nothing reads it: run its command again"
+            f"run {row['run_id']}",
+            f"its status is {row['status']}",
+            "nothing reads it: run its command again",
         )
 
 

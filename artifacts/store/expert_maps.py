@@ -63,12 +63,7 @@ def stored_maps(
 
 def latest_maps(store: Store, model_id: str | None = None) -> StoredRun | None:
     """The newest run with maps, built or learned, of one model if given; None if there is none."""
-    runs = [
-        run
-        for run in store.runs()
-        if TABLE in run.contents and model_id in (None, run.info.model_id)
-    ]
-    return runs[-1] if runs else None
+    return store.latest_run(model_id=model_id, table=TABLE)
 
 
 def stored_origins(store: Store, run_id: int) -> np.ndarray:

@@ -21,7 +21,7 @@ def profile_for(store: "Store", shape: Shape, *, name: str) -> HardwareProfile:
     """The newest hardware profile of a model of this shape; `name` is how a message calls the
     model. Raises Incompatible when there is none."""
     shapes = {model.model_id: model.shape for model in store.models()}
-    runs = [run for run in store.runs() if run.info.command == COMMAND]
+    runs = store.runs(command=COMMAND)
     for run in reversed(runs):
         if shapes[run.info.model_id] == shape:
             return _read(store, run)

@@ -56,9 +56,8 @@ def to_rows(presets: Sequence[StoredPreset]) -> pa.Table:
 
 def stored_presets(store: Store) -> list[PresetRecord]:
     """All stored presets, the newest first."""
-    runs = [run for run in reversed(store.runs()) if TABLE in run.contents]
     return [
         PresetRecord(StoredPreset(**row), run.run_id, run.info.model_id or "")
-        for run in runs
+        for run in reversed(store.runs(table=TABLE))
         for row in store.read(TABLE, run.run_id).to_pylist()
     ]

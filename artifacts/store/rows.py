@@ -16,16 +16,15 @@ def activation_matrices(
     rows: pa.Table, num_layers: int, num_experts: int
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Counts [L, E] int64 and weights [L, E] float64 by phase."""
-    phases = np.array(rows["phase"].to_pylist())
     shape = (num_layers, num_experts)
-    layer, expert = _at(rows, ("layer", "expert"), shape)
     matrices = {}
-    for phase in dict.fromkeys(phases.tolist()):
+    for phase in rows["phase"].unique().to_pylist():
+        of_phase = rows.filter(pc.equal(rows["phase"], phase))
         counts = np.zeros(shape, np.int64)
         weights = np.zeros(shape)
-        at = phases == phase
-        counts[layer[at], expert[at]] = _column(rows, "count")[at]
-        weights[layer[at], expert[at]] = _column(rows, "weight")[at]
+        at = _at(of_phase, ("layer", "expert"), shape)
+        counts[at] = _column(of_phase, "count")
+        weights[at] = _column(of_phase, "weight")
         matrices[phase] = counts, weights
     return matrices
 
@@ -104,16 +103,18 @@ def buddy_rows(layers: Sequence[list[list[int]]], q: np.ndarray) -> pa.Table:
         for pivot, buddies in enumerate(lists)
         for rank, buddy in enumerate(buddies)
     ]
-    layer, pivot, rank, buddy = np.array(entries, dtype=np.int64).reshape(-1, 4).T
-    share = q[layer, pivot, buddy]
+    columns = np.array(entries, dtype=np.int64).reshape(-1, 4).T
+    layer, pivot, _, buddy = columns
     cumulative = [
-        part for layer, lists in enumerate(layers) for part in _cumulative(lists, q[layer])
+        np.cumsum(q[layer, pivot, buddies])
+        for layer, lists in enumerate(layers)
+        for pivot, buddies in enumerate(lists)
     ]
     return pa.table(
         {
-            **_indices(("layer", "pivot", "rank", "buddy"), (layer, pivot, rank, buddy)),
-            "q": share,
-            "cumulative": np.concatenate([np.zeros(0), *cumulative]),
+            **_indices(("layer", "pivot", "rank", "buddy"), columns),
+            "q": q[layer, pivot, buddy],
+            "cumulative": np.concatenate([[], *cumulative]),
         }
     )
 
@@ -154,16 +155,13 @@ def curve_matrices(
     rows: pa.Table, num_layers: int, num_experts: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The arrays that `curve_rows` wrote."""
-    kinds = rows["kind"].combine_chunks()
-    size = (num_layers, num_experts)
-    shapes = {
-        "hit": (num_layers, num_experts + 1),
-        "prediction": size,
-        "prediction_hit": (*size, num_experts + 1),
-    }
     curves = []
-    for kind, shape in shapes.items():
-        of_kind = rows.filter(pc.equal(kinds, kind))
+    for kind, *shape in (
+        ("hit", num_layers, num_experts + 1),
+        ("prediction", num_layers, num_experts),
+        ("prediction_hit", num_layers, num_experts, num_experts + 1),
+    ):
+        of_kind = rows.filter(pc.equal(rows["kind"], kind))
         names = [
             name for name in ("layer", "y", "size") if of_kind[name].null_count < of_kind.num_rows
         ]
@@ -188,10 +186,6 @@ def split_columns(rows: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray, n
     return tuple(
         _column(rows, name)[order] for name in ("budget", "exposed_s", "theta", "cache_size")
     )
-
-
-def _cumulative(lists: list[list[int]], q: np.ndarray) -> list[np.ndarray]:
-    return [np.cumsum(q[pivot, buddies]) for pivot, buddies in enumerate(lists)]
 
 
 def _indices(names: Sequence[str], columns: Sequence[np.ndarray]) -> dict[str, np.ndarray]:

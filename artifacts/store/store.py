@@ -3,8 +3,9 @@ absent."""
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 
@@ -139,13 +140,8 @@ class Store:
         `tables` are Arrow tables by table name, with the columns of the schema less `run_id`. The
         run `instead_of`, whose contents are all in the new run, is removed in the same transaction.
         """
-        assert tables.keys() <= ARTEFACT_TABLES.keys(), (
-            f"not tables of the store: {tables.keys() - ARTEFACT_TABLES.keys()}"
-        )
-        contents = {
-            name: {"num_rows": table.num_rows, "nbytes": table.nbytes}
-            for name, table in tables.items()
-        }
+        unknown = tables.keys() - ARTEFACT_TABLES.keys()
+        assert not unknown, f"not tables of the store: {unknown}"
         self._intruders.check()
         with self._limited():
             with transaction(self._connection):
@@ -154,7 +150,7 @@ class Store:
                 ).fetchall()
                 if instead_of is not None:
                     self._remove(instead_of)
-                self._insert_run(run_id, run, contents)
+                self._insert_run(run_id, run, tables)
                 for name, table in tables.items():
                     self._insert_rows(name, run_id, table)
                 self._intruders.check()
@@ -164,27 +160,58 @@ class Store:
         self._intruders.accept()
         return run_id
 
-    def runs(self) -> list[StoredRun]:
-        """All complete runs, oldest first."""
-        return [
+    def runs(
+        self,
+        *,
+        command: str | None = None,
+        model_id: str | None = None,
+        table: str | None = None,
+    ) -> list[StoredRun]:
+        """The complete runs, oldest first: all, or those of a command, of a model, or that wrote a
+        table."""
+        runs = [
             _stored_run(row, self.path) for row in self._rows(f"{_SELECT_RUNS} ORDER BY run_id")
+        ]
+        return [
+            run
+            for run in runs
+            if command in (None, run.info.command)
+            and model_id in (None, run.info.model_id)
+            and (table is None or table in run.contents)
         ]
 
     def run(self, run_id: int) -> StoredRun:
         """The complete run with this number. Raises BadInput if there is none."""
-        for run in self.runs():
-            if run.run_id == run_id:
-                return run
-        run_ids = ", ".join(str(run.run_id) for run in self.runs()) or "none"
-        raise BadInput(f"{self.path} has no run {run_id}; it has {run_ids}")
+        runs = {run.run_id: run for run in self.runs()}
+        if run_id not in runs:
+            run_ids = ", ".join(map(str, runs)) or "none"
+            raise BadInput(f"{self.path} has no run {run_id}; it has {run_ids}")
+        return runs[run_id]
 
-    def latest_run(self, command: str, model_id: str | None = None) -> StoredRun | None:
-        """The newest complete run of a command, of one model if given; None if there is none."""
-        runs = [run for run in self.runs() if run.info.command == command]
-        return next(
-            (run for run in reversed(runs) if model_id is None or run.info.model_id == model_id),
-            None,
-        )
+    def latest_run(
+        self, command: str | None = None, model_id: str | None = None, *, table: str | None = None
+    ) -> StoredRun | None:
+        """The newest of these `runs`; None if there is none."""
+        runs = self.runs(command=command, model_id=model_id, table=table)
+        return runs[-1] if runs else None
+
+    def run_with(
+        self,
+        table: str,
+        run_id: int | None,
+        *,
+        lacks: str,
+        model_ids: Container[str | None] | None = None,
+    ) -> StoredRun:
+        """The run with this number, else the newest one (of one of the models, if given), that
+        wrote a table. Raises Incompatible, which says what the store or the run `lacks`, when it
+        did not."""
+        candidates = self.runs() if run_id is None else [self.run(run_id)]
+        for run in reversed(candidates):
+            if table in run.contents and (model_ids is None or run.info.model_id in model_ids):
+                return run
+        where = self.path if run_id is None else f"run {run_id} of {self.path}"
+        raise Incompatible(f"{where} holds no {lacks}")
 
     def read(self, table: str, run_id: int) -> pa.Table:
         """Return the rows that a run wrote to a table, in the order written, less `run_id`.
@@ -235,14 +262,17 @@ class Store:
     def sizes(self) -> dict[str, TableSize]:
         """Rows and bytes of all complete runs together, by table; tables without rows are left
         out."""
-        written = [(name, size) for run in self.runs() for name, size in run.contents.items()]
+        written: dict[str, list[TableSize]] = {}
+        for run in self.runs():
+            for name, size in run.contents.items():
+                written.setdefault(name, []).append(size)
         return {
             name: TableSize(
-                num_rows=sum(size.num_rows for other, size in written if other == name),
-                nbytes=sum(size.nbytes for other, size in written if other == name),
+                sum(size.num_rows for size in written[name]),
+                sum(size.nbytes for size in written[name]),
             )
             for name in ARTEFACT_TABLES
-            if any(other == name for other, _ in written)
+            if name in written
         }
 
     @contextmanager
@@ -259,21 +289,15 @@ class Store:
         with self._limited(query):
             return self._connection.execute(query).fetchall()
 
-    def _insert_run(
-        self, run_id: int, run: RunInfo, contents: Mapping[str, Mapping[str, int]]
-    ) -> None:
-        row = {
+    def _insert_run(self, run_id: int, run: RunInfo, tables: Mapping[str, pa.Table]) -> None:
+        contents = {
+            name: {"num_rows": table.num_rows, "nbytes": table.nbytes}
+            for name, table in tables.items()
+        }
+        row = {field.name: getattr(run, field.name) for field in fields(run)} | {
             "run_id": run_id,
-            "command": run.command,
             "status": "complete",
-            "model_id": run.model_id,
-            "data": run.data,
-            "data_digest": run.data_digest,
-            "tokens": run.tokens,
-            "seed": run.seed,
             "parameters": json.dumps(dict(run.parameters)),
-            "started_at": run.started_at,
-            "seconds": run.seconds,
             "versions": json.dumps(dict(run.versions)),
             "contents": json.dumps(contents),
         }

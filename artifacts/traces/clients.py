@@ -147,13 +147,13 @@ class _Serving:
         """Find the rows of each token, and the tokens of each request in the order in which
         requests began."""
         trace = self._trace
-        passes = self._trace.pass_indices()
+        passes = trace.pass_indices()
         self._rows = rows = np.lexsort((trace.layer, trace.token, passes, trace.request))
         is_new = np.logical_or.reduce(
             [np.diff(column[rows]) != 0 for column in (trace.request, passes, trace.token)]
         )
         # of each token's rows
-        self._starts = np.append(np.append(0, np.flatnonzero(is_new) + 1), len(rows))
+        self._starts = np.flatnonzero(np.concatenate(([True], is_new, [True])))
         of_token = rows[self._starts[:-1]]
         _, first, counts = np.unique(trace.request[of_token], return_index=True, return_counts=True)
         prompts = np.add.reduceat((trace.phase[of_token] == PREFILL).astype(np.int64), first)
@@ -216,9 +216,10 @@ class _Serving:
         tokens = _ranges(first, counts)
         num_rows = np.diff(self._starts)[tokens]
         trace = self._trace.take(self._rows[_ranges(self._starts[tokens], num_rows)])
-        numbers = {"pass_": np.repeat(passes, num_rows), "request": np.repeat(requests, num_rows)}
         trace = replace(
-            trace, **{name: column.astype(np.int32) for name, column in numbers.items()}
+            trace,
+            pass_=np.repeat(passes, num_rows).astype(np.int32),
+            request=np.repeat(requests, num_rows).astype(np.int32),
         )
         num_repeated = max(0, len(self._arrived) - len(self._first))
         return Served(trace, np.array(self._arrived), np.array(self._answers), num_repeated)

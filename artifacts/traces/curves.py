@@ -16,7 +16,7 @@ import numpy as np
 
 from artifacts.errors import BadInput
 from artifacts.shape import Shape
-from artifacts.traces.trace import DECODE, PREFILL, Trace
+from artifacts.traces.trace import DECODE, PREFILL, Trace, pair
 
 _PRIORITIES_AT_A_TIME = 1 << 19
 _NONE = -1
@@ -127,12 +127,11 @@ class _Priorities:
         """[S, E]: at each step, its own uses counted, the experts by rising priority; equals by the
         lower expert."""
         num_tokens = steps.num_tokens[:, None]
-        at = np.repeat(np.arange(len(num_tokens)), np.diff(steps.starts)), steps.wanted
-        added, last_token = (
-            np.zeros((len(num_tokens), len(self._uses)), np.int64) for _ in range(2)
-        )
-        added[at] = steps.uses
-        last_token[at] = num_tokens[at[0], 0] - steps.ages
+        step = np.repeat(np.arange(len(num_tokens)), np.diff(steps.starts))
+        added = np.zeros((len(num_tokens), len(self._uses)), np.int64)
+        last_token = added.copy()
+        added[step, steps.wanted] = steps.uses
+        last_token[step, steps.wanted] = steps.num_tokens[step] - steps.ages
         uses = self._uses + np.cumsum(added, axis=0)
         last = np.maximum(self._last, np.maximum.accumulate(last_token, axis=0))
         self._uses = uses[-1]
@@ -252,17 +251,13 @@ def _sources(trace: Trace, passes: np.ndarray, num_layers: int) -> np.ndarray:
     # The last layer's last row of each request and pass predicts the request's next pass.
     ends, starts = (np.flatnonzero(trace.layer == layer) for layer in (num_layers - 1, 0))
     ends = ends[np.lexsort((trace.token[ends], passes[ends], trace.request[ends]))]
-    keys = _pair(trace.request[ends], passes[ends])
-    before = np.searchsorted(keys, _pair(trace.request[starts], passes[starts])) - 1
+    keys = pair(trace.request[ends], passes[ends])
+    before = np.searchsorted(keys, pair(trace.request[starts], passes[starts])) - 1
     starts = starts[before >= 0]
     before = ends[before[before >= 0]]
     has_one = trace.request[before] == trace.request[starts]
     sources[starts[has_one]] = before[has_one]
     return sources
-
-
-def _pair(high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    return (high.astype(np.int64) << 32) | low
 
 
 def _starts(parts: list) -> np.ndarray:

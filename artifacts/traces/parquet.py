@@ -69,13 +69,11 @@ def to_table(trace: Trace) -> pa.Table:
     """The trace as an Arrow table: the columns that every trace has, and the optional ones that
     this one has."""
     columns = {
-        "request": pa.array(trace.request),
-        "pass": pa.array(trace.pass_),
-        "phase": pa.DictionaryArray.from_arrays(
-            pa.array(trace.phase.astype(np.int8)), list(PHASES)
-        ),
-        "layer": pa.array(trace.layer),
-        "token": pa.array(trace.token),
+        "request": trace.request,
+        "pass": trace.pass_,
+        "phase": pa.DictionaryArray.from_arrays(trace.phase.astype(np.int8), list(PHASES)),
+        "layer": trace.layer,
+        "token": trace.token,
         "experts": _lists(trace.experts),
         "weights": _lists(trace.weights),
     }
@@ -99,17 +97,15 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
     table = table.select(
         [name for name in table.column_names if table[name].null_count < table.num_rows]
     )
-    missing = [name for name in _REQUIRED if name not in table.column_names]
+    names = table.column_names
+    missing = [name for name in _REQUIRED if name not in names]
     if missing:
         raise BadInput(f"it has no column {', '.join(missing)} (needed: {', '.join(_REQUIRED)})")
     experts = matrix_of(table, "experts", pa.uint16())
     _check_ids(experts, num_experts)
-    probabilities = (
-        matrix_of(table, "probabilities", pa.float32())
-        if "probabilities" in table.column_names
-        else None
-    )
-    if probabilities is not None:
+    probabilities = None
+    if "probabilities" in names:
+        probabilities = matrix_of(table, "probabilities", pa.float32())
         _check_ids(experts, probabilities.shape[1])
         if num_experts not in (None, probabilities.shape[1]):
             told = f"lists of {probabilities.shape[1]}, a layer {num_experts} experts"
@@ -120,12 +116,11 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
             f"row {layer.argmax()} has a layer {layer.max()}; no model has more than "
             f"{MOST_LAYERS:,}"
         )
+    nothing = np.zeros_like(layer)
     trace = Trace(
-        request=_numbers(table, "request")
-        if "request" in table.column_names
-        else _zeros(table, np.int32),
+        request=_numbers(table, "request") if "request" in names else nothing,
         pass_=_numbers(table, "pass"),
-        phase=_zeros(table, np.uint8),
+        phase=nothing,
         layer=layer,
         token=_numbers(table, "token"),
         experts=experts,
@@ -134,16 +129,13 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
         **{
             name: _predicted(table, name, num_experts)
             for name in _PREDICTED_LAYERS
-            if name in table.column_names
+            if name in names
         },
-        assumed=_assumed(table),
     )
-    trace = replace(trace, assumed=(*trace.assumed, *check_rows(trace)))
-    if "embedding" in table.column_names:
-        trace = replace(trace, **_embeddings(table, trace))
-    return replace(
-        trace, phase=_phase(table) if "phase" in table.column_names else guessed_phase(trace)
-    )
+    assumed = (*_assumed(table), *check_rows(trace))
+    besides = _embeddings(table, trace) if "embedding" in names else {}
+    phase = _phase(table) if "phase" in names else guessed_phase(trace)
+    return replace(trace, assumed=assumed, phase=phase, **besides)
 
 
 def _assumed(table: pa.Table) -> tuple[str, ...]:
@@ -157,10 +149,6 @@ def _assumed(table: pa.Table) -> tuple[str, ...]:
         for name, text in stand_ins.items()
         if name not in table.column_names
     )
-
-
-def _zeros(table: pa.Table, dtype: type) -> np.ndarray:
-    return np.zeros(table.num_rows, dtype=dtype)
 
 
 def _numbers(table: pa.Table, name: str) -> np.ndarray:
@@ -182,9 +170,8 @@ def matrix_of(
     rows: np.ndarray | None = None,
 ) -> np.ndarray:
     """A column of lists of one length as [N, length]; of `rows` [N] only if they are given."""
-    column = (
-        table[name].combine_chunks() if rows is None else table[name].combine_chunks().take(rows)
-    )
+    column = table[name].combine_chunks()
+    column = column if rows is None else column.take(rows)
     rows = range(len(column)) if rows is None else rows
     length = _length(column, name, rows)
     values = _cast(column.flatten(), kind, name, rows, length).reshape(-1, length)
@@ -201,14 +188,10 @@ def _length(column: pa.Array, name: str, rows: Sequence[int]) -> int:
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     ):
         raise BadInput(f"column {name} holds {kind}, not lists")
-    is_fixed = pa.types.is_fixed_size_list(kind)
-    lengths = pa.array([kind.list_size]) if is_fixed else column.value_lengths()
-    shortest, longest = (value.as_py() for value in pc.min_max(lengths).values())
-    if column.null_count or shortest != longest or not longest:
-        all_lengths = (
-            np.full(len(column), kind.list_size) if is_fixed else lengths.fill_null(0).to_numpy()
-        )
-        each = np.where(column.is_valid(), all_lengths, 0)
+    lengths = pc.list_value_length(column)
+    shortest, longest = pc.min_max(lengths).as_py().values()
+    if lengths.null_count or shortest != longest or not longest:
+        each = lengths.fill_null(0).to_numpy()
         other = (each != each[0]).argmax()
         told = f"{each[0]} in row {rows[0]}, {each[other]} in row {rows[other]}"
         raise BadInput(f"column {name} needs lists of one length in every row, and has {told}")
@@ -322,10 +305,10 @@ def _first_rows_only(trace: Trace) -> pa.ListArray:
 
 
 def _embeddings(table: pa.Table, trace: Trace) -> dict[str, np.ndarray]:
-    given = np.flatnonzero(table["embedding"].combine_chunks().is_valid())
+    given = np.flatnonzero(table["embedding"].is_valid())
     embeddings = matrix_of(table, "embedding", pa.float32(), least=-np.inf, rows=given)
     rows = trace.iteration_numbers()
-    given_rows = trace.iteration_numbers()[given]
+    given_rows = rows[given]
     numbers, at = np.unique(given_rows, return_index=True)
     iteration = numbers.searchsorted(rows).clip(max=len(numbers) - 1)
     if len(numbers) < len(given_rows) or (numbers[iteration] != rows).any():
@@ -337,4 +320,4 @@ def _embeddings(table: pa.Table, trace: Trace) -> dict[str, np.ndarray]:
 
 
 def _lists(matrix: np.ndarray) -> pa.FixedSizeListArray:
-    return pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), matrix.shape[1])
+    return pa.FixedSizeListArray.from_arrays(matrix.reshape(-1), matrix.shape[1])

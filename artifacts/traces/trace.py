@@ -123,7 +123,7 @@ class Trace:
 
     def iteration_numbers(self) -> np.ndarray:
         """[N] int64: equal for rows of the same request in the same pass, and only for those."""
-        return _pair(self.request, self.pass_)
+        return pair(self.request, self.pass_)
 
     def steps(self) -> Iterator[TraceStep]:
         """Yield every step in execution order: passes as `pass_indices` counts them, and within a
@@ -157,7 +157,7 @@ class Trace:
             ordered = self.take(order)
             passes = passes[order]
         is_new = (np.diff(passes) != 0) | (np.diff(ordered.layer) != 0)
-        starts = np.append(0, np.flatnonzero(is_new) + 1)
+        starts = np.flatnonzero(np.append(True, is_new))
         spans = zip(
             passes[starts].tolist(),
             np.minimum.reduceat(ordered.phase, starts).tolist(),
@@ -221,9 +221,10 @@ def _is_numbered_anew(pass_: np.ndarray, request: np.ndarray) -> bool:
     block = np.cumsum(np.diff(pass_, prepend=pass_[:1]) != 0)
     _, first, inverse = np.unique(pass_, return_index=True, return_inverse=True)
     is_first_block = block == block[first][inverse]
-    pairs = _pair(pass_, request)
+    pairs = pair(pass_, request)
     return len(np.unique(pairs)) > len(np.unique(pairs[is_first_block]))
 
 
-def _pair(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+def pair(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    """[N] int64: one number for each pair of numbers of 32 bits, ordered as the pairs are."""
     return (high.astype(np.int64) << 32) | low.astype(np.int64)

@@ -64,9 +64,7 @@ def keep(imported: Imported, *, store: Path) -> list[BenchRow]:
     same file already."""
     with Store.open(store) as held:
         known = [
-            run
-            for run in held.runs()
-            if (run.info.command, run.info.data_digest) == (COMMAND, imported.digest)
+            run for run in held.runs(command=COMMAND) if run.info.data_digest == imported.digest
         ]
         run_id = (
             known[-1].run_id

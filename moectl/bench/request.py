@@ -133,12 +133,6 @@ class BenchRequest:
         return clients_of(self.clients, seed=self.seed)
 
     @property
-    def workers(self) -> int | None:
-        """Number of settings replayed at a time: 1 by default, None to use all cores of an
-        executor."""
-        return self.jobs or (1 if self.executor == LOCAL else None)
-
-    @property
     def preset_names(self) -> list[str]:
         """The fixed presets first, then the requested ones, then the random control of each that
         has one."""

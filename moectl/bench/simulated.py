@@ -31,7 +31,7 @@ from moectl.show.grounds import simulated as grounds_of
 from profilers.compare.bench import BenchSetting, BenchText
 from profilers.compare.quality import read
 from profilers.text.corpus import data_digest
-from profilers.workers.choose import executing
+from profilers.workers.choose import replaying
 from profilers.workers.workers import ATTEMPTS, Executor, Lost, Workers
 from runtime.control import sizes
 from runtime.model.open import MoeModel
@@ -76,7 +76,7 @@ def simulated(
     assumed: dict[BenchSetting, list[str]] = {}
     phases.begin(f"simulating {len(settings)} settings")
     with (
-        executing(request.executor, request.workers) as executor,
+        replaying(request.executor, request.jobs) as executor,
         progress_bar("simulating", unit="settings") as bar,
     ):
         bar(len(rows), len(settings))
@@ -243,9 +243,8 @@ def _stored_trace(path: Path, opened: MoeModel) -> int | None:
     if not path.exists():
         return None
     with Store.open(path, read_only=True) as store:
-        runs = [run for run in store.runs() if "traces" in run.contents]
-    model_id = opened.fingerprint[:16]
-    return next((run.run_id for run in reversed(runs) if run.info.model_id == model_id), None)
+        run = store.latest_run(model_id=opened.fingerprint[:16], table="traces")
+    return run.run_id if run else None
 
 
 def record_trace(

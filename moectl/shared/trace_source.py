@@ -4,11 +4,10 @@ its model."""
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from artifacts.errors import BadUsage, Incompatible
+from artifacts.errors import BadUsage
 from artifacts.modelshapes.known import ModelShape, guessed, model_shape, unsized
 from artifacts.shape import Shape
 from artifacts.store.expert_maps import latest_maps, stored_maps
-from artifacts.store.runs import StoredRun
 from artifacts.store.store import Store
 from artifacts.traces.parquet import from_table, read_parquet
 from artifacts.traces.synthetic import generate, parse_dials
@@ -101,7 +100,8 @@ def _maps(source: TraceSource, trace: Trace, shape: Shape) -> Artefacts:
 
 def _from_store(source: TraceSource) -> OpenedTrace:
     with Store.open(source.store, read_only=True) as store:
-        run = _find(store, source.run)
+        lacks = "trace: `moectl profile --trace` records one"
+        run = store.run_with("traces", source.run, lacks=lacks)
         info = next(info for info in store.models() if info.model_id == run.info.model_id)
         trace = from_table(store.read("traces", run.run_id), num_experts=info.shape.num_experts)
         artefacts = load_artefacts(store, info.model_id, info.shape)
@@ -109,17 +109,6 @@ def _from_store(source: TraceSource) -> OpenedTrace:
     return OpenedTrace(
         f"run {run.run_id} of {source.store}", trace, model, artefacts, info.model_id, run.run_id
     )
-
-
-def _find(store: Store, run_id: int | None) -> StoredRun:
-    """Return the run asked for, or the newest one with a trace. Raises Incompatible when there is
-    no trace."""
-    candidates = store.runs() if run_id is None else [store.run(run_id)]
-    runs = [run for run in candidates if "traces" in run.contents]
-    if not runs:
-        where = store.path if run_id is None else f"run {run_id} of {store.path}"
-        raise Incompatible(f"{where} holds no trace: `moectl profile --trace` records one")
-    return runs[-1]
 
 
 def _with_config(name: str, stored: ModelShape) -> ModelShape:

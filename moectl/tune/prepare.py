@@ -73,9 +73,8 @@ def trace_for(
     """
     if path.exists():
         with Store.open(path, read_only=True) as store:
-            runs = [run for run in reversed(store.runs()) if "traces" in run.contents]
-        model_id = opened.fingerprint[:16]
-        for run in (run for run in runs if run.info.model_id == model_id):
+            runs = store.runs(model_id=opened.fingerprint[:16], table="traces")
+        for run in reversed(runs):
             stored = open_source(TraceSource(run=run.run_id, store=path))
             if stored.trace.predicted is not None and is_one_by_one(stored.trace):
                 return stored

@@ -70,12 +70,6 @@ class TuneRequest:
             raise BadUsage(f"--name {self.name} is a preset of moectl: give another name")
 
     @property
-    def workers(self) -> int | None:
-        """Number of candidates replayed at a time: 1 by default, None to use all cores of an
-        executor."""
-        return self.jobs or (1 if self.executor == LOCAL else None)
-
-    @property
     def served(self) -> Clients | None:
         """The clients whose requests are served together."""
         return clients_of(self.clients, seed=self.seed)

@@ -86,6 +86,9 @@ class BenchSample:
     loss_error: float | None = None  # of `perplexity_ratio`; samples of an earlier moectl have none
 
 
+_MEDIANS = ("exposed_ms", "perplexity_ratio", "kl", "top1_agreement")
+
+
 @dataclass(frozen=True, slots=True)
 class Quartiles:
     """Quartiles over all sequences in all rounds."""
@@ -179,14 +182,11 @@ def summary(samples: Sequence[BenchSample]) -> BenchResult:
             {name: median_low(counts[name] for counts in layer) for name in layer[0]}
             for layer in layers
         ),
-        exposed_ms=median(sample.exposed_ms for sample in samples),
         fast_nbytes=max(sample.fast_nbytes for sample in samples),
-        perplexity_ratio=median(sample.perplexity_ratio for sample in samples),
-        kl=median(sample.kl for sample in samples),
-        top1_agreement=median(sample.top1_agreement for sample in samples),
         loss_error=max(
             (sample.loss_error for sample in samples if sample.loss_error is not None), default=None
         ),
+        **{name: median(getattr(sample, name) for sample in samples) for name in _MEDIANS},
     )
 
 

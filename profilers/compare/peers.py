@@ -6,8 +6,8 @@ weights.
 """
 
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from logging import ERROR, getLogger
 from pathlib import Path
@@ -29,7 +29,6 @@ from runtime.model.gguf.file import open_gguf
 from runtime.model.open import MoeModel
 
 EVERYTHING = "100%"  # the budget of a peer without offloading
-_EXPERTS = ".experts."
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +82,12 @@ class PeerReading:
     reading: TextReading
     expert_nbytes: int
     memory_nbytes: int
+
+    @classmethod
+    def of(cls, reading: TextReading, held: Mapping[str, int], *, experts: str) -> "PeerReading":
+        """Add up the bytes `held` by name; names of experts contain `experts`."""
+        expert_nbytes = sum(nbytes for name, nbytes in held.items() if experts in name)
+        return cls(reading, expert_nbytes, sum(held.values()))
 
 
 def check(peer: Peer, device: str) -> None:
@@ -155,7 +160,7 @@ def read_apart(task: PeerTask) -> PeerReading:
     readings: list[PeerReading] = []
     executor = Processes(2)  # 1 would be this process
     with Workers(
-        _read_numpy, executor, lambda result: readings.append(_as_torch(*result))
+        _read_numpy, executor, lambda peer: readings.append(_converted(peer, torch.from_numpy))
     ) as workers:
         workers.submit(task)
         for error in workers.finish().values():
@@ -183,8 +188,7 @@ def read_here(task: PeerTask) -> PeerReading:
             for name, tensor in model.named_parameters()
             if kind_of(tensor.device) == kind_of(device)
         }
-        experts = sum(nbytes for name, nbytes in held.items() if _EXPERTS in name)
-        return PeerReading(reading, experts, sum(held.values()))
+        return PeerReading.of(reading, held, experts=".experts.")
 
 
 def _read_gguf(task: PeerTask) -> PeerReading:
@@ -195,11 +199,7 @@ def _read_gguf(task: PeerTask) -> PeerReading:
     llama.read(task.sequences[:1], prefill=task.prefill)
     reading = llama.read(task.sequences, prefill=task.prefill)
     held = {name: tensor.nbytes for name, tensor in tensors.items()}
-    return PeerReading(
-        reading,
-        sum(nbytes for name, nbytes in held.items() if "_exps." in name),
-        sum(held.values()),
-    )
+    return PeerReading.of(reading, held, experts="_exps.")
 
 
 def _load(task: PeerTask, scratch: str) -> torch.nn.Module:
@@ -228,24 +228,14 @@ def _load(task: PeerTask, scratch: str) -> torch.nn.Module:
         ) from error
 
 
-def _read_numpy(task: PeerTask) -> tuple:
-    """Return the reading as arrays: a tensor would be in shared memory that ends with its
+def _read_numpy(task: PeerTask) -> PeerReading:
+    """Return the reading with arrays: a tensor would be in shared memory that ends with its
     process."""
-    peer = read_here(task)
+    return _converted(read_here(task), torch.Tensor.numpy)
+
+
+def _converted(peer: PeerReading, convert: Callable) -> PeerReading:
     reading = peer.reading
-    arrays = (reading.logits.numpy(), reading.targets.numpy())
-    return (*arrays, reading.prefill_s, reading.decode_s, peer.expert_nbytes, peer.memory_nbytes)
-
-
-def _as_torch(
-    logits: np.ndarray,
-    targets: np.ndarray,
-    prefill_s: Sequence[float],
-    decode_s: Sequence[float],
-    expert_nbytes: int,
-    memory_nbytes: int,
-) -> PeerReading:
-    stall_s = (0.0,) * len(decode_s)
-    tensors = torch.from_numpy(logits), torch.from_numpy(targets)
-    reading = TextReading(*tensors, tuple(prefill_s), tuple(decode_s), stall_s)
-    return PeerReading(reading, expert_nbytes, memory_nbytes)
+    logits = convert(reading.logits)
+    targets = convert(reading.targets)
+    return replace(peer, reading=replace(reading, logits=logits, targets=targets))

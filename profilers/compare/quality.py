@@ -59,11 +59,6 @@ def read(
     Only decode steps are scored: they correspond to the text that a user would read. Raises
     NotFinite for logits that are no numbers.
     """
-
-    def forward(ids: torch.Tensor, past: object) -> object:
-        return session.forward(ids, past=past)
-
-    device = session.opened.model.device
     stall_s = []
 
     def decoded(count: int) -> None:
@@ -71,10 +66,10 @@ def read(
         progress(count)
 
     reading = read_by(
-        forward,
+        lambda ids, past: session.forward(ids, past=past),
         sequences,
         prefill=prefill,
-        device=device,
+        device=session.opened.model.device,
         begin=session.new_requests,
         decoded=decoded,
     )

@@ -16,7 +16,7 @@ from artifacts.hardware.machines import HERE, Machine, machine
 from artifacts.hardware.profile import HardwareProfile
 from artifacts.shape import FULL_BITS
 from profilers.hardware.load_times import QUICK, loads
-from profilers.hardware.policy_overhead import deciding
+from profilers.hardware.policy_overhead import deciding, misses_of
 from profilers.hardware.profile import expert_spread, head_seconds, layer_seconds, pass_seconds
 from runtime.control import sizes
 from runtime.devices import is_host
@@ -164,13 +164,11 @@ class _Probe:
         self._options = {"link": self.link, "experts": experts}
         self.head_s = head_seconds(opened, 1, QUICK).median
 
-    def seconds(
-        self, preset: str, policies: Mapping[str, str], budget: str = "100%", *, turns: int = _TURNS
-    ) -> _Pass:
+    def seconds(self, preset: str, policies: Mapping[str, str], budget: str = "100%") -> _Pass:
         """Measure a pass whose experts are resident. Raises a Problem for settings that cannot
         run."""
         with self._session(preset, policies, budget) as session, torch.inference_mode():
-            turns_s = [self._turn(session, token)[1:] for token in self._tokens(turns)]
+            turns_s = [self._turn(session, token)[1:] for token in self._tokens()]
         resident_s, bare_s = (min(part_s) for part_s in zip(*turns_s, strict=True))
         num_layers = self._opened.shape.num_layers
         return _Pass(
@@ -186,13 +184,11 @@ class _Probe:
             self._session("on-demand", {}, f"{shape.num_layers * shape.top_k}x") as session,
             torch.inference_mode(),
         ):
-            for token in self._tokens(_TURNS):
+            for token in self._tokens():
                 loading_s, resident_s, _ = self._turn(session, token)
                 stall_s = 0.0 if not self._is_gpu else session.engine.stall_s[0]
                 session.engine.stall_s.clear()
-                num_misses = sum(
-                    layer["misses"] for layer in session.controller.counters.by_layer(first_pass=-4)
-                )
+                num_misses = misses_of(session, 4)
                 added += [(loading_s - stall_s - resident_s) / num_misses] if num_misses else []
         return max(0.0, median(added)) if added else 0.0
 
@@ -206,9 +202,9 @@ class _Probe:
         session.watcher.on_step = lambda step: None
         return session
 
-    def _tokens(self, turns: int) -> Iterator[torch.Tensor]:
+    def _tokens(self) -> Iterator[torch.Tensor]:
         random = np.random.default_rng(0)
-        for turn in range(turns):
+        for turn in range(_TURNS):
             if turn >= _FEW and self._is_late():
                 return
             yield torch.from_numpy(random.integers(0, self._opened.config.vocab_size, (1, 1)))

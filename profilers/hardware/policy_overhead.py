@@ -82,11 +82,15 @@ def _step_seconds(
             token = torch.from_numpy(random.integers(0, opened.config.vocab_size, (1, 1)))
             first, second = (_timed(session, token) for _ in range(2))
             resident_s += second
-            num_misses = sum(
-                layer["misses"] for layer in session.controller.counters.by_layer(first_pass=-2)
-            )
+            num_misses = misses_of(session, 2)
             added += [(sum(first) - sum(second)) / num_misses] if num_misses else []
     return median(resident_s), max(0.0, median(added)) if added else 0.0
+
+
+def misses_of(session: Session, num_passes: int) -> int:
+    """Return the misses of the last passes."""
+    by_layer = session.controller.counters.by_layer(first_pass=-num_passes)
+    return sum(layer["misses"] for layer in by_layer)
 
 
 def _timed(session: Session, token: torch.Tensor) -> list[float]:

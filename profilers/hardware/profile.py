@@ -16,7 +16,7 @@ from artifacts.hardware.profile import Compute, HardwareProfile, NearCompute, Sp
 from artifacts.quantisation.replicas import Replicas
 from artifacts.shape import FULL_BITS
 from profilers.hardware.load_times import THOROUGH, TimingEffort, loads, num_few
-from profilers.hardware.policy_overhead import deciding, places_a_layer
+from profilers.hardware.policy_overhead import deciding, misses_of, places_a_layer
 from profilers.hardware.this_machine import LocalMachine
 from runtime.devices import kind_of
 from runtime.engine.engine import NAME
@@ -160,8 +160,7 @@ def decode_experts(
             loading_s = sum(pass_seconds(session, token) for token in tokens)
             stall_s = sum(session.engine.stall_s[-len(tokens) :])
             resident_s = sum(pass_seconds(session, token) for token in tokens)
-            by_layer = session.controller.counters.by_layer(first_pass=-2 * len(tokens))
-            num_misses = sum(layer["misses"] for layer in by_layer)
+            num_misses = misses_of(session, 2 * len(tokens))
             with without_experts(opened, after=NAME):
                 # caches are colder in the first
                 bare_s = min(pass_seconds(session, tokens[0]) for _ in range(2))

@@ -11,6 +11,7 @@ import os
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +104,7 @@ def keep_inputs(batches: Sequence[LayerBatch], folder: Path, layer: int) -> Laye
             real = batch.hidden[torch.from_numpy(is_real(batch)).to(hidden.device)]
             file.write(real.cpu().contiguous().view(torch.uint8).numpy())
             for part in real.split(_CHUNK):
-                add_moments(total, part.float())
+                total += gram(part.float())
     if not is_finite(total):
         raise BadInput(
             f"layer {layer}: hidden states on this text are NaN or infinite: calibrate on other "
@@ -112,11 +113,6 @@ def keep_inputs(batches: Sequence[LayerBatch], folder: Path, layer: int) -> Laye
     with replacing(inputs.moments) as temporary:
         total.div_(inputs.num_tokens).cpu().numpy().tofile(temporary)
     return inputs
-
-
-def add_moments(total: torch.Tensor, x: torch.Tensor) -> None:
-    """Add X^T X of x [n, in] to `total` [in, in]."""
-    total += gram(x)
 
 
 def is_real(batch: LayerBatch) -> np.ndarray:
@@ -167,6 +163,11 @@ class LayerTokens:
 # One expert
 
 
+def oriented(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
+    """Return a projection of the module as [out, in]."""
+    return weight.T.contiguous() if module.is_transposed else weight
+
+
 def describing(module: nn.Module) -> bytes:
     """Return the pickled experts module without its parameters: the attributes that an expert's
     arithmetic reads."""
@@ -200,8 +201,8 @@ def hessians(
     second = _mean_second(module, weights, inputs)
     second *= len(second)
     for x in inputs.read(rows, device):
-        add_moments(first, x)
-        add_moments(second, activations(module, weights, x))
+        first += gram(x)
+        second += gram(activations(module, weights, x))
     totals = {first_projection(module): first, "down_proj": second}
     return {name: total.mul_(2 / (len(rows) + len(total))) for name, total in totals.items()}
 
@@ -209,15 +210,6 @@ def hessians(
 def _mean_second(module: nn.Module, weights: Weights, inputs: LayerInputs) -> torch.Tensor:
     """Return [I, I]: the mean X^T X of the expert's activations on the layer's sample."""
     rows = inputs.sample()
-    total = None
-    for x in inputs.read(rows, weights["down_proj"].device):
-        y = activations(module, weights, x)
-        width = y.shape[1]
-        total = (
-            torch.zeros(width, width, dtype=moments_dtype(width), device=y.device)
-            if total is None
-            else total
-        )
-        add_moments(total, y)
-    assert total is not None, "a layer without tokens"
-    return total / len(rows)
+    seen = (activations(module, weights, x) for x in inputs.read(rows, weights["down_proj"].device))
+    moments = (gram(y).to(moments_dtype(y.shape[1])) for y in seen)
+    return reduce(torch.Tensor.add_, moments) / len(rows)

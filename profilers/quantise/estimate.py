@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from profilers.quantise.calibration import describing, keep_inputs
-from profilers.quantise.lockstep import LayerBatch
+from profilers.quantise.lockstep import LayerBatch, one_thread
 from profilers.quantise.method import Method
 from profilers.quantise.one_expert import ExpertTask, quantise
 from runtime.model.layout import aligned
@@ -24,15 +24,10 @@ def expert_s(
     """Return the seconds that a worker needs for an average expert on a text of `num_tokens`
     tokens: the first expert, with random inputs, by `clock`. Code that is compiled on first use is
     compiled before."""
-    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            task = _task(opened, method, num_tokens, Path(folder))
-            _run(_task(opened, method, 2 * opened.shape.num_experts, Path(folder)), clock)
-            return _run(task, clock)
-        finally:
-            torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode(), one_thread():
+        task = _task(opened, method, num_tokens, Path(folder))
+        _run(_task(opened, method, 2 * opened.shape.num_experts, Path(folder)), clock)
+        return _run(task, clock)
 
 
 def _run(task: ExpertTask, clock: Callable[[], float]) -> float:

@@ -10,6 +10,7 @@ own hidden states, and nothing of other layers.
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from types import TracebackType
@@ -47,6 +48,18 @@ def batches(sequences: Sequence[np.ndarray], *, num_tokens: int) -> list[tuple[n
         parts.append(tuple(ordered[start : start + count]))
         start += count
     return parts
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: rounding depends on the number of threads, and files may not depend on
+    the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Lockstep:

@@ -22,11 +22,6 @@ TRELLIS = "trellis"
 PLAIN, REFINED = gptq.RECIPES
 RECIPES = (*gptq.RECIPES, TRELLIS)
 DOWN = "down_proj"
-LOWERED = (
-    128,
-    64,
-    32,
-)  # group sizes that are replaced by a smaller one where they do not divide the inputs
 
 Shapes = dict[str, tuple[int, int]]  # outputs and inputs of one expert's projections, by name
 
@@ -87,7 +82,8 @@ def check_method(method: Method, shapes: Shapes) -> None:
     if method.recipe == TRELLIS:
         return
     misfits = [name for name, (_, num_inputs) in shapes.items() if num_inputs % method.group_size]
-    if misfits and method.group_size not in LOWERED:
+    # the usual sizes are replaced by a smaller one where they do not divide the inputs
+    if misfits and method.group_size not in gptq.GROUP_SIZES:
         sizes = " and ".join(f"{num_inputs} ({name})" for name, (_, num_inputs) in shapes.items())
         common = np.gcd.reduce([num_inputs for _, num_inputs in shapes.values()])
         usable = [size for size in range(8, int(common) + 1) if common % size == 0]

@@ -27,7 +27,14 @@ from artifacts.quantisation.replica_file import (
 )
 from artifacts.quantisation.trellis.trellis import Trellis
 from artifacts.quantisation.widths import Width
-from profilers.quantise.calibration import LayerInputs, Weights, hessians, output, spaced
+from profilers.quantise.calibration import (
+    LayerInputs,
+    Weights,
+    hessians,
+    oriented,
+    output,
+    spaced,
+)
 from profilers.quantise.expert_outputs import OutputRows
 from profilers.quantise.method import TRELLIS, Method
 from runtime.model.files.expert_store import StoredLayout
@@ -174,7 +181,7 @@ def _quantised(
     unit: ExpertTask, module: nn.Module, name: str, weight: torch.Tensor, hessian: torch.Tensor
 ) -> dict[int, Quantized]:
     method = unit.method
-    weight = weight.T.contiguous() if module.is_transposed else weight
+    weight = oriented(module, weight)
     group_size = group_size_for(weight.shape[1], method.group_size)
     try:
         return quantize(

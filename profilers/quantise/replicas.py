@@ -32,7 +32,7 @@ from artifacts.store.runs import ModelInfo
 from artifacts.store.store import add_run
 from profilers.quantise.calibration import LayerInputs, LayerTokens, describing, keep_inputs
 from profilers.quantise.expert_outputs import LayerSum
-from profilers.quantise.lockstep import LayerBatch, Lockstep, batches
+from profilers.quantise.lockstep import LayerBatch, Lockstep, batches, one_thread
 from profilers.quantise.method import (
     Method,
     check_method,
@@ -54,7 +54,13 @@ from profilers.quantise.one_expert import (
 )
 from profilers.text.batches import Data
 from profilers.text.run import TextRun, computed_on
-from profilers.workers.workers import ATTEMPTS, Executor, Processes, Workers, return_large_buffers
+from profilers.workers.workers import (
+    Executor,
+    Processes,
+    Workers,
+    listed_losses,
+    return_large_buffers,
+)
 from runtime.devices import is_host
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import aligned
@@ -190,7 +196,7 @@ class _Job:
         if not is_host(self._opened.model.device):
             executor = _HERE  # a GPU is one place to compute
         with (
-            _one_thread(),
+            one_thread(),
             torch.inference_mode(),
             _scratch_folder(self._folder.absolute()) as scratch,
             Lockstep(
@@ -240,14 +246,10 @@ class _Job:
             self._sum.add(expert)
 
     def _loss_message(self) -> str:
-        of_layer = [divmod(key, self._opened.shape.num_experts) for key in self._lost]
-        listed = ", ".join(f"layer {layer} expert {expert}" for layer, expert in of_layer)
-        reason = str(next(iter(self._lost.values()))).strip().splitlines()[-1]
-        return (
-            f"{len(self._lost)} of {self._opened.shape.num_keys} experts were tried {ATTEMPTS} "
-            f"times and could not be done: {listed}; all others are kept, and the same command "
-            f"tries these again. Of the first: {reason}"
-        )
+        shape = self._opened.shape
+        of_layer = [divmod(key, shape.num_experts) for key in self._lost]
+        names = [f"layer {layer} expert {expert}" for layer, expert in of_layer]
+        return listed_losses(self._lost, f"{shape.num_keys} experts", "done", names)
 
     def _unit(
         self, layer: MoeLayer, inputs: LayerInputs, tokens: LayerTokens, expert: int
@@ -316,18 +318,6 @@ def _identity(method: Method, digest: str) -> str:
         }
     )
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute on one thread: rounding depends on the number of threads, and files may not depend on
-    the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

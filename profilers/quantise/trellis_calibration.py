@@ -18,7 +18,14 @@ from artifacts.quantisation.trellis.rotation import rotate
 from artifacts.quantisation.trellis.trellis import Trellis
 from artifacts.quantisation.trellis.trellis_encoder import Encoder, rotated
 from artifacts.quantisation.widths import Width
-from profilers.quantise.calibration import LayerInputs, Weights, activations, moments_dtype, spaced
+from profilers.quantise.calibration import (
+    LayerInputs,
+    Weights,
+    activations,
+    moments_dtype,
+    oriented,
+    spaced,
+)
 from profilers.quantise.method import DOWN, Method, first_projection
 from runtime.model.arithmetic import project
 
@@ -74,12 +81,12 @@ def code_expert(
 ) -> dict[str, Coded]:
     """Return the trellis codes of an expert's projections by name and width."""
     first = first_projection(module)
-    down = _oriented(module, weights[DOWN])
+    down = oriented(module, weights[DOWN])
     with torch.inference_mode(mode=False):
         groups, sensitivity = _sensitivity(module, weights, tokens)
     hessians = _hessians(inputs, tokens, sensitivity)
     encoder = Encoder(
-        _array(_oriented(module, weights[first])),
+        _array(oriented(module, weights[first])),
         hessians,
         groups,
         rotates_outputs=False,
@@ -131,7 +138,7 @@ def _sensitivity(
         .requires_grad_()
     )
     hidden = module._apply_gate(y) if module.has_gate else module.act_fn(y)
-    norms = _oriented(module, weights[DOWN]).clone().square().sum(0).sqrt()
+    norms = oriented(module, weights[DOWN]).clone().square().sum(0).sqrt()
     (slopes,) = torch.autograd.grad((hidden * norms).sum(), y)
     num_groups = int(np.clip(_GROUPED_SIZE // tokens.x.shape[1] ** 2, 1, y.shape[1]))
     groups = np.arange(y.shape[1]) * num_groups // y.shape[1]
@@ -180,11 +187,6 @@ def _add_moments(hessians: torch.Tensor, x: torch.Tensor, weights: torch.Tensor)
         moments = moments.view(num_groups, end - first, -1)
         hessians[:, first:end, first:] += moments
         hessians[:, end:, first:end] += moments[:, :, end - first :].transpose(1, 2)
-
-
-def _oriented(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
-    """A projection as [out, in]."""
-    return weight.T.contiguous() if module.is_transposed else weight
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

@@ -39,14 +39,11 @@ class RoutingProfile:
     def update(self, step: Step, is_decode: np.ndarray) -> None:
         """Add one step; `is_decode` [T] bool."""
         phase = np.repeat(is_decode.astype(np.int64), step.selected.shape[1])
-        cell = phase * self.use.shape[2] + step.selected.ravel()
+        use = self.use[step.layer]
+        cell = phase * use.shape[1] + step.selected.ravel()
         share = additive_shares(step.weights).ravel()
-        shape = self.use.shape[1:]
-        num_cells = self.use[0].size
-        self.use[step.layer] += np.bincount(cell, minlength=num_cells).reshape(shape)
-        self.share[step.layer] += np.bincount(cell, weights=share, minlength=num_cells).reshape(
-            shape
-        )
+        use += np.bincount(cell, minlength=use.size).reshape(use.shape)
+        self.share[step.layer] += np.bincount(cell, share, use.size).reshape(use.shape)
         self.coactivation[step.layer].update(step.selected, step.weights)
         self.entropy[step.layer].update(token_entropy(step.weights))
 
@@ -77,8 +74,6 @@ class RoutingProfile:
         profile.use = arrays["use"].copy()
         profile.share = arrays["share"].copy()
         for layer, counts in enumerate(profile.coactivation):
-            counts.activations = profile.use[layer].sum(axis=0)
-            counts.weights = profile.share[layer].sum(axis=0)
             counts.pairs = arrays["pairs"][layer].copy()
             counts.weighted = arrays["weighted"][layer].copy()
             profile.entropy[layer].counts = arrays["entropy"][layer].copy()

@@ -27,7 +27,7 @@ from profilers.routing.similarity import measure_similarity
 from profilers.routing.tables import tables
 from profilers.text.batches import Batch, Batching, Data
 from profilers.text.run import TextRun, computed_on
-from profilers.workers.workers import ATTEMPTS, Executor, Lost, Workers
+from profilers.workers.workers import Executor, Workers, listed_losses
 from runtime.session.session import Session
 
 PROFILE = "profile"
@@ -233,16 +233,11 @@ class _Counts:
             lost = workers.persist(again)
         if lost:
             self.keep()
-            raise Partly(self._loss_message(lost)) if self.done else next(iter(lost.values()))
-
-    def _loss_message(self, lost: Lost) -> str:
-        listed = ", ".join(f"{number + 1}" for part in sorted(lost) for number in part)
-        reason = str(next(iter(lost.values()))).strip().splitlines()[-1]
-        return (
-            f"{len(lost)} of {len(self._batches)} batches were tried {ATTEMPTS} times and could "
-            f"not be counted: {listed}; all others are kept, and the same command tries these "
-            f"again. Of the first: {reason}"
-        )
+            if not self.done:
+                raise next(iter(lost.values()))
+            names = [f"{number + 1}" for part in sorted(lost) for number in part]
+            of = f"{len(self._batches)} batches"
+            raise Partly(listed_losses(lost, of, "counted", names))
 
 
 def _similarity(

@@ -102,8 +102,7 @@ class _Shard:
 def _shards(path: Path) -> list[_Shard]:
     with Store.open(path, read_only=True) as store:
         models = {model.model_id: model for model in store.models()}
-        runs = [run for run in store.runs() if run.info.command == SHARD]
-        return [_shard(store, run, models[run.info.model_id]) for run in runs]
+        return [_shard(store, run, models[run.info.model_id]) for run in store.runs(command=SHARD)]
 
 
 def _shard(store: Store, run: StoredRun, model: ModelInfo) -> _Shard:

@@ -5,7 +5,7 @@ Memory is bounded by the sample's inputs in every layer, the outputs of one laye
 expert.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,19 +41,18 @@ def measure_similarity(
     num_samples: int,
     batch: int = 16,
     seed: int = 0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Similarity:
     """Return cosines of experts' outputs and the losses of replacing one by another, on
-    `num_samples` tokens drawn from `sequences` (all tokens if there are fewer). `progress` is told
-    the layers done and the layers in all."""
+    `num_samples` tokens drawn from `sequences` (all tokens if there are fewer)."""
     if num_samples < 1:
         raise BadUsage(f"similarity needs at least one sample, not {num_samples}")
     samples = sample_inputs(opened, sequences, num_samples=num_samples, batch=batch, seed=seed)
-    layers = []
-    for index in range(opened.shape.num_layers):
-        layers.append(layer_similarity(opened, index, samples.pop(0)))
-        progress(index + 1, opened.shape.num_layers)
-    return Similarity.stack(layers)
+    return Similarity.stack(
+        [
+            layer_similarity(opened, index, samples.pop(0))
+            for index in range(opened.shape.num_layers)
+        ]
+    )
 
 
 def sample_inputs(

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from artifacts.errors import BadUsage
 from profilers.workers.workers import Executor, Processes
@@ -26,6 +26,11 @@ def is_spread(text: str, jobs: int | None) -> bool:
     """Return whether tasks go to workers; they go to workers of this machine only where their
     number is given."""
     return jobs is not None or text != LOCAL
+
+
+def replaying(text: str, jobs: int | None) -> AbstractContextManager[Executor]:
+    """Lend an executor as `executing` does, but one replay at a time by default on this machine."""
+    return executing(text, jobs or (1 if text == LOCAL else None))
 
 
 def check_device(opened: MoeModel) -> None:

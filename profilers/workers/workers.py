@@ -7,7 +7,7 @@ started it is told.
 import ctypes
 import signal
 import traceback
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -139,6 +139,17 @@ class Workers:
                 raise value
             else:
                 self._lost[worker.name] = RuntimeError(f"in a worker process:\n{value}")
+
+
+def listed_losses(lost: Lost, of: str, done: str, names: Iterable[str]) -> str:
+    """Return what to say of lost tasks: their `names`, `of` how many tasks of which kind, and the
+    verb for what could not be `done`."""
+    reason = str(next(iter(lost.values()))).strip().splitlines()[-1]
+    return (
+        f"{len(lost)} of {of} were tried {ATTEMPTS} times and could not be {done}: "
+        f"{', '.join(names)}; all others are kept, and the same command tries these again. Of the "
+        f"first: {reason}"
+    )
 
 
 def return_large_buffers() -> None:

@@ -95,11 +95,7 @@ def load_artefacts(
 
 def _quantised(store: Store, model_id: str, base: int) -> StoredRun | None:
     """Return the run whose replicas are taken."""
-    runs = [
-        run
-        for run in store.runs()
-        if (run.info.command, run.info.model_id) == ("quantize", model_id)
-    ]
+    runs = store.runs(command="quantize", model_id=model_id)
     with_base = [
         run for run in runs if base == FULL_BITS or base in run.info.parameters.get("bits", ())
     ] or runs
@@ -119,12 +115,7 @@ def load_similarity(store: Store, model_id: str, shape: Shape) -> Similarity | N
 
 
 def _with_similarity(store: Store, model_id: str) -> StoredRun | None:
-    runs = [
-        run
-        for run in store.runs()
-        if run.info.model_id == model_id and "similarity" in run.contents
-    ]
-    return runs[-1] if runs else None
+    return store.latest_run(model_id=model_id, table="similarity")
 
 
 def _origin(runs: Sequence[StoredRun], name: str, run: StoredRun) -> Origin:
@@ -193,11 +184,7 @@ def _coactivated(store: Store, model_id: str, shape: Shape) -> tuple[np.ndarray,
 
 
 def _by_coactivation(store: Store, model_id: str) -> StoredRun | None:
-    built = [
-        run
-        for run in store.runs()
-        if (run.info.command, run.info.model_id) == ("build-buddies", model_id)
-    ]
+    built = store.runs(command="build-buddies", model_id=model_id)
     ranked = [run for run in built if run.info.parameters.get("metric") == "coactivation"]
     return ranked[-1] if ranked else None
 
@@ -241,9 +228,7 @@ def _sensitivity(store: Store, model_id: str, shape: Shape) -> np.ndarray | None
 
 def _splits(store: Store, model_id: str) -> tuple[SolvedSplit, ...] | None:
     """Return all solved splits, the newest first."""
-    runs = [
-        run for run in store.runs() if (run.info.command, run.info.model_id) == ("split", model_id)
-    ]
+    runs = store.runs(command="split", model_id=model_id)
     return tuple(_split_of(store, run) for run in reversed(runs)) or None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from artifacts.common.untrusted import inside
-from artifacts.errors import BadInput, BadUsage, Incompatible
+from artifacts.errors import BadInput, BadUsage
 from artifacts.hardware.machines import HERE
 from artifacts.shape import Shape
 from artifacts.store import rows as matrices
@@ -48,17 +48,14 @@ def find_artefact(
 
     Raises Incompatible when no run wrote it, BadUsage for a layer that the model does not have.
     """
-    candidates = store.runs() if run_id is None else [store.run(run_id)]
-    runs = [run for run in candidates if table in run.contents]
-    if not runs:
-        where = store.path if run_id is None else f"run {run_id} of {store.path}"
-        raise Incompatible(f"{where} holds no {table}; moectl inspect runs lists what there is")
-    shape = _shape(store, runs[-1])
+    lacks = f"{table}; moectl inspect runs lists what there is"
+    run = store.run_with(table, run_id, lacks=lacks)
+    shape = _shape(store, run)
     if layer is not None and layer >= shape.num_layers:
         raise BadUsage(
             f"there is no layer {layer}: the model's MoE layers are 0 to {shape.num_layers - 1}"
         )
-    return Artefact(store, runs[-1], shape, layer, verify)
+    return Artefact(store, run, shape, layer, verify)
 
 
 def _shape(store: Store, run: StoredRun) -> Shape:

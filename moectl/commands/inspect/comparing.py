@@ -31,11 +31,7 @@ def compared(store: Store, name: str) -> list[StoreFinding]:
                 name, str(problem), "run moectl profile on it, or name a model of this store"
             )
         ]
-    runs = [
-        run
-        for run in store.runs()
-        if run.info.model_id == model.model_id and "replicas" in run.contents
-    ]
+    runs = store.runs(model_id=model.model_id, table="replicas")
     findings = list(_other_sources(store, runs, opened))
     opened.store.check_unchanged()
     return findings

@@ -206,10 +206,10 @@ def _searched(
     from moectl.shared.terminal.progress import progress_bar
     from moectl.tune.distribute import spread
     from moectl.tune.prepare import plan_for
-    from profilers.workers.choose import executing
+    from profilers.workers.choose import replaying
 
     minutes.phases.begin("searching")
-    with executing(request.executor, request.workers) as executor:
+    with replaying(request.executor, request.jobs) as executor:
         plan, time, planned = plan_for(search, request, minutes, num_workers=executor.count)
         with (
             progress_bar("searching", unit="replays") as advance,

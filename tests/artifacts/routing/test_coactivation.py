@@ -26,36 +26,27 @@ def counted(selected, weights, num_experts):
 
 
 def everything(statistics):
-    return [statistics.activations, statistics.weights, statistics.pairs, statistics.weighted]
+    return [statistics.pairs, statistics.weighted]
 
 
 @given(st.integers(0, 10_000), st.integers(0, 12), st.integers(1, 4))
 def test_equals_a_plain_count(seed, num_tokens, top_k):
     selected, weights = routed(seed, num_tokens, top_k=top_k)
-    single = Counter()
     both = Counter()
-    weight = Counter()
     lesser = Counter()
     for experts, row in zip(selected.tolist(), weights.tolist(), strict=True):
         share = {
             expert: Fraction(value) / sum(map(Fraction, row))
             for expert, value in zip(experts, row, strict=True)
         }
-        for expert in experts:
-            single[expert] += 1
-            weight[expert] += share[expert]
         for pair in combinations(experts, 2):
             for i, j in permutations(pair):
                 both[i, j] += 1
                 lesser[i, j] += min(share[i], share[j])
     statistics = counted(selected, weights, 6)
-    assert statistics.activations.tolist() == [single[i] for i in range(6)]
     assert statistics.pairs.tolist() == [[both[i, j] for j in range(6)] for i in range(6)]
     # Each term is rounded to the nearest 2^-24.
     error = (num_tokens + 1) * 2**-24
-    np.testing.assert_allclose(
-        statistics.weights, [float(weight[i]) for i in range(6)], rtol=0, atol=error
-    )
     expected = [[float(lesser[i, j]) for j in range(6)] for i in range(6)]
     np.testing.assert_allclose(statistics.weighted, expected, rtol=0, atol=error)
 
@@ -92,12 +83,11 @@ def test_matrices_are_symmetric_without_a_diagonal():
     for matrix in (statistics.pairs, statistics.weighted):
         assert np.array_equal(matrix, matrix.T)
         assert not matrix.diagonal().any()
-    assert statistics.activations.dtype == statistics.pairs.dtype == np.int64
+    assert statistics.pairs.dtype == np.int64
 
 
 def test_a_token_whose_weights_are_all_zero_counts_in_equal_shares():
     statistics = counted(np.array([[0, 1]]), np.zeros((1, 2)), 2)
-    assert statistics.weights.tolist() == [0.5, 0.5]
     assert statistics.weighted[0, 1] == 0.5
 
 
@@ -109,7 +99,7 @@ def test_our_own_mistakes_are_caught():
 def test_an_expert_that_is_named_twice_is_no_pair():
     statistics = counted(np.array([[2, 2, 1]]), np.ones((1, 3)), 4)
     assert not statistics.pairs.diagonal().any() and not statistics.weighted.diagonal().any()
-    assert statistics.pairs[1, 2] == 2 and statistics.activations[2] == 2
+    assert statistics.pairs[1, 2] == 2
 
 
 @pytest.mark.parametrize("weight", [np.nan, np.inf, -0.5])

@@ -51,7 +51,8 @@ def profile_tables(*, has_similarity):
         np.stack([getattr(layer, name) for layer in LAYERS]) for name in ("pairs", "weighted")
     )
     layer, i, j = np.nonzero(pairs)
-    use = np.stack([statistics.activations for statistics in LAYERS])
+    # each of a token's three experts is in two pairs
+    use = np.stack([statistics.pairs.sum(axis=1) // 2 for statistics in LAYERS])
     at = np.indices(use.shape).reshape(2, -1)
     tables = {
         "activations": pa.table(

@@ -203,9 +203,6 @@ def test_arrays_give_the_profile_back(opened: MoeModel) -> None:
     profile, _ = profile_and_trace(opened)
     again = RoutingProfile.from_arrays(profile.arrays())
     assert_equal(again, profile)
-    for mine, theirs in zip(again.coactivation, profile.coactivation, strict=True):
-        assert np.array_equal(mine.activations, theirs.activations)
-        assert np.array_equal(mine.weights, theirs.weights)
 
 
 @pytest.mark.parametrize("prefill", [PREFILL_LENGTH, 1, 0])

@@ -190,11 +190,7 @@ def _write_gptq(
 def _run(store: "Store", run_id: int | None, model_id: str) -> "StoredRun":
     """Return the run asked for, else the newest run of this model that wrote replicas of GPTQ's
     recipes."""
-    made = [
-        run
-        for run in store.runs()
-        if (run.info.command, run.info.model_id) == ("quantize", model_id)
-    ]
+    made = store.runs(command="quantize", model_id=model_id)
     usable = [run for run in made if not _is_coded(run)]
     run = store.run(run_id) if run_id is not None else next(reversed(usable), None)
     if (run is None and made) or (run is not None and _is_coded(run)):

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from artifacts.errors import Incompatible
 from artifacts.store.rows import (
     activation_matrices,
     buddy_matrices,
@@ -55,16 +54,11 @@ def find(
     """Return the run asked for, else the newest one that fits, of `model` if one is named. Raises
     Incompatible when no run fits."""
     table, command = _SOURCES.get(what, ("activations", "moectl profile"))
-    candidates = store.runs() if run_id is None else [store.run(run_id)]
-    runs = [run for run in candidates if table in run.contents and run.info.model_id]
-    if model is not None:
-        runs = [run for run in runs if run.info.model_id == model.model_id]
-    if not runs:
-        of = f" of {model.name}" if model else ""
-        where = store.path if run_id is None else f"run {run_id} of {store.path}"
-        raise Incompatible(f"{where} holds no {table}{of}: run {command} first")
-    by_id = {info.model_id: info for info in store.models()}
-    return Exportable(store, runs[-1], by_id[runs[-1].info.model_id], budget)
+    by_id = {info.model_id: info for info in ([model] if model else store.models())}
+    of = f" of {model.name}" if model else ""
+    lacks = f"{table}{of}: run {command} first"
+    run = store.run_with(table, run_id, lacks=lacks, model_ids=by_id)
+    return Exportable(store, run, by_id[run.info.model_id], budget)
 
 
 def buddies(source: Exportable) -> dict[str, object]:
