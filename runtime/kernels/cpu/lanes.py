@@ -3,7 +3,7 @@ of 16 sums, float32, or of 32 numbers, bfloat16 as uint16, or of 32 codes. Impor
 imports numba.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from llvmlite import ir
 
@@ -122,6 +122,21 @@ def prefetch(builder: ir.IRBuilder, address: ir.Value, offset: int = 0, *, cache
     place = builder.inttoptr(builder.add(address, I64(offset)), I8.as_pointer())
     # to read, data
     called(builder, "llvm.prefetch.p0", ir.VoidType(), [place, I32(0), I32(4 - cache), I32(1)])
+
+
+def switched(
+    builder: ir.IRBuilder, number: ir.Value, cases: Mapping[int, Callable[[], object]]
+) -> None:
+    """Write the code of every case, of which the one with this number runs; none for others."""
+    end = builder.append_basic_block()
+    switch = builder.switch(number, end)
+    for case, write in cases.items():
+        block = builder.append_basic_block()
+        switch.add_case(I64(case), block)
+        builder.position_at_end(block)
+        write()
+        builder.branch(end)
+    builder.position_at_end(end)
 
 
 def chosen(
