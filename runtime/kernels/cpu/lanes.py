@@ -47,19 +47,11 @@ PAIRS = vector(I32, LANES)
 
 
 def looked_up(builder: ir.IRBuilder, table: ir.Value, codes: ir.Value, shift: int) -> ir.Value:
-    """Return the numbers of the codes at bit `shift` of 32 lanes of 16 bits. The table is there
-    twice, so the bit above a code does not matter."""
+    """Return the numbers of the codes at bit `shift` of 32 lanes of 16 bits, on processors with
+    `HAS_PAIRS`. The table is there twice, so the bit above a code does not matter."""
     if shift:
         codes = builder.lshr(codes, filled(NUMBERS, shift))
-    if HAS_PAIRS:
-        return called(builder, "llvm.x86.avx512.permvar.hi.512", NUMBERS, [table, codes])
-    codes = builder.and_(codes, filled(NUMBERS, 2 * LANES - 1))
-    out = ir.Constant(NUMBERS, ir.Undefined)
-    for lane in map(I32, range(2 * LANES)):
-        out = builder.insert_element(
-            out, builder.extract_element(table, builder.extract_element(codes, lane)), lane
-        )
-    return out
+    return called(builder, "llvm.x86.avx512.permvar.hi.512", NUMBERS, [table, codes])
 
 
 def add_pairs(builder: ir.IRBuilder, sums: ir.Value, numbers: ir.Value, x: ir.Value) -> ir.Value:

@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from artifacts.common.llvm_vectors import I64, advanced, filled, load, spread
 from runtime.kernels.cpu.lanes import (
+    HAS_PAIRS,
     LANES,
     NUMBERS,
     PAIRS,
@@ -343,12 +344,13 @@ _IN_FLOATS = {
     IQ4_NL: partial(_floats, 18, halves, codes_iq4, _numbers),
 }
 # by what x is: bfloat16, float16 as two tokens in bfloat16, float32
-dot_fours = _rows_of(_FOURS_IN_PAIRS)
-dot_fours_in_two = _rows_of(_FOURS_IN_PAIRS, 2)
+_PAIRED, _PAIRED_256 = (_FOURS_IN_PAIRS, _BLOCKS_IN_PAIRS) if HAS_PAIRS else ({}, {})
+dot_fours = _rows_of(_PAIRED)
+dot_fours_in_two = _rows_of(_PAIRED, 2)
 dot_fours_wide = _rows_of({kind: form(count=4) for kind, form in _IN_FLOATS.items()})
 dot_rest = _rows_of({kind: form(count=1) for kind, form in _IN_FLOATS.items()})
-dot_256 = _rows_of(_BLOCKS_IN_PAIRS)
-dot_256_in_two = _rows_of(_BLOCKS_IN_PAIRS, 2)
+dot_256 = _rows_of(_PAIRED_256)
+dot_256_in_two = _rows_of(_PAIRED_256, 2)
 dot_256_wide = _rows_of(
     {
         Q2_K: _floats_k(84, scales_2, codes_2k, range(LANES), _minima),
