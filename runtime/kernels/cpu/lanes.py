@@ -3,7 +3,7 @@ of 16 sums, float32, or of 32 numbers, bfloat16 as uint16, or of 32 codes. Impor
 imports numba.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from llvmlite import ir
 
@@ -47,19 +47,11 @@ PAIRS = vector(I32, LANES)
 
 
 def looked_up(builder: ir.IRBuilder, table: ir.Value, codes: ir.Value, shift: int) -> ir.Value:
-    """Return the numbers of the codes at bit `shift` of 32 lanes of 16 bits. The table is there
-    twice, so the bit above a code does not matter."""
+    """Return the numbers of the codes at bit `shift` of 32 lanes of 16 bits, on processors with
+    `HAS_PAIRS`. The table is there twice, so the bit above a code does not matter."""
     if shift:
         codes = builder.lshr(codes, filled(NUMBERS, shift))
-    if HAS_PAIRS:
-        return called(builder, "llvm.x86.avx512.permvar.hi.512", NUMBERS, [table, codes])
-    codes = builder.and_(codes, filled(NUMBERS, 2 * LANES - 1))
-    out = ir.Constant(NUMBERS, ir.Undefined)
-    for lane in map(I32, range(2 * LANES)):
-        out = builder.insert_element(
-            out, builder.extract_element(table, builder.extract_element(codes, lane)), lane
-        )
-    return out
+    return called(builder, "llvm.x86.avx512.permvar.hi.512", NUMBERS, [table, codes])
 
 
 def add_pairs(builder: ir.IRBuilder, sums: ir.Value, numbers: ir.Value, x: ir.Value) -> ir.Value:
@@ -122,6 +114,21 @@ def prefetch(builder: ir.IRBuilder, address: ir.Value, offset: int = 0, *, cache
     place = builder.inttoptr(builder.add(address, I64(offset)), I8.as_pointer())
     # to read, data
     called(builder, "llvm.prefetch.p0", ir.VoidType(), [place, I32(0), I32(4 - cache), I32(1)])
+
+
+def switched(
+    builder: ir.IRBuilder, number: ir.Value, cases: Mapping[int, Callable[[], object]]
+) -> None:
+    """Write the code of every case, of which the one with this number runs; none for others."""
+    end = builder.append_basic_block()
+    switch = builder.switch(number, end)
+    for case, write in cases.items():
+        block = builder.append_basic_block()
+        switch.add_case(I64(case), block)
+        builder.position_at_end(block)
+        write()
+        builder.branch(end)
+    builder.position_at_end(end)
 
 
 def chosen(

@@ -6,6 +6,7 @@ Importing this module imports numba.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from llvmlite import ir
 from numba import types
@@ -13,37 +14,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from artifacts.common.llvm_vectors import F32, I8, I64, advanced, filled, load, splat, vector
-from runtime.kernels.cpu.lanes import LANES, PAIRS, SUMS, added_up, plus_product
-
-
-def _row(products: Callable[..., ir.Value]) -> Callable[..., float]:
-    """Return `dot(codes, x, scales, num_scales, steps)`: a row of codes times x, in steps of 32
-    bytes of codes.
-
-    `steps` steps have the same scale, float32. `products` makes the sums of a step from the
-    addresses of its codes and its x, which takes 128 bytes.
-    """
-
-    @intrinsic
-    def dot(context, codes, x, scales, num_scales, steps):
-        def generate(target, builder, signature, arguments):
-            codes, x, scales, num_scales, steps = arguments
-            sums = cgutils.alloca_once_value(builder, filled(SUMS, 0.0))
-            with cgutils.for_range(builder, num_scales, intp=I64) as outer:
-                scale = splat(
-                    builder, load(builder, advanced(builder, scales, outer.index, 4), F32)
-                )
-                with cgutils.for_range(builder, steps, intp=I64) as inner:
-                    step = builder.add(builder.mul(outer.index, steps), inner.index)
-                    part = products(
-                        builder, advanced(builder, codes, step, 32), advanced(builder, x, step, 128)
-                    )
-                    builder.store(plus_product(builder, builder.load(sums), part, scale), sums)
-            return added_up(builder, builder.load(sums))
-
-        return types.float32(*[types.int64] * 5), generate
-
-    return dot
+from runtime.kernels.cpu.lanes import LANES, PAIRS, SUMS, added_up, plus_product, switched
+from runtime.kernels.cpu.published.published import E4M3, E5M2, INT8, UINT8
 
 
 def _bytes(numbers: Callable[[ir.IRBuilder, ir.Value], ir.Value]) -> Callable[..., ir.Value]:
@@ -82,7 +54,34 @@ def _unsigned(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
     return _signed(builder, builder.xor(codes, filled(codes.type, 0x80)))
 
 
-e4m3 = _row(_bytes(_floats(4)))
-e5m2 = _row(_bytes(_floats(5)))
-int8 = _row(_bytes(_signed))
-uint8 = _row(_bytes(_unsigned))
+_PRODUCTS = {
+    E4M3: _bytes(_floats(4)),
+    E5M2: _bytes(_floats(5)),
+    INT8: _bytes(_signed),
+    UINT8: _bytes(_unsigned),
+}
+
+
+@intrinsic
+def dot_bytes(context, kind, codes, x, scales, num_scales, steps):
+    """Return a row of codes of this kind times x, in steps of 32 bytes of codes and 128 of x. Each
+    `steps` steps have the same scale, float32."""
+
+    def generate(target, builder, signature, arguments):
+        kind, codes, x, scales, num_scales, steps = arguments
+        sums = cgutils.alloca_once_value(builder, filled(SUMS, 0.0))
+
+        def write(products: Callable[..., ir.Value]) -> None:
+            with cgutils.for_range(builder, num_scales, intp=I64) as outer:
+                scale = load(builder, advanced(builder, scales, outer.index, 4), F32)
+                scale = splat(builder, scale)
+                with cgutils.for_range(builder, steps, intp=I64) as inner:
+                    step = builder.add(builder.mul(outer.index, steps), inner.index)
+                    places = advanced(builder, codes, step, 32), advanced(builder, x, step, 128)
+                    part = products(builder, *places)
+                    builder.store(plus_product(builder, builder.load(sums), part, scale), sums)
+
+        switched(builder, kind, {number: partial(write, own) for number, own in _PRODUCTS.items()})
+        return added_up(builder, builder.load(sums))
+
+    return types.float32(*[types.int64] * 6), generate

@@ -6,7 +6,7 @@ tokens in bfloat16. With x in float32, codes are converted. Both the excess of t
 minima are subtracted by the `offsets` of a block [16], each for the scale in its place.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from artifacts.common.llvm_vectors import I64, advanced, filled, load, spread
 from runtime.kernels.cpu.lanes import (
+    HAS_PAIRS,
     LANES,
     NUMBERS,
     PAIRS,
@@ -25,6 +26,7 @@ from runtime.kernels.cpu.lanes import (
     added_up,
     looked_up,
     plus_product,
+    switched,
 )
 from runtime.kernels.cpu.published.block_codes import (
     STEP,
@@ -52,7 +54,23 @@ from runtime.kernels.cpu.published.block_codes import (
     words_6k,
     words_iq4,
 )
+from runtime.kernels.cpu.published.published import (
+    FLOATS_4,
+    INTEGERS_4,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
+    Q2_K,
+    Q3_K,
+    Q4_0,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    TABLES,
+)
 
+_IQ4_TABLE = 2  # of TABLES, behind FLOATS_4 and INTEGERS_4
 _CHAINS = 4  # of sums, so that none waits for another
 _BITS_OF_128 = 0x4300  # as bfloat16, where a code of up to seven bits is the mantissa
 
@@ -66,7 +84,6 @@ class _Step(NamedTuple):
     codes: ir.Value
     x: ir.Value
     offsets: ir.Value
-    table: ir.Value
     num_tokens: int
 
     def own(self, operand: ir.Value, nbytes: int) -> ir.Value:
@@ -86,21 +103,26 @@ class _Step(NamedTuple):
 _Add = Callable[[_Step, list[ir.Value]], list[ir.Value]]
 
 
-def _row(add: _Add, num_tokens: int = 1) -> Callable[..., float]:
-    """Return `dot(codes, x, offsets, table, num_steps)`: a row of blocks times x. `add` makes the
-    sums after a step from the sums before it."""
+def _rows_of(adds: Mapping[int, _Add], num_tokens: int = 1) -> Callable[..., float]:
+    """Return `dot(kind, codes, x, offsets, num_steps)`: a row of blocks of one of these kinds times
+    x. `adds` make the sums after a step from the sums before it."""
 
     @intrinsic
-    def dot(context, codes, x, offsets, table, num_steps):
+    def dot(context, kind, codes, x, offsets, num_steps):
         def generate(target, builder, signature, arguments):
-            *operands, num_steps = arguments
+            kind, *operands, num_steps = arguments
             chains = [cgutils.alloca_once_value(builder, filled(SUMS, 0.0)) for _ in range(_CHAINS)]
-            with cgutils.for_range(builder, num_steps, intp=I64) as loop:
-                step = _Step(builder, loop.index, *operands, num_tokens)
-                for own, chain in zip(
-                    add(step, [builder.load(chain) for chain in chains]), chains, strict=True
-                ):
-                    builder.store(own, chain)
+
+            def write(add: _Add) -> None:
+                for chain in chains:
+                    builder.store(filled(SUMS, 0.0), chain)
+                with cgutils.for_range(builder, num_steps, intp=I64) as loop:
+                    step = _Step(builder, loop.index, *operands, num_tokens)
+                    sums = add(step, [builder.load(chain) for chain in chains])
+                    for own, chain in zip(sums, chains, strict=True):
+                        builder.store(own, chain)
+
+            switched(builder, kind, {number: partial(write, add) for number, add in adds.items()})
             total, *others = [builder.load(chain) for chain in chains]
             for other in others:
                 total = builder.fadd(total, other)
@@ -111,16 +133,15 @@ def _row(add: _Add, num_tokens: int = 1) -> Callable[..., float]:
     return dot
 
 
-def _four_blocks(start: int, scales_of: Callable) -> _Add:
+def _four_blocks(start: int, scales_of: Callable, table: int) -> _Add:
     """Return the step over four blocks, each of 32 codes in 16 bytes behind a scale of `start`
-    bytes."""
+    bytes. `table` is the number of the codes' table."""
     nbytes = start + 16
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
         builder = step.builder
         x = step.own(step.x, 2 * STEP * step.num_tokens)
         blocks = step.own(step.codes, 4 * nbytes)
-        table = load(step.builder, step.table, NUMBERS)
         own = _looked_up_times(step, table, of_blocks(builder, blocks, start, nbytes), x)
         scales = _each(builder, scales_of(builder, blocks, nbytes, 4), range(4))
         return [*sums[1:], plus_product(builder, sums[0], own, scales)]
@@ -129,14 +150,15 @@ def _four_blocks(start: int, scales_of: Callable) -> _Add:
 
 
 def _looked_up_times(
-    step: _Step, table: ir.Value, words: ir.Value, x: ir.Value, place: int = 0
+    step: _Step, table: int, words: ir.Value, x: ir.Value, place: int = 0
 ) -> ir.Value:
-    """Return the products of the numbers of 128 codes with the numbers from `place`, in bytes, of a
-    token at x."""
+    """Return the products of the numbers of 128 codes in a table with the numbers from `place`, in
+    bytes, of a token at x."""
+    numbers = ir.Constant(NUMBERS, TABLES[table].tolist())
     own = filled(SUMS, 0.0)
     for i in range(4):
         own = step.add_products(
-            own, looked_up(step.builder, table, words, 4 * i), x, place + 64 * i
+            own, looked_up(step.builder, numbers, words, 4 * i), x, place + 64 * i
         )
     return own
 
@@ -147,9 +169,9 @@ def _four_groups(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
     block = step.own(step.codes, 136)
     x = step.own(step.x, 4 * STEP * step.num_tokens)
     scales = scales_iq4(builder, block)
-    table = load(builder, step.table, NUMBERS)
     for half in range(2):
-        own = _looked_up_times(step, table, words_iq4(builder, block, half), x, 2 * STEP * half)
+        words = words_iq4(builder, block, half)
+        own = _looked_up_times(step, _IQ4_TABLE, words, x, 2 * STEP * half)
         factors = _each(builder, scales, range(4 * half, 4 * half + 4))
         sums = [*sums[1:], plus_product(builder, sums[0], own, factors)]
     return sums
@@ -302,44 +324,40 @@ _IN_PAIRS = (
 _BY_32 = [lane for lane in (0, 1, 2, 3, 8, 9, 10, 11) for _ in range(2)]
 _BY_FOURS = [range(4 * i, 4 * i + 4) for i in range(4)]
 
-_IN_BLOCKS = (
-    _four_blocks(2, halves),
-    _four_blocks(1, exponents),
-    _pairs_k(144, scales_k, words_4k, _IN_PAIRS),
-    _pairs_k(176, scales_k, words_5k, _IN_PAIRS),
-    _pairs_k(210, scales_6, words_6k, _BY_FOURS),
-    _pairs_2(84, scales_2, words_2k, _minima_with_128),
-    _pairs_2(110, scales_3, words_3k, _scales),
-    _four_groups,
-)
-q4_0, mxfp4, q4_k, q5_k, q6_k, q2_k, q3_k, iq4_xs = (_row(add) for add in _IN_BLOCKS)
-_IN_TWO = [_row(add, 2) for add in _IN_BLOCKS]
-(
-    q4_0_in_two,
-    mxfp4_in_two,
-    q4_k_in_two,
-    q5_k_in_two,
-    q6_k_in_two,
-    q2_k_in_two,
-    q3_k_in_two,
-    iq4_xs_in_two,
-) = _IN_TWO
-
-_Q8_0 = partial(_floats, 34, halves, codes_8, _numbers)
-_Q4_0 = partial(_floats, 18, halves, partial(codes_4, start=2), partial(_numbers, less=8))
-_MXFP4 = partial(_floats, 17, exponents, partial(codes_4, start=1), _e2m1)
-_IQ4_NL = partial(_floats, 18, halves, codes_iq4, _numbers)
-q8_0_wide, q4_0_wide, mxfp4_wide, iq4_nl_wide = (
-    _row(form(count=4)) for form in (_Q8_0, _Q4_0, _MXFP4, _IQ4_NL)
-)
-q8_0_rest, q4_0_rest, mxfp4_rest, iq4_nl_rest = (
-    _row(form(count=1)) for form in (_Q8_0, _Q4_0, _MXFP4, _IQ4_NL)
-)
-q4_k_wide = _row(_floats_k(144, scales_k, codes_4k, _BY_32, _scales))
-q5_k_wide = _row(_floats_k(176, scales_k, codes_5k, _BY_32, _scales))
-q6_k_wide = _row(_floats_k(210, scales_6, codes_6k, range(LANES), _scales))
-q2_k_wide = _row(_floats_k(84, scales_2, codes_2k, range(LANES), _minima))
-q3_k_wide = _row(_floats_k(110, scales_3, codes_3k, range(LANES), _scales))
-iq4_xs_wide = _row(
-    _floats_k(136, scales_iq4, codes_iq4_groups, [i // 2 for i in range(LANES)], None)
+_FOURS_IN_PAIRS = {
+    Q4_0: _four_blocks(2, halves, INTEGERS_4),
+    IQ4_NL: _four_blocks(2, halves, _IQ4_TABLE),
+    MXFP4: _four_blocks(1, exponents, FLOATS_4),
+}
+_BLOCKS_IN_PAIRS = {
+    Q2_K: _pairs_2(84, scales_2, words_2k, _minima_with_128),
+    Q3_K: _pairs_2(110, scales_3, words_3k, _scales),
+    Q4_K: _pairs_k(144, scales_k, words_4k, _IN_PAIRS),
+    Q5_K: _pairs_k(176, scales_k, words_5k, _IN_PAIRS),
+    Q6_K: _pairs_k(210, scales_6, words_6k, _BY_FOURS),
+    IQ4_XS: _four_groups,
+}
+_IN_FLOATS = {
+    Q8_0: partial(_floats, 34, halves, codes_8, _numbers),
+    Q4_0: partial(_floats, 18, halves, partial(codes_4, start=2), partial(_numbers, less=8)),
+    MXFP4: partial(_floats, 17, exponents, partial(codes_4, start=1), _e2m1),
+    IQ4_NL: partial(_floats, 18, halves, codes_iq4, _numbers),
+}
+# by what x is: bfloat16, float16 as two tokens in bfloat16, float32
+_PAIRED, _PAIRED_256 = (_FOURS_IN_PAIRS, _BLOCKS_IN_PAIRS) if HAS_PAIRS else ({}, {})
+dot_fours = _rows_of(_PAIRED)
+dot_fours_in_two = _rows_of(_PAIRED, 2)
+dot_fours_wide = _rows_of({kind: form(count=4) for kind, form in _IN_FLOATS.items()})
+dot_rest = _rows_of({kind: form(count=1) for kind, form in _IN_FLOATS.items()})
+dot_256 = _rows_of(_PAIRED_256)
+dot_256_in_two = _rows_of(_PAIRED_256, 2)
+dot_256_wide = _rows_of(
+    {
+        Q2_K: _floats_k(84, scales_2, codes_2k, range(LANES), _minima),
+        Q3_K: _floats_k(110, scales_3, codes_3k, range(LANES), _scales),
+        Q4_K: _floats_k(144, scales_k, codes_4k, _BY_32, _scales),
+        Q5_K: _floats_k(176, scales_k, codes_5k, _BY_32, _scales),
+        Q6_K: _floats_k(210, scales_6, codes_6k, range(LANES), _scales),
+        IQ4_XS: _floats_k(136, scales_iq4, codes_iq4_groups, [i // 2 for i in range(LANES)], None),
+    }
 )

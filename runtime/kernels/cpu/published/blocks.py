@@ -7,62 +7,30 @@ from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.gated import bits_of, part
 from runtime.kernels.cpu.published.block_codes import STEP
 from runtime.kernels.cpu.published.block_vectors import (
-    iq4_nl_rest,
-    iq4_nl_wide,
-    iq4_xs,
-    iq4_xs_in_two,
-    iq4_xs_wide,
-    mxfp4,
-    mxfp4_in_two,
-    mxfp4_rest,
-    mxfp4_wide,
-    q2_k,
-    q2_k_in_two,
-    q2_k_wide,
-    q3_k,
-    q3_k_in_two,
-    q3_k_wide,
-    q4_0,
-    q4_0_in_two,
-    q4_0_rest,
-    q4_0_wide,
-    q4_k,
-    q4_k_in_two,
-    q4_k_wide,
-    q5_k,
-    q5_k_in_two,
-    q5_k_wide,
-    q6_k,
-    q6_k_in_two,
-    q6_k_wide,
-    q8_0_rest,
-    q8_0_wide,
+    dot_256,
+    dot_256_in_two,
+    dot_256_wide,
+    dot_fours,
+    dot_fours_in_two,
+    dot_fours_wide,
+    dot_rest,
 )
 from runtime.kernels.cpu.published.published import (
     BLOCK_NBYTES,
     CODES,
-    FLOATS_4,
-    INTEGERS_4,
-    IQ4_NL,
     IQ4_XS,
     KIND,
     MATRIX,
     MXFP4,
     Q2_K,
     Q3_K,
-    Q4_0,
-    Q4_K,
-    Q5_K,
     Q6_K,
     Q8_0,
-    TABLES,
     beyond_bfloat16,
     f32,
     in_turns,
     u32,
 )
-
-_IQ4_TABLE = 2  # of TABLES, behind FLOATS_4 and INTEGERS_4
 
 
 def _in_words(low: tuple[int, ...], high: tuple[int, ...]) -> np.ndarray:
@@ -158,122 +126,20 @@ def _offsets(x, kind, excess):
     return out
 
 
-@part
-def _dot_256(kind, row, x, offsets, table, num_blocks, is_narrow):
-    """Return the product of a row of blocks of 256."""
-    if kind == Q2_K:
-        return (
-            q2_k(row, x, offsets, 0, num_blocks)
-            if is_narrow
-            else q2_k_wide(row, x, offsets, 0, num_blocks)
-        )
-    if kind == Q3_K:
-        return (
-            q3_k(row, x, offsets, 0, num_blocks)
-            if is_narrow
-            else q3_k_wide(row, x, offsets, 0, num_blocks)
-        )
-    if kind == IQ4_XS:
-        return (
-            iq4_xs(row, x, 0, table, num_blocks)
-            if is_narrow
-            else iq4_xs_wide(row, x, 0, 0, num_blocks)
-        )
-    if kind == Q4_K:
-        return (
-            q4_k(row, x, offsets, 0, num_blocks)
-            if is_narrow
-            else q4_k_wide(row, x, offsets, 0, num_blocks)
-        )
-    if kind == Q5_K:
-        return (
-            q5_k(row, x, offsets, 0, num_blocks)
-            if is_narrow
-            else q5_k_wide(row, x, offsets, 0, num_blocks)
-        )
-    return (
-        q6_k(row, x, offsets, 0, num_blocks)
-        if is_narrow
-        else q6_k_wide(row, x, offsets, 0, num_blocks)
-    )
-
-
-@part
-def _dot_256_in_two(kind, row, x, offsets, table, num_blocks):
-    """Return the same with x as two tokens."""
-    if kind == Q2_K:
-        return q2_k_in_two(row, x, offsets, 0, num_blocks)
-    if kind == Q3_K:
-        return q3_k_in_two(row, x, offsets, 0, num_blocks)
-    if kind == IQ4_XS:
-        return iq4_xs_in_two(row, x, 0, table, num_blocks)
-    if kind == Q4_K:
-        return q4_k_in_two(row, x, offsets, 0, num_blocks)
-    if kind == Q5_K:
-        return q5_k_in_two(row, x, offsets, 0, num_blocks)
-    return q6_k_in_two(row, x, offsets, 0, num_blocks)
-
-
-@part
-def _table_of(kind):
-    return FLOATS_4 if kind == MXFP4 else _IQ4_TABLE if kind == IQ4_NL else INTEGERS_4
-
-
-@part
-def _dot_fours(kind, row, x, table, num_steps, is_narrow):
-    """Return the product of a row of blocks of 32, four per step."""
-    if kind == Q8_0:
-        return q8_0_wide(row, x, 0, table, num_steps)
-    if kind == Q4_0:
-        return (
-            q4_0(row, x, 0, table, num_steps)
-            if is_narrow
-            else q4_0_wide(row, x, 0, table, num_steps)
-        )
-    if kind == IQ4_NL:  # Q4_0 but for the table
-        return (
-            q4_0(row, x, 0, table, num_steps)
-            if is_narrow
-            else iq4_nl_wide(row, x, 0, table, num_steps)
-        )
-    return (
-        mxfp4(row, x, 0, table, num_steps) if is_narrow else mxfp4_wide(row, x, 0, table, num_steps)
-    )
-
-
-@part
-def _dot_fours_in_two(kind, row, x, table, num_steps):
-    """Return the same for Q4_0, IQ4_NL and MXFP4, with x as two tokens."""
-    if kind in (Q4_0, IQ4_NL):
-        return q4_0_in_two(row, x, 0, table, num_steps)
-    return mxfp4_in_two(row, x, 0, table, num_steps)
-
-
-@part
-def _dot_rest(kind, row, x, num_blocks):
-    """Return the product of fewer than four blocks of 32, with x in float32."""
-    if kind == Q8_0:
-        return q8_0_rest(row, x, 0, 0, num_blocks)
-    if kind == Q4_0:
-        return q4_0_rest(row, x, 0, 0, num_blocks)
-    if kind == IQ4_NL:
-        return iq4_nl_rest(row, x, 0, 0, num_blocks)
-    return mxfp4_rest(row, x, 0, 0, num_blocks)
-
-
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply_blocks_of_256(fields, start, x, y, is_narrow):
     """Add x [I] times a matrix of Q2_K to Q6_K or IQ4_XS to y [O]. `is_narrow` says that x is in
     bfloat16."""
     kind = fields[KIND]
     num_blocks = len(x) // 256
-    table = TABLES[_IQ4_TABLE].ctypes.data
     offsets = _offsets(x, kind, _excess_of(kind, is_narrow))
     token = _in_steps(x, _ORDERS[_order_of(kind)])
-    address = token.ctypes.data if is_narrow else x.ctypes.data
     for row in range(len(y)):
         blocks = start + fields[CODES] + row * num_blocks * fields[BLOCK_NBYTES]
-        y[row] += _dot_256(kind, blocks, address, offsets.ctypes.data, table, num_blocks, is_narrow)
+        if is_narrow:
+            y[row] += dot_256(kind, blocks, token.ctypes.data, offsets.ctypes.data, num_blocks)
+        else:
+            y[row] += dot_256_wide(kind, blocks, x.ctypes.data, offsets.ctypes.data, num_blocks)
 
 
 @kernel(f"void({MATRIX})", nogil=True)
@@ -281,14 +147,11 @@ def multiply_blocks_of_256_float16(fields, start, x, y, is_narrow):
     """Multiply like `multiply_blocks_of_256`, with x in float16."""
     kind = fields[KIND]
     num_blocks = len(x) // 256
-    table = TABLES[_IQ4_TABLE].ctypes.data
     offsets = _offsets(x, kind, _excess_of(kind, True))
     token = _in_steps_of_two(x, _ORDERS[_order_of(kind)])
     for row in range(len(y)):
         blocks = start + fields[CODES] + row * num_blocks * fields[BLOCK_NBYTES]
-        y[row] += _dot_256_in_two(
-            kind, blocks, token.ctypes.data, offsets.ctypes.data, table, num_blocks
-        )
+        y[row] += dot_256_in_two(kind, blocks, token.ctypes.data, offsets.ctypes.data, num_blocks)
 
 
 @part
@@ -297,25 +160,34 @@ def nbytes_of(kind):
     return 34 if kind == Q8_0 else 17 if kind == MXFP4 else 18
 
 
+@part
+def _add_rest(kind, blocks, x, y):
+    """Add to y [O] the products of the blocks of 32 behind a row's last four, with x in float32."""
+    num_blocks = len(x) // 32
+    first = num_blocks // 4 * 4
+    nbytes = nbytes_of(kind)
+    if first < num_blocks:
+        rest = x[32 * first :].ctypes.data
+        for row in range(len(y)):
+            own = blocks + (row * num_blocks + first) * nbytes
+            y[row] += dot_rest(kind, own, rest, 0, num_blocks - first)
+
+
 @kernel("void(int64, int64, float32[::1], float32[::1], boolean)", nogil=True)
 def add_blocks_of_32(kind, blocks, x, y, is_narrow):
     """Add x [I] times a matrix of Q8_0, Q4_0, IQ4_NL or MXFP4, whose blocks are at this address, to
     y [O]. `is_narrow` says that x is in bfloat16."""
     is_narrow = is_narrow and kind != Q8_0
-    num_blocks = len(x) // 32
+    row_nbytes = len(x) // 32 * nbytes_of(kind)
     num_steps = len(x) // STEP
-    block_nbytes = nbytes_of(kind)
     token = _in_steps(x, _FOURS)
-    table = TABLES[_table_of(kind)].ctypes.data
-    address = token.ctypes.data if is_narrow else x.ctypes.data
-    rest = x[STEP * num_steps :].ctypes.data
     for row in range(len(y)):
-        own = blocks + row * num_blocks * block_nbytes
-        y[row] += _dot_fours(kind, own, address, table, num_steps, is_narrow)
-        if num_blocks > 4 * num_steps:
-            y[row] += _dot_rest(
-                kind, own + 4 * num_steps * block_nbytes, rest, num_blocks - 4 * num_steps
-            )
+        own = blocks + row * row_nbytes
+        if is_narrow:
+            y[row] += dot_fours(kind, own, token.ctypes.data, 0, num_steps)
+        else:
+            y[row] += dot_fours_wide(kind, own, x.ctypes.data, 0, num_steps)
+    _add_rest(kind, blocks, x, y)
 
 
 @kernel(f"void({MATRIX})", nogil=True)
@@ -328,16 +200,11 @@ def multiply_blocks_of_32(fields, start, x, y, is_narrow):
 def multiply_blocks_of_32_float16(fields, start, x, y, is_narrow):
     """Multiply like `multiply_blocks_of_32`, for Q4_0, IQ4_NL and MXFP4, with x in float16."""
     kind = fields[KIND]
-    num_blocks = len(x) // 32
-    block_nbytes = fields[BLOCK_NBYTES]
-    num_steps = len(x) // STEP
+    blocks = start + fields[CODES]
+    row_nbytes = len(x) // 32 * nbytes_of(kind)
     token = _in_steps_of_two(x, _FOURS)
-    table = TABLES[_table_of(kind)].ctypes.data
-    rest = x[STEP * num_steps :].ctypes.data
     for row in range(len(y)):
-        blocks = start + fields[CODES] + row * num_blocks * block_nbytes
-        y[row] += _dot_fours_in_two(kind, blocks, token.ctypes.data, table, num_steps)
-        if num_blocks > 4 * num_steps:
-            y[row] += _dot_rest(
-                kind, blocks + 4 * num_steps * block_nbytes, rest, num_blocks - 4 * num_steps
-            )
+        y[row] += dot_fours_in_two(
+            kind, blocks + row * row_nbytes, token.ctypes.data, 0, len(x) // STEP
+        )
+    _add_rest(kind, blocks, x, y)

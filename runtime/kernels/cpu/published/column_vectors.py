@@ -7,8 +7,8 @@ without rounding. Rows are read in strips, which a processor does not fetch in a
 prefetches the one under it. Operands are int64 addresses. Importing this module imports numba.
 """
 
-from collections.abc import Callable, Sequence
-from functools import reduce
+from collections.abc import Sequence
+from functools import partial, reduce
 
 from llvmlite import ir
 from numba import types
@@ -29,13 +29,22 @@ from artifacts.common.llvm_vectors import (
     store,
     vector,
 )
-from runtime.kernels.cpu.lanes import HAS_QUADS, LANES, PAIRS, SUMS, plus_product, prefetch
+from runtime.kernels.cpu.lanes import (
+    HAS_QUADS,
+    LANES,
+    PAIRS,
+    SUMS,
+    plus_product,
+    prefetch,
+    switched,
+)
 
 PANEL = 64  # outputs whose sums are kept in registers, one a word
 # inputs that are multiplied at once, whose codes are in as many rows of words as a code has bits
 UNIT = 32
 DIGITS = 2  # of a number of the token
 _QUADS = UNIT // 4
+_WIDTHS = (2, 3, 4, 8)
 _BYTES = vector(I8, 4 * LANES)
 
 
@@ -86,23 +95,26 @@ def inputs_of_quads(bits: int) -> list[int]:
     ]
 
 
-def _arranged(bits: int) -> Callable[..., None]:
-    """Return `arrange(digits, num_units)`, which puts the digits of units in the order of their
-    quads."""
-    order = [UNIT * digit + place for digit in range(DIGITS) for place in inputs_of_quads(bits)]
+@intrinsic
+def arrange(context, bits, digits, num_units):
+    """Put the digits of units in the order of their quads."""
 
-    @intrinsic
-    def arrange(context, digits, num_units):
-        def generate(target, builder, signature, arguments):
-            digits, num_units = arguments
+    def generate(target, builder, signature, arguments):
+        bits, digits, num_units = arguments
+
+        def write(width: int) -> None:
+            order = [
+                UNIT * digit + place for digit in range(DIGITS) for place in inputs_of_quads(width)
+            ]
             with cgutils.for_range(builder, num_units, intp=I64) as loop:
                 own = advanced(builder, digits, loop.index, DIGITS * UNIT)
                 store(builder, spread(builder, load(builder, own, _BYTES), order), own)
-            return target.get_dummy_value()
 
-        return types.void(types.int64, types.int64), generate
+        # at 3 and 8 bits they are in this order
+        switched(builder, bits, {width: partial(write, width) for width in (2, 4)})
+        return target.get_dummy_value()
 
-    return arrange
+    return types.void(*[types.int64] * 3), generate
 
 
 def add_quads(builder: ir.IRBuilder, sums: ir.Value, codes: ir.Value, digits: ir.Value) -> ir.Value:
@@ -116,117 +128,103 @@ def add_quads(builder: ir.IRBuilder, sums: ir.Value, codes: ir.Value, digits: ir
     return sums
 
 
-def _stream(bits: int) -> Callable[..., None]:
-    """Return `add(words, stride, x, num_units, sums)`.
+@intrinsic
+def add_units(context, bits, words, stride, x, num_units, sums):
+    """Add `num_units` units of rows of words, `stride` bytes apart, to `PANEL` sums, and prefetch
+    the units under them. x [units, 2, 32] has the digits; sums [PANEL / 16, 2, 16], int32, are by
+    blocks of 16 outputs."""
 
-    It adds `num_units` units of rows of words, `stride` bytes apart, to `PANEL` sums, and
-    prefetches the units under them. x [units, 2, 32] has the digits; sums [PANEL / 16, 2, 16],
-    int32, are by blocks of 16 outputs."""
+    def generate(target, builder, signature, arguments):
+        bits, *operands = arguments
+        cases = {width: partial(_write_units, builder, width, *operands) for width in _WIDTHS}
+        switched(builder, bits, cases)
+        return target.get_dummy_value()
 
-    @intrinsic
-    def add(context, words, stride, x, num_units, sums):
-        def generate(target, builder, signature, arguments):
-            words, stride, x, num_units, sums = arguments
-            addresses = [builder.add(sums, I64(64 * i)) for i in range(DIGITS * PANEL // LANES)]
-            totals = [
-                cgutils.alloca_once_value(builder, load(builder, address, PAIRS))
-                for address in addresses
-            ]
-            unit_nbytes = builder.mul(stride, I64(bits))
-            under = builder.mul(unit_nbytes, num_units)
-            with cgutils.for_range(builder, num_units, intp=I64) as loop:
-                unit = advanced(builder, words, loop.index, unit_nbytes)
-                own_x = advanced(builder, x, loop.index, 64)
-                rows = [advanced(builder, unit, I64(row), stride) for row in range(bits)]
-                own = [
-                    [load(builder, row, PAIRS, 64 * block) for row in rows]
-                    for block in range(PANEL // LANES)
-                ]
-                for row in rows:
-                    for block in range(PANEL // LANES):
-                        prefetch(
-                            builder, builder.add(row, builder.add(under, I64(64 * block))), cache=2
-                        )
-                for quad in range(_QUADS):
-                    digits = [
-                        splat(builder, load(builder, own_x, I32, UNIT * d + 4 * quad))
-                        for d in range(DIGITS)
-                    ]
-                    for block, words_of_block in enumerate(own):
-                        codes = quad_of(builder, words_of_block, bits, quad)
-                        for digit, total in zip(digits, totals[DIGITS * block :], strict=False):
-                            builder.store(
-                                add_quads(builder, builder.load(total), codes, digit), total
-                            )
-            for total, address in zip(totals, addresses, strict=True):
-                store(builder, builder.load(total), address)
-            return target.get_dummy_value()
-
-        return types.void(*[types.int64] * 5), generate
-
-    return add
+    return types.void(*[types.int64] * 6), generate
 
 
-add_units_of_2, add_units_of_3, add_units_of_4, add_units_of_8 = (
-    _stream(bits) for bits in (2, 3, 4, 8)
-)
-
-
-arrange_2, arrange_4 = (_arranged(bits) for bits in (2, 4))
-
-
-def scaled(bits: int, order: Sequence[int]) -> Callable[..., None]:
-    """Return `add(zeros, zero_offset, scales, worth, sum_x, num_blocks, sums, y)`.
-
-    It adds blocks of sums of 16 outputs times their scales times `worth` to y. A zero-point is the
-    stored one plus `zero_offset`; `order` has the place in a word of each of its outputs."""
-    places = [
-        bits * (lane // len(order) * len(order) + order[lane % len(order)]) for lane in range(LANES)
+def _write_units(
+    builder: ir.IRBuilder,
+    bits: int,
+    words: ir.Value,
+    stride: ir.Value,
+    x: ir.Value,
+    num_units: ir.Value,
+    sums: ir.Value,
+) -> None:
+    """Write the code of `add_units` for codes of this width."""
+    num_blocks = PANEL // LANES
+    addresses = [builder.add(sums, I64(64 * i)) for i in range(DIGITS * num_blocks)]
+    totals = [
+        cgutils.alloca_once_value(builder, load(builder, address, PAIRS)) for address in addresses
     ]
-    bytes_ = [byte for place in places for byte in (place // 8, min(place // 8 + 1, 2 * bits - 1))]
+    unit_nbytes = builder.mul(stride, I64(bits))
+    under = builder.mul(unit_nbytes, num_units)
+    with cgutils.for_range(builder, num_units, intp=I64) as loop:
+        unit = advanced(builder, words, loop.index, unit_nbytes)
+        own_x = advanced(builder, x, loop.index, 64)
+        rows = [advanced(builder, unit, I64(row), stride) for row in range(bits)]
+        own = [
+            [load(builder, row, PAIRS, 64 * block) for row in rows] for block in range(num_blocks)
+        ]
+        for row in rows:
+            for block in range(num_blocks):
+                prefetch(builder, builder.add(row, builder.add(under, I64(64 * block))), cache=2)
+        for quad in range(_QUADS):
+            digits = [
+                splat(builder, load(builder, own_x, I32, UNIT * digit + 4 * quad))
+                for digit in range(DIGITS)
+            ]
+            for block, words_of_block in enumerate(own):
+                codes = quad_of(builder, words_of_block, bits, quad)
+                for digit, total in zip(digits, totals[DIGITS * block :], strict=False):
+                    builder.store(add_quads(builder, builder.load(total), codes, digit), total)
+    for total, address in zip(totals, addresses, strict=True):
+        store(builder, builder.load(total), address)
 
-    def zeros_of(builder, address, zero_offset):
-        stored = load(builder, address, vector(I8, 2 * bits))
-        wide = builder.zext(
-            builder.bitcast(spread(builder, stored, bytes_), vector(I16, LANES)), PAIRS
-        )
-        codes = builder.add(
-            builder.lshr(wide, ir.Constant(PAIRS, [place % 8 for place in places])), zero_offset
-        )
-        return builder.sitofp(builder.and_(codes, filled(PAIRS, (1 << bits) - 1)), SUMS)
 
-    @intrinsic
-    def add(context, zeros, zero_offset, scales, worth, sum_x, num_blocks, sums, y):
-        def generate(target, builder, signature, arguments):
-            zeros, zero_offset, scales, worth, sum_x, num_blocks, sums, y = arguments
-            zero_offset = splat(builder, builder.trunc(zero_offset, I32))
-            worth = splat(builder, worth)
-            less_x = splat(builder, builder.fneg(sum_x))
+@intrinsic
+def add_scaled(context, bits, zeros, zero_offset, scales, worth, sum_x, num_blocks, sums, y):
+    """Add blocks of sums of 16 outputs times their scales times `worth` to y. A zero-point is the
+    stored one plus `zero_offset`."""
+
+    def generate(target, builder, signature, arguments):
+        bits, zeros, zero_offset, scales, worth, sum_x, num_blocks, sums, y = arguments
+        zero_offset = splat(builder, builder.trunc(zero_offset, I32))
+        worth = splat(builder, worth)
+        less_x = splat(builder, builder.fneg(sum_x))
+
+        def write(width: int) -> None:
             with cgutils.for_range(builder, num_blocks, intp=I64) as loop:
-                zero = zeros_of(
-                    builder, advanced(builder, zeros, loop.index, 2 * bits), zero_offset
-                )
+                place = advanced(builder, zeros, loop.index, 2 * width)
+                zero = _zeros_at(builder, width, place, zero_offset)
                 own = advanced(builder, sums, loop.index, 64 * DIGITS)
                 out = advanced(builder, y, loop.index, 64)
                 high, low = (
                     builder.sitofp(load(builder, own, PAIRS, 64 * digit), SUMS)
                     for digit in range(DIGITS)
                 )
-                total = plus_product(
-                    builder, plus_product(builder, low, high, filled(SUMS, 256.0)), zero, less_x
-                )
-                scale = builder.fmul(
-                    load(builder, advanced(builder, scales, loop.index, 64), SUMS), worth
-                )
+                total = plus_product(builder, low, high, filled(SUMS, 256.0))
+                total = plus_product(builder, total, zero, less_x)
+                scale = load(builder, advanced(builder, scales, loop.index, 64), SUMS)
+                scale = builder.fmul(scale, worth)
                 store(builder, plus_product(builder, load(builder, out, SUMS), scale, total), out)
-            return target.get_dummy_value()
 
-        numbers = [types.int64] * 3, [types.float32] * 2, [types.int64] * 3
-        return types.void(*sum(numbers, [])), generate
+        switched(builder, bits, {width: partial(write, width) for width in _WIDTHS})
+        return target.get_dummy_value()
 
-    return add
+    numbers = [types.int64] * 4 + [types.float32] * 2 + [types.int64] * 3
+    return types.void(*numbers), generate
 
 
-add_scaled_2, add_scaled_3, add_scaled_4, add_scaled_8 = (
-    scaled(bits, range(LANES)) for bits in (2, 3, 4, 8)
-)
+def _zeros_at(
+    builder: ir.IRBuilder, bits: int, address: ir.Value, zero_offset: ir.Value
+) -> ir.Value:
+    """Return the zero-points of 16 outputs, which lie side by side, as float32."""
+    places = [bits * lane for lane in range(LANES)]
+    bytes_ = [byte for place in places for byte in (place // 8, min(place // 8 + 1, 2 * bits - 1))]
+    stored = spread(builder, load(builder, address, vector(I8, 2 * bits)), bytes_)
+    wide = builder.zext(builder.bitcast(stored, vector(I16, LANES)), PAIRS)
+    codes = builder.lshr(wide, ir.Constant(PAIRS, [place % 8 for place in places]))
+    codes = builder.and_(builder.add(codes, zero_offset), filled(PAIRS, (1 << bits) - 1))
+    return builder.sitofp(codes, SUMS)

@@ -15,16 +15,9 @@ from runtime.kernels.cpu.published.column_vectors import (
     DIGITS,
     PANEL,
     UNIT,
-    add_scaled_2,
-    add_scaled_3,
-    add_scaled_4,
-    add_scaled_8,
-    add_units_of_2,
-    add_units_of_3,
-    add_units_of_4,
-    add_units_of_8,
-    arrange_2,
-    arrange_4,
+    add_scaled,
+    add_units,
+    arrange,
 )
 from runtime.kernels.cpu.published.published import (
     BITS,
@@ -89,30 +82,6 @@ def in_digits(x, num_groups, width):
 
 
 @part
-def _add_units(bits, words, stride, x, num_units, sums):
-    if bits == 2:
-        add_units_of_2(words, stride, x, num_units, sums)
-    elif bits == 3:
-        add_units_of_3(words, stride, x, num_units, sums)
-    elif bits == 4:
-        add_units_of_4(words, stride, x, num_units, sums)
-    else:
-        add_units_of_8(words, stride, x, num_units, sums)
-
-
-@part
-def _add_scaled(bits, zeros, offset, scales, worth, sum_x, num_blocks, sums, y):
-    if bits == 2:
-        add_scaled_2(zeros, offset, scales, worth, sum_x, num_blocks, sums, y)
-    elif bits == 3:
-        add_scaled_3(zeros, offset, scales, worth, sum_x, num_blocks, sums, y)
-    elif bits == 4:
-        add_scaled_4(zeros, offset, scales, worth, sum_x, num_blocks, sums, y)
-    else:
-        add_scaled_8(zeros, offset, scales, worth, sum_x, num_blocks, sums, y)
-
-
-@part
 def _add_panels(fields, start, x, num_fast, y):
     """Add the first `num_fast` outputs, in whole panels, for matrices whose groups are of whole
     units."""
@@ -120,10 +89,7 @@ def _add_panels(fields, start, x, num_fast, y):
     num_groups = fields[NUM_GROUPS]
     stride = 4 * len(y)
     digits, worth, sums_x = in_digits(x, num_groups, fields[WIDTH])
-    if bits == 2:
-        arrange_2(digits.ctypes.data, len(digits))
-    elif bits == 4:
-        arrange_4(digits.ctypes.data, len(digits))
+    arrange(bits, digits.ctypes.data, len(digits))
     units_of_group = len(digits) // num_groups
     row_of_zeros = (len(y) * bits + 31) // 32 * 4
     sums = np.empty(DIGITS * num_fast, np.int32)
@@ -137,7 +103,7 @@ def _add_panels(fields, start, x, num_fast, y):
             own_x = digits[first].ctypes.data
             row = start + fields[CODES] + first * bits * stride
             for panel in range(0, num_fast, PANEL):
-                _add_units(
+                add_units(
                     bits,
                     row + 4 * panel,
                     stride,
@@ -149,7 +115,7 @@ def _add_panels(fields, start, x, num_fast, y):
         read_scales(start + fields[SCALES], fields[SCALE_TYPE], group * len(y), -1, 0, scales)
         zeros = start + fields[ZEROS] + group * row_of_zeros
         own = (zeros, fields[ZERO_OFFSET], scales.ctypes.data, worth[group], sums_x[group])
-        _add_scaled(bits, *own, num_fast // LANES, sums.ctypes.data, y.ctypes.data)
+        add_scaled(bits, *own, num_fast // LANES, sums.ctypes.data, y.ctypes.data)
 
 
 @part

@@ -18,7 +18,6 @@ from runtime.kernels.cpu.published.published import (
     E5M2,
     FLOATS_4,
     HEIGHT,
-    INT8,
     INT32_LIKE,
     INTEGERS_4,
     IS_INVERSE,
@@ -39,7 +38,7 @@ from runtime.kernels.cpu.published.published import (
     sums_of_groups,
     u32,
 )
-from runtime.kernels.cpu.vectors import e4m3, e5m2, int8, uint8
+from runtime.kernels.cpu.vectors import dot_bytes
 
 _STEP = 32  # codes of 8 bits that `vectors` takes at a time
 
@@ -118,21 +117,6 @@ def _bytes(codes, numbers, x, index, scales, first):
 
 
 @part
-def _bytes_in_vectors(kind, codes, x, scales, steps):
-    """Return the product of the groups of a row that have a scale in `scales`, each of `steps`
-    steps."""
-    num_scales = len(scales)
-    scales = scales.ctypes.data
-    if kind == E4M3:
-        return e4m3(codes, x, scales, num_scales, steps)
-    if kind == E5M2:
-        return e5m2(codes, x, scales, num_scales, steps)
-    if kind == INT8:
-        return int8(codes, x, scales, num_scales, steps)
-    return uint8(codes, x, scales, num_scales, steps)
-
-
-@part
 def _multiply_half_bytes(fields, start, x, y, index):
     width = fields[WIDTH]
     numbers = NUMBERS[fields[KIND]]
@@ -164,8 +148,8 @@ def _multiply_bytes(fields, start, x, y, index):
         if row % fields[HEIGHT] == 0:
             read_rows(fields, start, row, scales)
         if num_fast:
-            own = (codes[row].ctypes.data, token.ctypes.data, scales[:num_fast])
-            y[row] += _bytes_in_vectors(kind, *own, width // _STEP) * worth
+            own = (codes[row].ctypes.data, token.ctypes.data, scales.ctypes.data)
+            y[row] += dot_bytes(kind, *own, num_fast, width // _STEP) * worth
         y[row] += _bytes(codes[row], numbers, x, columns, scales, num_fast * width)
 
 

@@ -19,9 +19,11 @@ import torch
 
 from artifacts.common.numba_loops import kernel
 from artifacts.quantisation.packing import Packed
+from runtime.kernels.cpu.gated import LIKE, as_stored, rounded
 from runtime.kernels.cpu.lanes import LANES
 from runtime.kernels.cpu.published.columns import add_replica, can_add_replica, is_in_digits
 from runtime.kernels.cpu.replicas.streams import NUM_FACTORS, can_look_up, look_up, part
+from runtime.kernels.load import AS_NUMPY
 
 # numba widens results that are not cast back
 f32 = np.float32
@@ -46,15 +48,9 @@ def multiply(x: torch.Tensor, packed: Packed) -> torch.Tensor:
 def dequantise(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
     """Return the matrix [O, I], outputs adjacent in memory: the bits of
     `kernels.low_bit.dequantise`, much faster."""
-    is_bfloat16 = dtype is torch.bfloat16
-    out = torch.empty(
-        packed.num_inputs, packed.num_outputs, dtype=dtype if is_bfloat16 else torch.float32
-    )
-    if is_bfloat16:
-        _unpack_bfloat16(*_arrays(packed), packed.bits, out.view(torch.int16).numpy())
-    else:
-        _unpack(*_arrays(packed), packed.bits, out.numpy())
-    return out.to(dtype).mT
+    out = torch.empty(packed.num_inputs, packed.num_outputs, dtype=dtype)
+    _unpack(*_arrays(packed), packed.bits, out.view(AS_NUMPY[dtype]).numpy())
+    return out.mT
 
 
 def _arrays(packed: Packed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -239,43 +235,18 @@ def _unpack_row(words, bits, k, scale, zero, row):
             row[o] = scale[o] * (_code(words[i, o], 0, shift, bits) - zero[o])
 
 
-@kernel(_SIGNATURE.format("int64, float32[:, ::1]"), nogil=True)
+@kernel([_SIGNATURE.format(f"int64, {like.replace('::1', ':, ::1')}") for like in LIKE], nogil=True)
 def _unpack(words, scales, zeros, bits, out):
-    """Write every weight, out float32 [I, O]."""
-    scale = np.empty(words.shape[1], np.float32)
-    zero = np.empty(words.shape[1], np.float32)
-    group_size = len(out) // len(scales)
-    for k in range(len(out)):
-        if k % group_size == 0:
-            _grid(
-                scales[k // group_size],
-                zeros[min(k // group_size, len(zeros) - 1)],
-                bits,
-                scale,
-                zero,
-            )
-        _unpack_row(words, bits, k, scale, zero, out[k])
-
-
-@kernel(_SIGNATURE.format("int64, int16[:, ::1]"), nogil=True)
-def _unpack_bfloat16(words, scales, zeros, bits, out):
-    """Write every weight as bits of bfloat16, rounded to nearest, ties to even: torch's rounding
-    alone takes longer."""
+    """Write every weight, out [I, O]. Numbers of 16 bits are rounded here: torch's rounding alone
+    takes longer."""
     scale = np.empty(words.shape[1], np.float32)
     zero = np.empty(words.shape[1], np.float32)
     row = np.empty(words.shape[1], np.float32)
-    patterns = row.view(np.uint32)
     group_size = len(out) // len(scales)
     for k in range(len(out)):
+        group = k // group_size
         if k % group_size == 0:
-            _grid(
-                scales[k // group_size],
-                zeros[min(k // group_size, len(zeros) - 1)],
-                bits,
-                scale,
-                zero,
-            )
+            _grid(scales[group], zeros[min(group, len(zeros) - 1)], bits, scale, zero)
         _unpack_row(words, bits, k, scale, zero, row)
         for o in range(len(row)):
-            is_odd = u32(u32(patterns[o] >> u32(16)) & u32(1))
-            out[k, o] = np.int16(u32(u32(patterns[o] + u32(0x7FFF) + is_odd) >> u32(16)))
+            out[k, o] = as_stored(rounded(row[o], out), out)

@@ -6,7 +6,8 @@ At 3 and 4 bits, codes are looked up as bfloat16 and multiplied by pairs. Import
 imports numba.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from llvmlite import ir
@@ -16,7 +17,6 @@ from numba.extending import intrinsic
 
 from artifacts.common.llvm_vectors import (
     FEATURES,
-    I8,
     I32,
     I64,
     advanced,
@@ -27,7 +27,17 @@ from artifacts.common.llvm_vectors import (
     store,
 )
 from artifacts.common.numba_loops import inlined_part as part
-from runtime.kernels.cpu.lanes import HAS_PAIRS, LANES, NUMBERS, PAIRS, SUMS, add_pairs, looked_up
+from runtime.kernels.cpu.lanes import (
+    HAS_PAIRS,
+    LANES,
+    NUMBERS,
+    PAIRS,
+    SUMS,
+    add_pairs,
+    looked_up,
+    prefetch,
+    switched,
+)
 
 _HAS_SUMS = "avx512f" in FEATURES
 NUM_FACTORS = 16 * LANES
@@ -58,61 +68,57 @@ def can_look_up(bits: int, *, is_narrow: bool) -> bool:
     return _HAS_SUMS if bits <= 2 else bits <= 4 and HAS_PAIRS and is_narrow
 
 
-def _sums_of(bits: int) -> Callable[..., None]:
-    """Return `add(words, stride, tables, num_vectors, sums)`.
+@intrinsic
+def _add(context, bits, words, stride, factors, num_vectors, sums):
+    """Add a block, with rows of words `stride` bytes apart, to sums [O] of `num_vectors` vectors of
+    outputs. The factors are tables of sums at 1 and 2 bits, pairs of x at 3 and 4 bits. Operands
+    are int64 addresses."""
 
-    It adds a block, with rows of words `stride` bytes apart, to sums [O] of `num_vectors` vectors
-    of outputs. Operands are int64 addresses."""
+    def generate(target, builder, signature, arguments):
+        bits, *operands = arguments
+        cases = {
+            width: partial(_write_block, builder, width, *operands)
+            for width in range(1, 5)
+            if can_look_up(width, is_narrow=True)
+        }
+        switched(builder, bits, cases)
+        return target.get_dummy_value()
 
-    @intrinsic
-    def add(context, words, stride, tables, num_vectors, sums):
-        def generate(target, builder, signature, arguments):
-            words, stride, tables, num_vectors, sums = arguments
-            own = [load(builder, tables, SUMS, 4 * LANES * number) for number in range(8 * bits)]
-            with cgutils.for_range(builder, num_vectors, intp=I64) as loop:
-                place = advanced(builder, sums, loop.index, 4 * LANES)
-                _ask_for_next(builder, words, stride, bits, loop.index)
-                totals = [load(builder, place, SUMS), filled(SUMS, 0.0)]
-                for row, packed in enumerate(_rows(builder, words, stride, bits, loop.index)):
-                    for turn, table in enumerate(own[8 * row : 8 * row + 8]):
-                        part = _sum(builder, table, builder.lshr(packed, filled(PAIRS, 4 * turn)))
-                        totals[turn % 2] = builder.fadd(totals[turn % 2], part)
-                store(builder, builder.fadd(*totals), place)
-            return target.get_dummy_value()
-
-        return types.void(*[types.int64] * 5), generate
-
-    return add
+    return types.void(*[types.int64] * 6), generate
 
 
-def _pairs_of(
-    bits: int, num_pairs: int, halves: Callable[..., list[ir.Value]]
-) -> Callable[..., None]:
-    """Return the same with pairs of x instead of tables. `halves` makes vectors that have the codes
-    of a pair at the first bits of each half."""
-
-    @intrinsic
-    def add(context, words, stride, x, num_vectors, sums):
-        def generate(target, builder, signature, arguments):
-            words, stride, x, num_vectors, sums = arguments
-            table = ir.Constant(NUMBERS, _CODES[: 1 << bits] * (2 * LANES >> bits))
-            pairs = [splat(builder, load(builder, x, I32, 4 * place)) for place in range(num_pairs)]
-            with cgutils.for_range(builder, num_vectors, intp=I64) as loop:
-                place = advanced(builder, sums, loop.index, 4 * LANES)
-                _ask_for_next(builder, words, stride, bits, loop.index)
-                totals = [load(builder, place, SUMS), filled(SUMS, 0.0)]
-                for turn, codes in enumerate(
-                    halves(builder, _rows(builder, words, stride, bits, loop.index))
-                ):
-                    numbers = looked_up(builder, table, codes, 0)
-                    pair = builder.bitcast(pairs[turn], NUMBERS)
-                    totals[turn % 2] = add_pairs(builder, totals[turn % 2], numbers, pair)
-                store(builder, builder.fadd(*totals), place)
-            return target.get_dummy_value()
-
-        return types.void(*[types.int64] * 5), generate
-
-    return add
+def _write_block(
+    builder: ir.IRBuilder,
+    bits: int,
+    words: ir.Value,
+    stride: ir.Value,
+    factors: ir.Value,
+    num_vectors: ir.Value,
+    sums: ir.Value,
+) -> None:
+    """Write the code of `_add` for codes of this width."""
+    if bits <= 2:
+        own = [load(builder, factors, SUMS, 4 * LANES * number) for number in range(8 * bits)]
+    else:
+        places = range(len(_PLACES_OF_3 if bits == 3 else _PLACES_OF_4))
+        own = [splat(builder, load(builder, factors, I32, 4 * place)) for place in places]
+    codes_of = (_codes_of_tables, _codes_of_tables, _codes_of_three, _codes_of_four)[bits - 1]
+    table = ir.Constant(NUMBERS, _CODES[: 1 << bits] * (2 * LANES >> bits)) if bits > 2 else None
+    with cgutils.for_range(builder, num_vectors, intp=I64) as loop:
+        place = advanced(builder, sums, loop.index, 4 * LANES)
+        _ask_for_next(builder, words, stride, bits, loop.index)
+        totals = [load(builder, place, SUMS), filled(SUMS, 0.0)]
+        codes = codes_of(builder, _rows(builder, words, stride, bits, loop.index))
+        for turn, (each, factor) in enumerate(zip(codes, own, strict=True)):
+            total = totals[turn % 2]
+            if table is None:
+                name = "llvm.x86.avx512.permvar.sf.512"
+                total = builder.fadd(total, called(builder, name, SUMS, [factor, each]))
+            else:
+                numbers = looked_up(builder, table, each, 0)
+                total = add_pairs(builder, total, numbers, builder.bitcast(factor, NUMBERS))
+            totals[turn % 2] = total
+        store(builder, builder.fadd(*totals), place)
 
 
 def _rows(
@@ -128,28 +134,16 @@ def _ask_for_next(
 ) -> None:
     """Prefetch a part of the next block, one cache line after another: the processor does not
     foresee rows that are read side by side."""
-    kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     start = advanced(
         builder, advanced(builder, words, I64(count), stride), index, 4 * LANES * count
     )
     for line in range(count):
-        address = builder.inttoptr(builder.add(start, I64(4 * LANES * line)), I8.as_pointer())
-        # to read, into the second cache, as data
-        builder.call(function, [address, *map(I32, (0, 2, 1))])
+        prefetch(builder, start, 4 * LANES * line, cache=2)
 
 
-def _sum(builder: ir.IRBuilder, table: ir.Value, index: ir.Value) -> ir.Value:
-    """Return the sums of the table at the last four bits of each index."""
-    if _HAS_SUMS:
-        return called(builder, "llvm.x86.avx512.permvar.sf.512", SUMS, [table, index])
-    index = builder.and_(index, filled(PAIRS, LANES - 1))
-    out = ir.Constant(SUMS, ir.Undefined)
-    for lane in map(I32, range(LANES)):
-        out = builder.insert_element(
-            out, builder.extract_element(table, builder.extract_element(index, lane)), lane
-        )
-    return out
+def _codes_of_tables(builder: ir.IRBuilder, words: Sequence[ir.Value]) -> list[ir.Value]:
+    """Return indices of 16 sums, four bits each."""
+    return [builder.lshr(packed, filled(PAIRS, 4 * turn)) for packed in words for turn in range(8)]
 
 
 def _codes_of_four(builder: ir.IRBuilder, words: Sequence[ir.Value]) -> list[ir.Value]:
@@ -186,12 +180,6 @@ def _halves(builder: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
     return builder.bitcast(builder.or_(low, high), NUMBERS)
 
 
-_add_ones = _sums_of(1)
-_add_twos = _sums_of(2)
-_add_threes = _pairs_of(3, len(_PLACES_OF_3), _codes_of_three)
-_add_fours = _pairs_of(4, len(_PLACES_OF_4), _codes_of_four)
-
-
 @part
 def _write_sums(x, bits, tables):
     """Write tables of sums [., 16]: number n adds up the x whose codes are the bits of n."""
@@ -219,9 +207,6 @@ def _write_pairs(x, places, pairs):
 def look_up(words, bits, x, factors, sums):
     """Add the block of 32 codes that begins with these words to sums [O], a whole number of
     vectors. x is [32], and `factors` [`NUM_FACTORS`] is overwritten."""
-    address = words.ctypes.data
-    stride = 4 * words.shape[1]
-    num_vectors = len(sums) // LANES
     if bits <= 2:
         _write_sums(x, bits, factors.reshape(NUM_FACTORS // LANES, LANES))
     else:
@@ -230,13 +215,6 @@ def look_up(words, bits, x, factors, sums):
             _PLACES_OF_3 if bits == 3 else _PLACES_OF_4,
             factors.view(np.uint16).reshape(NUM_FACTORS, 2),
         )
+    stride = 4 * words.shape[1]
     own = factors.ctypes.data
-    out = sums.ctypes.data
-    if bits == 1:
-        _add_ones(address, stride, own, num_vectors, out)
-    elif bits == 2:
-        _add_twos(address, stride, own, num_vectors, out)
-    elif bits == 3:
-        _add_threes(address, stride, own, num_vectors, out)
-    else:
-        _add_fours(address, stride, own, num_vectors, out)
+    _add(bits, words.ctypes.data, stride, own, len(sums) // LANES, sums.ctypes.data)

@@ -25,7 +25,6 @@ from runtime.kernels.cpu.gated import pointer
 from runtime.kernels.cpu.replicas.rotation import rotate, rotate_back, rotation
 from runtime.kernels.cpu.replicas.trellis_vectors import (
     AT_ONCE,
-    HAS_VECTORS,
     LEVELS,
     MOST_COLUMNS,
     ROWS,
@@ -52,51 +51,11 @@ _LEAST = np.float32(1e-30)
 _SECOND = np.float32(1 << 15)
 _BYTE = np.zeros(1, np.uint8)
 _WORD = np.zeros(1, np.int16)
-_CODE_WORD = np.zeros(1, np.uint16)
 _FLOAT = np.zeros(1, np.float32)
 _STEPS = np.array(steps())
 _ROW_FACTORS = np.array(row_factors())
 _TABLES = np.array(tables())
 f32 = np.float32
-u32 = np.uint32
-
-
-@part
-def write_plainly(place, table, factor, out):
-    """Write the numbers in `table` [2, 64] for the levels of a block of 16 rows to out [16, .], for
-    processors without table look-ups in vectors.
-
-    A block's place is a tuple. It has the half bits, whether the block begins in the middle of its
-    first word, the address of that word, and the bytes between two rows of words. Then follow the
-    number of these rows from it on and in all, and the number of columns."""
-    half_bits, phase, words, stride, left, num_words, count = place
-    for row in range(len(out)):
-        index, shift = divmod(8 * phase + half_bits * row // 2, 16)
-        second = index + 1 if index + 1 < left else index + 1 - num_words
-        low = carray(
-            pointer(words + stride * (index if index < left else index - num_words), _CODE_WORD),
-            (count,),
-        )
-        high = carray(pointer(words + stride * second, _CODE_WORD), (count,))
-        for column in range(count):
-            window = u32(u32(low[column]) | u32(u32(high[column]) << u32(16))) >> u32(shift)
-            out[row, column] = table[row & 1, (u32(window * u32(factor)) & u32(0xFFFF)) >> u32(10)]
-
-
-@part
-def add_plainly(place, table, factor, tokens, out):
-    """Write the sums [V, 16] of the levels times `tokens` int16 [V, .]."""
-    count = place[-1]
-    levels = np.empty((out.shape[1], count), np.int16)
-    write_plainly(place, table, factor, levels)
-    for v in range(len(tokens)):
-        for row in range(len(levels)):
-            total = np.float32(0)
-            for column in range(count):
-                total += np.float32(levels[row, column]) * np.float32(tokens[v, column])
-            out[v, row] = total
-
-
 i32 = np.int32
 i16 = np.int16
 
@@ -221,13 +180,10 @@ def _add_columns(functions, codes, half_bits, count, factor, tokens, sums):
             words = codes + 2 * (first * count + begin)
             left = num_words - first
             place = (half_bits, phase, words, 2 * count, left, num_words, size)
-            if HAS_VECTORS:
-                for v in range(0, len(tokens), at_once):
-                    x = tokens[v:, begin:].ctypes.data
-                    out = own[v:].ctypes.data
-                    call(run, place + (table, factor, out, x, stride))
-            else:
-                add_plainly(place, _TABLES, factor, tokens[:, begin:], own)
+            for v in range(0, len(tokens), at_once):
+                x = tokens[v:, begin:].ctypes.data
+                out = own[v:].ctypes.data
+                call(run, place + (table, factor, out, x, stride))
             for v in range(len(tokens)):
                 for row in range(ROWS):
                     sums[v, block * ROWS + row] += worth * own[v, row]
@@ -339,12 +295,8 @@ def _unpack(functions, addresses, sizes, first_block, out):
             left = num_words - first
             place = out.ctypes.data + 2 * (index * ROWS * num_inputs + first_column)
             where = (half_bits, phase, words, 2 * count, left, num_words, count)
-            if HAS_VECTORS:
-                more = (_TABLES.ctypes.data, sizes[FACTOR], place, 2 * num_inputs, 0)
-                call(functions[LEVELS], where + more)
-            else:
-                own = out[index * ROWS : (index + 1) * ROWS, first_column:]
-                write_plainly(where, _TABLES, sizes[FACTOR], own)
+            more = (_TABLES.ctypes.data, sizes[FACTOR], place, 2 * num_inputs, 0)
+            call(functions[LEVELS], where + more)
         codes += 2 * num_words * count
         first_column = count
         count = num_high

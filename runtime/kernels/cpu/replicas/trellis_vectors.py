@@ -24,6 +24,7 @@ from artifacts.common.llvm_vectors import (
     I64,
     advanced,
     called,
+    chosen_of_64,
     filled,
     load,
     splat,
@@ -51,9 +52,6 @@ at V // 2."""
 _HAS_WORD_TABLES, _HAS_DOT, _HAS_BYTE_TABLES = (
     name in FEATURES for name in ("avx512bw", "avx512vnni", "avx2")
 )
-HAS_VECTORS = _HAS_WORD_TABLES or _HAS_BYTE_TABLES
-"""True if the processor looks up levels in vectors."""
-
 AT_ONCE = 4 if _HAS_WORD_TABLES else 1
 """Number of vectors that share levels: as many as there are registers for their sums."""
 
@@ -73,6 +71,7 @@ class _Block:
         self._builder = builder
         self._half_bits = half_bits
         self._phase = phase
+        self._starts_of_tables = [builder.add(tables, I64(_TABLE_NBYTES * odd)) for odd in range(2)]
         self._tables = [
             [load(builder, tables, NUMBERS, _TABLE_NBYTES * odd + 64 * half) for half in range(2)]
             for odd in range(2)
@@ -114,7 +113,7 @@ class _Block:
         for row, bit in zip(rows, bits, strict=True):
             if bit not in hashes:  # at half a bit two rows share a window
                 hashes[bit] = self._hash(words[bit // 16], words[bit // 16 + 1], bit % 16)
-            yield row, _looked_up(self._builder, self._tables[row % 2], hashes[bit])
+            yield row, self._looked_up(row % 2, hashes[bit])
 
     def _columns(self, start: ir.Value, index: ir.Value, remaining: ir.Value | None) -> ir.Value:
         """Return one word of 32 columns, with zeros for missing columns, and prefetch the next
@@ -127,6 +126,16 @@ class _Block:
             if remaining is None
             else _load_some(builder, address, remaining)
         )
+
+    def _looked_up(self, odd: int, indices: ir.Value) -> ir.Value:
+        """Return the levels of even or odd rows at indices below 64."""
+        builder = self._builder
+        table = self._tables[odd]
+        if _HAS_WORD_TABLES:
+            return chosen_of_64(builder, table, indices)
+        if _HAS_BYTE_TABLES:
+            return _looked_up_in_quarters(builder, table, indices)
+        return _looked_up_in_turn(builder, self._starts_of_tables[odd], indices)
 
     def _hash(self, word: ir.Value, following: ir.Value, shift: int) -> ir.Value:
         """Return the indices of the windows that begin at this bit."""
@@ -173,19 +182,11 @@ def _is_there(builder: ir.IRBuilder, remaining: ir.Value) -> ir.Value:
     return builder.icmp_unsigned("<", lanes, splat(builder, builder.trunc(remaining, I16), UNIT))
 
 
-def _looked_up(builder: ir.IRBuilder, table: Sequence[ir.Value], indices: ir.Value) -> ir.Value:
-    """Return the levels of a table of 64, in two vectors, at indices below 64."""
-    if _HAS_WORD_TABLES:
-        return called(
-            builder, "llvm.x86.avx512.vpermi2var.hi.512", NUMBERS, [table[0], indices, table[1]]
-        )
-    return _looked_up_in_quarters(builder, table, indices)
-
-
 def _looked_up_in_quarters(
     builder: ir.IRBuilder, table: Sequence[ir.Value], indices: ir.Value
 ) -> ir.Value:
-    """Return the same from four tables of 16 bytes: each gives 0 for an index of another table."""
+    """Return the levels of a table of 64, in two vectors, at indices below 64, from four tables of
+    16 bytes: each gives 0 for an index of another table."""
     kind = vector(I8, 2 * UNIT)
     half = vector(I8, UNIT)
     found = []
@@ -202,6 +203,18 @@ def _looked_up_in_quarters(
     total = builder.or_(builder.or_(found[0], found[1]), builder.or_(found[2], found[3]))
     total = builder.bitcast(total, NUMBERS)
     return builder.ashr(builder.shl(total, filled(NUMBERS, 8)), filled(NUMBERS, 8))
+
+
+def _looked_up_in_turn(builder: ir.IRBuilder, table: ir.Value, indices: ir.Value) -> ir.Value:
+    """Return the same from a table at an address, one after another: a loop, which compiles much
+    faster than its lanes written out."""
+    room = cgutils.alloca_once_value(builder, indices)
+    places = builder.ptrtoint(room, I64)
+    with cgutils.for_range(builder, I64(UNIT), intp=I64) as loop:
+        place = advanced(builder, places, loop.index, 2)
+        index = builder.zext(load(builder, place, I16), I64)
+        store(builder, load(builder, advanced(builder, table, index, 2), I16), place)
+    return builder.load(room)
 
 
 def _plus_products(
@@ -341,9 +354,7 @@ def functions() -> np.ndarray:
     """Return int64 [4], the addresses of the functions that kernels `call`: 16 sums of one, of two
     and of four tokens, and the levels of 16 rows.
 
-    Kernels call them by address, since otherwise each kernel would compile its own copy. The
-    addresses are 0 if there are no vectors."""
+    Kernels call them by address, since otherwise each kernel would compile its own copy."""
     addresses = np.zeros(4, np.int64)
-    if HAS_VECTORS:
-        _find(addresses)
+    _find(addresses)
     return addresses
