@@ -30,7 +30,7 @@ from artifacts.quantisation.widths import Width
 from profilers.quantise.calibration import LayerInputs, Weights, hessians, output, spaced
 from profilers.quantise.expert_outputs import OutputRows
 from profilers.quantise.method import TRELLIS, Method
-from runtime.model.files.expert_store import StoredLayout
+from runtime.model.layout import ExpertLayout
 
 Replicas = Mapping[str, Mapping[Width, Quantized | Trellis]]
 
@@ -50,7 +50,7 @@ class ExpertTask:
     expert: int
     method: Method
     module: bytes
-    layout: StoredLayout
+    layout: ExpertLayout
     weights: np.ndarray
     inputs: LayerInputs
     rows: np.ndarray

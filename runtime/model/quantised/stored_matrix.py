@@ -19,8 +19,8 @@ from artifacts.formats.integers.order import ORDER
 from artifacts.formats.integers.packed_integers import PackedIntegers
 from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import NvFp4
-from runtime.model.layout import PLAIN, Part
-from runtime.model.quantised.quantised_layout import PlacedParts, QuantisedLayout
+from runtime.model.layout import ExpertLayout, Part, PlacedParts
+from runtime.model.quantised.quantised_matrix import PLAIN
 
 _FLOATS = {
     torch.float8_e4m3fn: (3, 7),
@@ -138,12 +138,11 @@ def is_described(part: Part) -> bool:
     return type(part.format) in _DESCRIBE and has_words
 
 
-def stored_matrices(layout: QuantisedLayout, name: str) -> list[StoredMatrix]:
+def stored_matrices(layout: ExpertLayout, name: str) -> list[StoredMatrix]:
     """Describe the matrices that are the rows of one parameter of an expert, with its bias."""
-    matrices = layout.matrices
-    biases = matrices.get(f"{name}_bias")
+    biases = layout.matrices.get(f"{name}_bias")
     bias = biases and biases[0][PLAIN].offset
-    return [stored_matrix(placed, bias) for placed in matrices[name]]
+    return [stored_matrix(placed, bias) for placed in layout.matrices[name]]
 
 
 def stored_matrix(placed: PlacedParts, bias: int | None = None) -> StoredMatrix:

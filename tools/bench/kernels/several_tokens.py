@@ -23,13 +23,12 @@ from runtime.control.plan import NO_SLOT, Place
 from runtime.kernels.load import AS_NUMPY
 from runtime.model.arithmetic import expert_forward
 from runtime.model.layout import ExpertLayout
-from runtime.model.quantised.quantised_layout import QuantisedLayout
 from runtime.model.quantised.quantised_matrix import project_in_tiles
 from tools.arguments import parser_of
 from tools.bench.kernels.stored_matrices import cold_copies, plain_expert, random_expert, variants
 from tools.bench.measuring import least_ratio
 
-Expert = tuple[ExpertLayout | QuantisedLayout, torch.Tensor]  # with its content
+Expert = tuple[ExpertLayout, torch.Tensor]  # with its content
 COLD_NBYTES = 96 << 20
 PLAIN = (torch.bfloat16, torch.float16, torch.float32)
 GROUP = 128
@@ -59,7 +58,7 @@ def expert(name: str, hidden: int, neurons: int) -> Expert:
 
 
 def ratios(
-    layout: ExpertLayout | QuantisedLayout,
+    layout: ExpertLayout,
     content: torch.Tensor,
     shape: tuple[int, int],
     counts: Sequence[int],
@@ -77,7 +76,7 @@ def ratios(
 
 
 def _both(
-    layout: ExpertLayout | QuantisedLayout,
+    layout: ExpertLayout,
     copies: torch.Tensor,
     x: torch.Tensor,
     shape: tuple[int, int],
