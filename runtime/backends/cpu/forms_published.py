@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from artifacts.formats.base import StoredCodes
 from artifacts.formats.gguf.ggml import GGML
 from runtime.backends.cpu.form import CpuForm, LayerForm, TokenOperands
 from runtime.control.plan import Place
@@ -16,12 +17,7 @@ from runtime.kernels.cpu.row_shares import Rows, RowShares
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, Layout
-from runtime.model.quantised.stored_matrix import (
-    StoredCodes,
-    StoredMatrix,
-    is_described,
-    stored_matrices,
-)
+from runtime.model.quantised.stored_matrix import StoredMatrix, is_described, stored_matrices
 
 _BIASES = (f"{GATE_UP}_bias", f"{DOWN}_bias")
 # for more, torch multiplies by dequantised tiles: docs/performance.md has the times
