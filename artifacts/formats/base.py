@@ -27,7 +27,7 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Placed(Protocol):
+class PlacedTensor(Protocol):
     """A tensor of a matrix at its place in an expert, `offset` bytes from the beginning."""
 
     dtype: torch.dtype
@@ -102,7 +102,7 @@ class Described(NamedTuple):
 class PlacedTensors(NamedTuple):
     """The tensors of one matrix [num_outputs, num_inputs] in an expert, by role."""
 
-    placed: Mapping[str, Placed]
+    placed: Mapping[str, PlacedTensor]
     num_outputs: int
     num_inputs: int
 
