@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,12 +27,117 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
 
 
+class PlacedTensor(Protocol):
+    """A tensor of a matrix at its place in an expert, `offset` bytes from the beginning."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCodes:
+    """Codes of a matrix: their place, bytes, kind and order.
+
+    `kind` is a `float` with `mantissa` bits of mantissa and the exponent's `bias`, a `signed`
+    integer, an `integer` from which a zero-point is subtracted, `plain`, a number of the module's
+    dtype, or the name of ggml's blocks.
+
+    `order` is the order in which codes follow each other. `rows`: bytes along the inputs, the first
+    of two codes in the low half. `columns`: a stream of words down the inputs. `blocks`: codes
+    along the inputs in blocks that hold their scales.
+    """
+
+    start: int
+    nbytes: int
+    kind: str
+    bits: int
+    order: str = "rows"
+    mantissa: int = 0
+    bias: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredScales:
+    """One scale of type `dtype` for `height` outputs and `width` inputs, which are in `num_groups`;
+    `row` and `column` are the distances between scales. `matrix` is the place of the whole matrix's
+    scale, which multiplies the others, or divides them if `is_inverse`."""
+
+    start: int
+    dtype: str
+    num_groups: int
+    height: int
+    width: int
+    row: int
+    column: int
+    matrix: int | None = None
+    is_inverse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredZeros:
+    """Zero-points of `integer` codes along the outputs, in their order. `word` is the distance
+    between the `num_words` words of one group, `group` the distance between groups. Stored
+    zero-points are less by `offset`."""
+
+    start: int
+    num_words: int
+    word: int
+    group: int
+    offset: int = 0
+
+
+class Described(NamedTuple):
+    """The parts of a matrix as compiled code reads them. All places are in bytes from the expert's
+    beginning, all distances in elements of the type that is read."""
+
+    codes: StoredCodes
+    scales: StoredScales | None = None
+    zeros: StoredZeros | None = None
+
+
+class PlacedTensors(NamedTuple):
+    """The tensors of one matrix [num_outputs, num_inputs] in an expert, by role."""
+
+    placed: Mapping[str, PlacedTensor]
+    num_outputs: int
+    num_inputs: int
+
+    def start(self, role: str) -> int:
+        return self.placed[role].offset
+
+    def shape(self, role: str) -> tuple[int, ...]:
+        return self.placed[role].shape
+
+    def codes(self, role: str, kind: str, bits: int, *others: object) -> StoredCodes:
+        part = self.placed[role]
+        return StoredCodes(part.offset, part.nbytes, kind, bits, *others)
+
+    def scales(self, role: str, **others: object) -> StoredScales:
+        """Describe scales [num_outputs, groups]."""
+        num_groups = self.shape(role)[1]
+        return self.scales_at(
+            role, num_groups, 1, -(-self.num_inputs // num_groups), num_groups, 1, **others
+        )
+
+    def scales_at(self, role: str, *sizes: int, **others: object) -> StoredScales:
+        part = self.placed[role]
+        dtype = str(part.dtype).removeprefix("torch.")
+        return StoredScales(part.offset, dtype, *sizes, **others)
+
+
 class Format:
     """One way to store a matrix [out, in] in several tensors, which are known by their roles: base
     of the formats, each a frozen dataclass with its own `shape` and `dequantise`."""
 
     name: str
     fills_bfloat16: ClassVar[bool] = True
+    described: ClassVar[Callable[..., Described] | None] = None
+    """A method that describes a matrix, by its PlacedTensors, to compiled code; None where no such
+    code reads the format."""
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         """The shape [out, in] of the matrix that these tensors hold, by role. Raises Unfit where

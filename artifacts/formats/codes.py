@@ -10,6 +10,9 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 """The number of each code of a 4-bit float: sign, two bits of exponent, one of mantissa (OCP
 Microscaling, table 5)."""
 
+E2M1_BITS = (1, 1)
+"""Of these floats the bits of the mantissa and the exponent's bias."""
+
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The number of each code of ggml's IQ4_NL and IQ4_XS (kvalues_iq4nl in ggml-common.h)."""
 

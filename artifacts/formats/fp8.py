@@ -18,8 +18,10 @@ from artifacts.errors import BadInput
 from artifacts.formats.base import (
     DAMAGED,
     NOT_FINITE,
+    Described,
     Format,
     Loop,
+    PlacedTensors,
     Stored,
     are_sound,
     fault_of_scales,
@@ -110,6 +112,16 @@ class Scaled(Format):
         ):
             return f"a scale of 0 for weights that are not 0, {DAMAGED}"
         return None
+
+    def described(self, tensors: PlacedTensors) -> Described:
+        weight = tensors.placed["weight"]
+        # bits of the mantissa, bias of the exponent
+        floats = {torch.float8_e4m3fn: (3, 7), torch.float8_e5m2: (2, 15)}.get(weight.dtype, ())
+        codes = tensors.codes("weight", "float" if floats else "signed", 8, "rows", *floats)
+        height, width = self.scaled_block(weight.shape, tensors.shape("scale"))
+        num_groups = -(-tensors.num_inputs // width)
+        scales = tensors.scales_at("scale", num_groups, height, width, num_groups, 1)
+        return Described(codes, scales)
 
     def _spread(self, of_blocks: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """Return the values of blocks as values of each row and column of a matrix of this shape.

@@ -14,8 +14,17 @@ from functools import partial
 import numpy as np
 
 from artifacts.common.lazy_torch import torch
-from artifacts.formats.base import Format, Loop, Stored, fault_of_scales, loops, require
-from artifacts.formats.codes import E2M1, NO_ZEROS, floats
+from artifacts.formats.base import (
+    Described,
+    Format,
+    Loop,
+    PlacedTensors,
+    Stored,
+    fault_of_scales,
+    loops,
+    require,
+)
+from artifacts.formats.codes import E2M1, E2M1_BITS, NO_ZEROS, floats
 from artifacts.formats.modules import REGEX
 from artifacts.formats.schemes import HEAD, Group, Said, Scheme, Spelling, patterns
 
@@ -65,6 +74,10 @@ class MxFp4(Format):
     def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
         largest = tensors["scales"].view(torch.uint8).max()  # of exponents, as that of numbers
         return fault_of_scales(largest.view(torch.float8_e8m0fnu), max(E2M1))
+
+    def described(self, tensors: PlacedTensors) -> Described:
+        codes = tensors.codes("blocks", "float", 4, "rows", *E2M1_BITS)
+        return Described(codes, tensors.scales("scales"))
 
 
 def said(config: Mapping) -> Said:

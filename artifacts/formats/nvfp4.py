@@ -17,15 +17,17 @@ from artifacts.common.lazy_torch import torch
 from artifacts.formats.base import (
     DAMAGED,
     NOT_FINITE,
+    Described,
     Format,
     Loop,
+    PlacedTensors,
     Stored,
     are_sound,
     fault_of_scales,
     loops,
     require,
 )
-from artifacts.formats.codes import E2M1, NO_ZEROS, floats
+from artifacts.formats.codes import E2M1, E2M1_BITS, NO_ZEROS, floats
 from artifacts.formats.schemes import Scheme, Spelling
 
 GROUP = 16
@@ -83,6 +85,13 @@ class NvFp4(Format):
             return f"a negative scale, {DAMAGED}"
         largest = codes.max().view(scale.dtype)
         return fault_of_scales(self._scales({"global": matrix, "scale": largest}), max(E2M1))
+
+    def described(self, tensors: PlacedTensors) -> Described:
+        matrix = tensors.start("global")
+        return Described(
+            tensors.codes("packed", "float", 4, "rows", *E2M1_BITS),
+            tensors.scales("scale", matrix=matrix, is_inverse=self.is_inverse),
+        )
 
     def _scales(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The scale of each group, float32 [out, in / 16], or of each of some codes of scales."""

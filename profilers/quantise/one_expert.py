@@ -37,7 +37,7 @@ from profilers.quantise.calibration import (
 )
 from profilers.quantise.expert_outputs import OutputRows
 from profilers.quantise.method import TRELLIS, Method
-from runtime.model.files.expert_store import StoredLayout
+from runtime.model.layout import ExpertLayout
 
 Replicas = Mapping[str, Mapping[Width, Quantized | Trellis]]
 
@@ -57,7 +57,7 @@ class ExpertTask:
     expert: int
     method: Method
     module: bytes
-    layout: StoredLayout
+    layout: ExpertLayout
     weights: np.ndarray
     inputs: LayerInputs
     rows: np.ndarray

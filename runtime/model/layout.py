@@ -1,19 +1,27 @@
 """Layout of an expert's tensors in a slot, and buffers that hold slots."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import ClassVar, Protocol
 
 import torch
 
 from artifacts.errors import BadUsage, OutOfResources
-from artifacts.formats.base import NOT_FINITE, Format
+from artifacts.formats.base import BEYOND, NOT_FINITE, Format, Stored
+from artifacts.formats.integers.awq import as_stored, in_slot, is_turned, turn
+from artifacts.formats.integers.order import ARRANGED, ORDER, arrange, index_of
 from artifacts.shape import Shape
-from runtime.model.arithmetic import project
 from runtime.model.files.direct_io import PAGE
 from runtime.model.huge_pages import HUGE_PAGE, anonymous
+from runtime.model.quantised.quantised_matrix import (
+    PLAIN,
+    Parts,
+    QuantisedMatrix,
+    joined,
+    project_quantised,
+)
 
 # bytes; CPU kernels round differently at other alignments, and results stop being bit-identical
 ALIGNMENT = 64
@@ -24,7 +32,7 @@ class Layout(Protocol):
     """Layout of an expert of one precision in a slot."""
 
     is_plain: bool  # whether each part is one tensor of the module's own numbers
-    codes: str  # how its numbers lie: plain, neurons, published, mixed (of these), packed, trellis
+    codes: str  # how its numbers lie: plain, neurons, published, mixed (of both), packed, trellis
     format: str  # the name of how its matrices are stored
     dtype: torch.dtype  # of most of its parts
     project: Callable[
@@ -74,9 +82,6 @@ class ExpertStore(Protocol):
         opened."""
 
 
-PLAIN = ""  # the role of the only tensor of a parameter that is not quantised
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """One tensor of an expert: the parameter called `name`, in its module's own orientation, or one
@@ -112,77 +117,212 @@ class Part:
         return self.bytes_of(buffer).view(self.dtype).view(self.shape)
 
 
-def laid_out(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Return the parts one after another in a slot, each 64-byte aligned."""
-    placed = []
-    offset = 0
-    for part in parts:
-        placed.append(replace(part, offset=offset))
-        offset = round_up(placed[-1].stop)
-    return tuple(placed)
+PlacedParts = dict[str, Part]
+"""The tensors of one matrix by role."""
+
+
+def stored_part(name: str, source: int, role: str, form: Format, stored: Stored) -> Part:
+    """Return the part of an expert that a tensor of a checkpoint becomes."""
+    role, form, shape = in_slot(role, form, stored.shape)
+    return Part(name, stored.dtype, shape, role=role, source=source, format=form)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayout:
-    """The parts of one expert at full precision in a slot: each 64-byte aligned, all of one
-    dtype."""
+    """The parts of one expert in a slot, each 64-byte aligned: numbers as the module has them, and
+    tensors of matrices in few bits.
 
-    is_plain: ClassVar[bool] = True
-    codes: ClassVar[str] = "plain"
-    project: ClassVar[Callable[..., torch.Tensor]] = staticmethod(project)
+    `dtype` is the module's; `is_transposed` says whether its matrices are [in, out]. Where a
+    checkpoint stores experts in different ways, as GGUF files have some layers in more bits,
+    `variants` has a layout for each, and `parts` is empty. The slot has room for the largest; it
+    begins with the number of the variant in it, one byte.
+    """
+
+    project: ClassVar[Callable[..., torch.Tensor]] = staticmethod(project_quantised)
 
     parts: tuple[Part, ...]
     dtype: torch.dtype
+    is_transposed: bool = False
+    variants: tuple["ExpertLayout", ...] = ()
+    matrices: dict[str, list[PlacedParts]] = field(init=False, compare=False, repr=False)
+    """The matrices that make up the rows of each parameter, by its name."""
+
+    def __post_init__(self) -> None:
+        found: dict[str, dict[int, PlacedParts]] = {}
+        for part in self.parts:
+            found.setdefault(part.name, {}).setdefault(part.source, {})[part.role] = part
+        matrices = {name: list(by_source.values()) for name, by_source in found.items()}
+        object.__setattr__(self, "matrices", matrices)
 
     @classmethod
     def of(cls, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> "ExpertLayout":
         """Lay out parameters of the given shapes (one expert's, without the expert dimension) in
         their order."""
-        return cls(laid_out(Part(name, dtype, shape) for name, shape in shapes.items()), dtype)
+        return cls.stored((Part(name, dtype, shape) for name, shape in shapes.items()), dtype)
+
+    @classmethod
+    def stored(
+        cls,
+        parts: Iterable[Part],
+        dtype: torch.dtype,
+        *,
+        is_transposed: bool = False,
+        start: int = 0,
+    ) -> "ExpertLayout":
+        """Lay out the parts one after another in a slot, from byte `start` on."""
+        placed = []
+        for part in parts:
+            placed.append(replace(part, offset=start))
+            start = round_up(placed[-1].stop)
+        return cls(tuple(placed), dtype, is_transposed)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each part is one tensor of the module's own numbers."""
+        return not self.variants and all(part.format is None for part in self.parts)
+
+    @property
+    def codes(self) -> str:
+        return "mixed" if self.variants else "plain" if self.is_plain else "published"
 
     @property
     def format(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+        """Names of the formats of its matrices, as `mxfp4`, or of the dtype."""
+        names = dict.fromkeys(part.format.name for part in self._stored if part.format)
+        return " and ".join(names) or str(self.dtype).removeprefix("torch.")
 
     @property
     def nbytes(self) -> int:
         """Bytes of a slot, a multiple of 64."""
-        return round_up(self.parts[-1].stop)
+        return round_up(max(part.stop for part in self._stored))
 
-    def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the parts by name as views of `buffer`, uint8 [nbytes] or longer, on any device;
-        nothing is copied."""
-        return {part.name: part.view(buffer) for part in self.parts}
+    @property
+    def _stored(self) -> list[Part]:
+        return [part for layout in self.variants or (self,) for part in layout.parts]
+
+    def views(self, buffer: torch.Tensor) -> Mapping[str, object]:
+        """Return views of `buffer`, uint8 [nbytes] or longer, on any device, nothing is copied: for
+        each part its numbers, or the matrices in few bits that make up its rows.
+
+        Of several variants one is looked up when its views are used; on a GPU each use waits for
+        the slot's first byte.
+        """
+        if self.variants:
+            return _Variants(buffer, [each.views(buffer) for each in self.variants])
+        return {
+            part: _plain([_views(buffer, placed) for placed in stored])
+            for part, stored in self.matrices.items()
+        }
+
+    def weights(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the numbers of each part, as the module has them; copies, except for parts that
+        are not quantised."""
+        layout = self._of(buffer)
+        return {
+            name: part
+            if isinstance(part, torch.Tensor)
+            else joined(part, layout.dtype, is_transposed=layout.is_transposed)
+            for name, part in layout.views(buffer).items()
+        }
 
     def digest(self, buffer: torch.Tensor) -> str:
         """Return the sha256 of an expert in `buffer`, uint8 [nbytes] or longer on the CPU, without
         the bytes between its parts: the same wherever the checkpoint keeps the expert."""
         digest = hashlib.sha256()
-        for part in self.parts:
-            digest.update(memoryview(self._stored(part, buffer).numpy()))
+        for part in self._of(buffer).parts:
+            digest.update(memoryview(_as_stored(part, buffer).numpy()))
         return digest.hexdigest()
 
-    def _stored(self, part: Part, buffer: torch.Tensor) -> torch.Tensor:
-        """Return the bytes of a part as the checkpoint has them."""
-        return part.bytes_of(buffer)
-
-    def weights(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the parts as the module has them: here the views."""
-        return self.views(buffer)
+    def arrange(self, buffer: torch.Tensor) -> str | None:
+        """Put the codes of an expert into the order of their groups, and AWQ's into GPTQ's; its
+        stored bytes lie in `buffer`, uint8 [nbytes] or longer on the CPU. Return the fault of a
+        part whose index leads beyond its groups; None if none does."""
+        for name, stored in self._of(buffer).matrices.items():
+            for placed in filter(_is_ordered, stored):
+                taken = {role: part for role, part in placed.items() if role in ARRANGED}
+                matrix = _views(buffer, taken)
+                if is_turned(matrix.format):
+                    turn(matrix.tensors)
+                elif not arrange(matrix.tensors, matrix.format.lacking):
+                    return f"{name} holds {BEYOND}"
+        return None
 
     def fault(self, buffer: torch.Tensor, spans: Spans) -> str | None:
-        """Return the fault of a part within these spans of `buffer`, with its name; None if all
-        numbers are finite."""
-        for part in self.parts:
-            for start, stop in _overlaps(spans, part.offset, part.stop):
-                if not is_finite(buffer[start:stop].view(self.dtype)):
-                    return f"{part.name} holds {NOT_FINITE}"
+        """Return the fault of a part, with its name; None if all are sound. Of numbers that are not
+        quantised only those within these spans of `buffer` are read."""
+        for name, stored in self._of(buffer).matrices.items():
+            for placed in stored:
+                if fault := _fault(buffer, placed, spans):
+                    return f"{name} holds {fault}"
         return None
 
     def several(self, part: Part, memory: torch.Tensor) -> torch.Tensor:
         """View one part of several experts that are adjacent in `memory`, uint8, as [n, *shape];
         nothing is copied."""
         return memory.view(self.dtype).view(-1, *part.shape)
+
+    def _of(self, buffer: torch.Tensor) -> "ExpertLayout":
+        """Return the layout of the expert that is in `buffer`."""
+        return self.variants[int(buffer[0])] if self.variants else self
+
+
+class _Variants(Mapping):
+    """Views of a slot by each layout; the slot's first byte chooses one."""
+
+    def __init__(self, buffer: torch.Tensor, views: Sequence[Parts]) -> None:
+        self._buffer = buffer
+        self._views = views
+
+    def __getitem__(self, name: str) -> object:
+        return self._views[int(self._buffer[0])][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views[0])
+
+    def __len__(self) -> int:
+        return len(self._views[0])
+
+
+def _views(buffer: torch.Tensor, placed: PlacedParts) -> QuantisedMatrix:
+    tensors = {role: part.view(buffer) for role, part in placed.items()}
+    return QuantisedMatrix(_format(placed), tensors)
+
+
+def _format(placed: PlacedParts) -> Format | None:
+    return next(iter(placed.values())).format
+
+
+def _plain(matrices: list[QuantisedMatrix]) -> list[QuantisedMatrix] | torch.Tensor:
+    is_one = len(matrices) == 1 and matrices[0].format is None
+    return matrices[0].tensors[PLAIN] if is_one else matrices
+
+
+def _as_stored(part: Part, buffer: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a part as the checkpoint has them where groups follow each other."""
+    if part.role == ORDER:
+        return index_of(part.bytes_of(buffer).view(part.dtype)).view(torch.uint8)
+    if part.format and is_turned(part.format):
+        return as_stored(part.role, part.view(buffer)).flatten().view(torch.uint8)
+    return part.bytes_of(buffer)
+
+
+def _is_ordered(placed: PlacedParts) -> bool:
+    """Return whether the codes of a matrix are put into another order when they are read."""
+    form = _format(placed)
+    return ORDER in placed or (form is not None and is_turned(form))
+
+
+def _fault(buffer: torch.Tensor, placed: PlacedParts, spans: Spans) -> str | None:
+    if _format(placed):
+        return _views(buffer, placed).fault()
+    part = placed[PLAIN]
+    overlaps = (
+        (max(start, part.offset), min(stop, part.stop))
+        for start, stop in spans
+        if max(start, part.offset) < min(stop, part.stop)
+    )
+    are_finite = all(is_finite(buffer[start:stop].view(part.dtype)) for start, stop in overlaps)
+    return None if are_finite else NOT_FINITE
 
 
 def aligned(nbytes: int, *, pin: bool = False) -> torch.Tensor:
@@ -218,12 +358,6 @@ def is_finite(values: torch.Tensor) -> bool:
     # The extremes show both; isfinite of every element would take 20 times as long and a mask in
     # memory.
     return values.numel() == 0 or all(bool(extreme.isfinite()) for extreme in torch.aminmax(values))
-
-
-def _overlaps(spans: Spans, first: int, last: int) -> Iterator[tuple[int, int]]:
-    for start, stop in spans:
-        if max(start, first) < min(stop, last):
-            yield max(start, first), min(stop, last)
 
 
 def round_up(nbytes: int) -> int:

@@ -12,7 +12,7 @@ from artifacts.errors import BadInput, first_line
 from artifacts.shape import FULL_BITS, Shape
 from runtime.model.files.checkpoint import Checkpoint
 from runtime.model.files.config_fields import check_fields, check_value, unfollowed_fields
-from runtime.model.files.expert_store import DiskStore, StoredLayout
+from runtime.model.files.expert_store import DiskStore
 from runtime.model.files.expert_tensors import locate_experts
 from runtime.model.files.fingerprint import fingerprint
 from runtime.model.files.locate import locate
@@ -188,7 +188,7 @@ def _shape(layers: tuple[MoeLayer, ...], layout: ExpertLayout) -> Shape:
     )
 
 
-def _as_stored(shape: Shape, layout: StoredLayout) -> Shape:
+def _as_stored(shape: Shape, layout: ExpertLayout) -> Shape:
     """Return the shape with the bytes of experts as they are stored; packed experts have no neurons
     that could be cut."""
     if layout.is_plain:

@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from artifacts.errors import BadUsage
 from artifacts.quantisation.replicas import Replicas
 from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.routing.predictors import Predictors
@@ -18,6 +19,12 @@ from artifacts.splits.solve import SolvedSplit
 from artifacts.traces.next_use import NextUse
 from runtime.policies.shared.maps import Matching
 from runtime.policies.step import Now, Opening, Step, most_wanted
+
+
+def check_choice(policy: str, setting: str, value: object, *known: str) -> None:
+    """Raise BadUsage unless a setting of a policy has one of the known values."""
+    if value not in known:
+        raise BadUsage(f"{policy}: {setting} is {' or '.join(known)}, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from runtime.control.plan import NO_SLOT, Place
 from runtime.devices import is_host
 from runtime.model.arithmetic import expert_forward
 from runtime.model.open import MoeModel
-from runtime.model.quantised.quantised_matrix import project_in_tiles, project_quantised
+from runtime.model.quantised.quantised_matrix import project_in_tiles
 from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slots import Slots
 from runtime.tiers.slow import SlowTier
@@ -42,17 +42,15 @@ class ResidentExperts:
         self.shadows = shadows
         self.num_experts = opened.shape.num_experts
         self._is_split = slow.is_split
-        has_tiles = (
-            opened.store.layout.project is project_quantised or opened.dtype is torch.float16
-        )
+        layout = opened.store.layout
+        has_tiles = layout.codes in ("published", "mixed") or opened.dtype is torch.float16
         self._in_tiles = (
             is_fused and has_tiles and not self._is_split and is_host(opened.model.device)
         )
-        self._views = [] if self._is_split else [opened.store.layout.views(slot) for slot in slots]
+        self._views = [] if self._is_split else [layout.views(slot) for slot in slots]
         # By slot the part that a whole expert takes.
         self._rooms = [] if self._is_split else [slot[: slow.nbytes(FULL_BITS)] for slot in slots]
         self._segments: dict[tuple[int, int], Views] = {}  # by slot and row of the slow tier
-        layout = opened.store.layout
         by_part = slots.by_part
         parts = layout.parts if by_part else ()
         self._by_part = {part.name: layout.several(part, by_part[part.name]) for part in parts}

@@ -21,7 +21,8 @@ from artifacts.quantisation.trellis.trellis import (
 from artifacts.quantisation.widths import Width
 from runtime.kernels.replica_linear import project_replica
 from runtime.model.files.checkpoint import StoredTensor
-from runtime.model.layout import PLAIN, Part
+from runtime.model.layout import Part
+from runtime.model.quantised.quantised_matrix import PLAIN
 
 Views = dict[str, Packed | Trellis | torch.Tensor]
 

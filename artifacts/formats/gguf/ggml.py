@@ -12,7 +12,16 @@ from functools import partial
 
 import torch
 
-from artifacts.formats.base import NOT_FINITE, Format, Loop, Stored, loops, require
+from artifacts.formats.base import (
+    NOT_FINITE,
+    Described,
+    Format,
+    Loop,
+    PlacedTensors,
+    Stored,
+    loops,
+    require,
+)
 from artifacts.formats.codes import IQ4
 from artifacts.formats.gguf.gguf_header import BLOCKS
 
@@ -56,6 +65,9 @@ class GgmlBlocks(Format):
         minima = torch.zeros_like(scales) if minima is None else minima
         of_rows = (each.reshape(len(blocks), -1).contiguous().numpy() for each in (scales, minima))
         return partial(getattr(loops("gguf.ggml_loops"), self.fill), blocks.numpy(), *of_rows)
+
+    def described(self, tensors: PlacedTensors) -> Described:
+        return Described(tensors.codes("blocks", self.name, 0, "blocks"))
 
     def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
         scales = (each for each in self.scales(self._blocks(tensors)) if each is not None)

@@ -16,9 +16,12 @@ from artifacts.common.lazy_torch import torch
 from artifacts.errors import BadInput
 from artifacts.formats.base import (
     CONTRADICTED,
+    Described,
     Format,
     Loop,
+    PlacedTensors,
     Stored,
+    StoredZeros,
     fault_of_scales,
     is_number,
     loops,
@@ -126,6 +129,15 @@ class Gptq(Format):
         arrays = (points.contiguous().numpy(), scales.numpy(), groups.numpy(), places.numpy())
         return partial(
             loops("integers.column_loops").from_stream, words.numpy(), self.bits, *arrays
+        )
+
+    def described(self, tensors: PlacedTensors) -> Described:
+        num_groups, num_words = tensors.shape(ZEROS)
+        width = -(-tensors.num_inputs // num_groups)
+        return Described(
+            tensors.codes("qweight", "integer", self.bits, "columns"),
+            tensors.scales_at("scales", num_groups, 1, width, 1, tensors.num_outputs),
+            StoredZeros(tensors.start(ZEROS), num_words, 1, num_words, self.zero_offset),
         )
 
     def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:

@@ -19,9 +19,12 @@ from artifacts.common.lazy_torch import torch
 from artifacts.formats.base import (
     CONTRADICTED,
     DAMAGED,
+    Described,
     Format,
     Loop,
+    PlacedTensors,
     Stored,
+    StoredZeros,
     fault_of_scales,
     is_number,
     loops,
@@ -130,6 +133,14 @@ class PackedIntegers(Format):
             own = (packed.view(torch.uint8).numpy(), _CODES, zeros, scales)
             fill = partial(loops().from_half_bytes, *own)
         return partial(_in_places, fill, places.numpy().astype(np.uint32)) if are_moved else fill
+
+    def described(self, tensors: PlacedTensors) -> Described:
+        zeros = None
+        if "zero_point" in tensors.placed:
+            num_words, num_groups = tensors.shape("zero_point")
+            zeros = StoredZeros(tensors.start("zero_point"), num_words, num_groups, 1)
+        codes = tensors.codes("packed", "integer", self.bits)
+        return Described(codes, tensors.scales("scale"), zeros)
 
     def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
         packed = tensors["packed"]

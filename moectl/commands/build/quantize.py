@@ -202,8 +202,7 @@ def _quantize(
     seed: int,
     store: Path,
 ) -> "BuiltReplicas":
-    from artifacts.store.runs import ModelInfo
-    from moectl.shared.opening import open_quietly
+    from moectl.shared.opening import model_info, open_quietly
     from moectl.shared.terminal.progress import progress_bar
     from profilers.quantise.estimate import expert_s
     from profilers.quantise.method import TRELLIS, check_method, projections, smaller
@@ -218,7 +217,7 @@ def _quantize(
     # refused before text is read where no width would save anything
     fewer = smaller(method, opened)
     data = calibration_data(opened, options, seed=seed)
-    model = ModelInfo(name, opened.fingerprint, opened.family, opened.shape)
+    model = model_info(name, opened)
     phases.begin("measuring one expert")
     seconds = expert_s(opened, fewer, sum(map(len, data.sequences))) * opened.shape.num_keys
     with (

@@ -260,10 +260,9 @@ def _named_model(source: "TraceSource", opened: "OpenedTrace") -> ModelInfo | No
     name = str(demo_model()) if source.model == "bundled" else source.model
     if not Path(name).is_dir():
         return None
-    from moectl.shared.opening import open_quietly
+    from moectl.shared.opening import model_info, open_quietly
 
-    model = open_quietly(name, device="cpu")
-    return ModelInfo(name, model.fingerprint, model.family, model.shape)
+    return model_info(name, open_quietly(name, device="cpu"))
 
 
 def _machine_for(

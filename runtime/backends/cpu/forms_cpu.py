@@ -23,7 +23,6 @@ from runtime.kernels.cpu.row_shares import RowShares, plain_rows
 from runtime.kernels.cpu.threads import KernelThreads, divided
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.files.expert_store import StoredLayout
 from runtime.model.layout import ExpertLayout, Layout, Part
 from runtime.model.open import MoeModel
 from runtime.tiers.fast import ResidentExperts
@@ -242,7 +241,7 @@ def _sizes_of(
     return lambda places: list(map(nbytes.__getitem__, map(_bits, places)))
 
 
-def _layouts(slow: SlowTier, shadows: Shadows | None) -> dict[int, StoredLayout | ReplicaLayout]:
+def _layouts(slow: SlowTier, shadows: Shadows | None) -> dict[int, ExpertLayout | ReplicaLayout]:
     return {bits: store.layout for bits, store in slow.stores.items()} | (
         shadows.layouts if shadows else {}
     )
@@ -258,7 +257,7 @@ def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:
 
 
 def form_of(
-    layout: StoredLayout | ReplicaLayout, dtype: torch.dtype, gate: ClampedGate | None = None
+    layout: ExpertLayout | ReplicaLayout, dtype: torch.dtype, gate: ClampedGate | None = None
 ) -> CpuForm:
     """Return the backend of experts with this layout and gate (None: SiLU), for a model of this
     dtype."""

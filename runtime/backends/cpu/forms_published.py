@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from artifacts.formats.base import StoredCodes
 from artifacts.formats.gguf.ggml import GGML
 from runtime.backends.cpu.form import CpuForm, LayerForm, TokenOperands
 from runtime.control.plan import Place
@@ -15,15 +16,8 @@ from runtime.kernels.clamped_gate import ClampedGate
 from runtime.kernels.cpu.row_shares import Rows, RowShares
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.layout import Layout
-from runtime.model.quantised.mixed_layout import MixedLayout
-from runtime.model.quantised.quantised_layout import QuantisedLayout
-from runtime.model.quantised.stored_matrix import (
-    StoredCodes,
-    StoredMatrix,
-    is_described,
-    stored_matrices,
-)
+from runtime.model.layout import ExpertLayout, Layout
+from runtime.model.quantised.stored_matrix import StoredMatrix, is_described, stored_matrices
 
 _BIASES = (f"{GATE_UP}_bias", f"{DOWN}_bias")
 # for more, torch multiplies by dequantised tiles: docs/performance.md has the times
@@ -37,7 +31,7 @@ class CpuPublished(CpuForm):
     most_tokens = _MOST_TOKENS
 
     def __init__(
-        self, layout: QuantisedLayout, dtype: torch.dtype, gate: ClampedGate | None = None
+        self, layout: ExpertLayout, dtype: torch.dtype, gate: ClampedGate | None = None
     ) -> None:
         self._layout = layout
         self._dtype = dtype
@@ -75,23 +69,21 @@ class CpuMixed(CpuForm):
     most_tokens = _MOST_TOKENS
 
     def __init__(
-        self, layout: MixedLayout, dtype: torch.dtype, gate: ClampedGate | None = None
+        self, layout: ExpertLayout, dtype: torch.dtype, gate: ClampedGate | None = None
     ) -> None:
-        self._forms = [CpuPublished(each, dtype, gate) for each in layout.layouts]
+        self._forms = [CpuPublished(each, dtype, gate) for each in layout.variants]
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         for i, start in enumerate(starts):
             form = self._forms[c_uint8.from_address(start).value]
-            form.multiply(
-                (), [start + MixedLayout.start], operands._replace(rows=operands.rows[i : i + 1])
-            )
+            form.multiply((), [start], operands._replace(rows=operands.rows[i : i + 1]))
 
 
 def has_published_form(layout: Layout) -> bool:
     """Return whether experts lie as published, and there is compiled code for each of their
     matrices."""
     if layout.codes == "mixed":
-        return all(map(has_published_form, layout.layouts))
+        return all(map(has_published_form, layout.variants))
     return layout.codes == "published" and all(
         part.name in _BIASES or is_described(part) for part in layout.parts
     )

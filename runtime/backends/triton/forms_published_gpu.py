@@ -10,7 +10,7 @@ from runtime.kernels.gpu.experts.gates import Gate
 from runtime.kernels.gpu.total import Total
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.quantised.quantised_layout import QuantisedLayout
+from runtime.model.layout import ExpertLayout
 from runtime.model.quantised.stored_matrix import StoredMatrix
 
 
@@ -19,7 +19,7 @@ class GpuPublished:
     uint8."""
 
     def __init__(
-        self, layout: QuantisedLayout, arena: torch.Tensor, starts: torch.Tensor, gate: Gate
+        self, layout: ExpertLayout, arena: torch.Tensor, starts: torch.Tensor, gate: Gate
     ) -> None:
         self._layout = layout
         self._arena = arena

@@ -11,7 +11,6 @@ from artifacts.formats.gguf.ggml import GgmlBlocks
 from runtime.kernels.gpu.experts.gates import SILU, Gate
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout
-from runtime.model.quantised.quantised_layout import QuantisedLayout
 from runtime.model.quantised.stored_matrix import StoredMatrix, is_described, stored_matrices
 
 WORD = 4  # bytes
@@ -145,7 +144,7 @@ class GatedMatrices:
     activation: Gate
 
 
-def is_readable(layout: QuantisedLayout) -> bool:
+def is_readable(layout: ExpertLayout) -> bool:
     """Return whether the kernels read all matrices of experts with this layout, where down is
     one."""
     are_read = all(
@@ -156,7 +155,7 @@ def is_readable(layout: QuantisedLayout) -> bool:
     return are_read and {part.source for part in layout.parts if part.name == DOWN} == {0}
 
 
-def gated_matrices(layout: QuantisedLayout, activation: Gate = SILU) -> GatedMatrices:
+def gated_matrices(layout: ExpertLayout, activation: Gate = SILU) -> GatedMatrices:
     """Describe the matrices of an expert with this layout."""
     gate, *up = stored_matrices(layout, GATE_UP)
     (down,) = stored_matrices(layout, DOWN)

@@ -12,9 +12,6 @@ from artifacts.shape import Shape
 from runtime.model.files.checkpoint import Checkpoint, File, RepeatedBytes, Shard, read_tensor
 from runtime.model.files.direct_io import DirectFile
 from runtime.model.layout import ExpertLayout, ExpertStore, Spans
-from runtime.model.quantised.mixed_layout import MixedLayout
-
-StoredLayout = ExpertLayout | MixedLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ class DiskStore(ExpertStore):
     def __init__(
         self,
         checkpoint: Checkpoint,
-        layout: StoredLayout,
+        layout: ExpertLayout,
         *,
         shape: Shape,
         extents: Sequence[Sequence[Extent]],
@@ -129,8 +126,7 @@ class DiskStore(ExpertStore):
             )
         for extent in reads.conversions:
             extent.convert(self._file(extent.shard), out)
-        if not self.layout.is_plain:
-            _refuse(layer, expert, self.layout.arrange(out))
+        _refuse(layer, expert, self.layout.arrange(out))
         if (key, spans) not in self._checked:
             _refuse(layer, expert, self.layout.fault(out, spans or ((0, self.layout.nbytes),)))
             self._checked.add((key, spans))
@@ -150,7 +146,7 @@ class DiskStore(ExpertStore):
             parts = [target[start:stop] for start, stop in run.spans]
             if not run.shard.read_kept(run.offset, parts):
                 return False
-        return self.layout.is_plain or self.layout.arrange(out) is None
+        return self.layout.arrange(out) is None
 
     def places(self, layer: int, expert: int) -> list[tuple[Path, int, int]]:
         """Return the file, offset and bytes of each read that loads an expert."""

@@ -31,11 +31,10 @@ from runtime.model.files.conversions import (
     stored_shape,
     takes_turns,
 )
-from runtime.model.files.expert_store import Extent, StoredLayout
+from runtime.model.files.expert_store import Extent
 from runtime.model.layers import MoeLayer
-from runtime.model.layout import PLAIN, ExpertLayout, Part
-from runtime.model.quantised.mixed_layout import MixedLayout
-from runtime.model.quantised.quantised_layout import QuantisedLayout
+from runtime.model.layout import ALIGNMENT, ExpertLayout, Part
+from runtime.model.quantised.quantised_matrix import PLAIN
 from runtime.model.quantised.quantised_tensor import QuantisedTensor, Tensors
 
 
@@ -44,7 +43,7 @@ class LocatedExperts:
     """Result of `locate_experts`: the layout of an expert in a slot, the stored bytes of every
     expert, `extents[key]`, and the other tensors of the model."""
 
-    layout: StoredLayout
+    layout: ExpertLayout
     extents: tuple[tuple[Extent, ...], ...]
     others: Tensors
 
@@ -239,7 +238,7 @@ class _Search:
         expert = self._expert(layer, tensor.name, source, renamed)
         self._slices[self._key(layer, expert)][part.name, index] = _whole(tensor)
 
-    def complete(self) -> tuple[StoredLayout, tuple[tuple[Extent, ...], ...]]:
+    def complete(self) -> tuple[ExpertLayout, tuple[tuple[Extent, ...], ...]]:
         """Return the layout and the extents by key; BadInput for the first expert that lacks a
         slice."""
         for layer in self._layers:
@@ -266,35 +265,41 @@ class _Search:
                 start = part.offset + index * nbytes
                 yield slice_.extent(start, start + nbytes, self._layout.dtype)
 
-    def _quantised(self) -> tuple[StoredLayout, tuple[tuple[Extent, ...], ...]]:
+    def _quantised(self) -> tuple[ExpertLayout, tuple[tuple[Extent, ...], ...]]:
         """Return the layout and the extents. If not all experts are stored alike, the layout holds
         every way in which some are."""
         parts = [self._parts(key) for key in range(self._shape.num_keys)]
+        ways = dict.fromkeys(parts)
         layouts = {
-            each: QuantisedLayout.of(each, self._layout.dtype, is_transposed=self._is_transposed)
-            for each in parts
+            each: ExpertLayout.stored(
+                each,
+                self._layout.dtype,
+                is_transposed=self._is_transposed,
+                start=ALIGNMENT if len(ways) > 1 else 0,
+            )
+            for each in ways
         }
         if len(layouts) == 1:
             (layout,) = layouts.values()
             return layout, tuple(self._packed(key, layout) for key in range(len(parts)))
         numbers = {each: RepeatedBytes(bytes([number])) for number, each in enumerate(layouts)}
-        mixed = MixedLayout(tuple(layouts.values()))
+        mixed = ExpertLayout((), self._layout.dtype, variants=tuple(layouts.values()))
         return mixed, tuple(
             (
                 Extent(numbers[each], torch.uint8, 0, 1, 0, 1, torch.uint8),
-                *self._packed(key, layouts[each], mixed.start),
+                *self._packed(key, layouts[each]),
             )
             for key, each in enumerate(parts)
         )
 
-    def _packed(self, key: int, layout: QuantisedLayout, start: int = 0) -> tuple[Extent, ...]:
-        """Return the extents of an expert that lies in its slot from `start` on."""
+    def _packed(self, key: int, layout: ExpertLayout) -> tuple[Extent, ...]:
+        """Return the extents of an expert with this layout."""
         extents = []
         parts = iter(layout.parts)
         for _, _, slice_ in self._in_order(key):
             if slice_.turn != 1:
                 part = next(parts)
-            extents.append(slice_.extent(start + part.offset, start + part.stop, part.dtype))
+            extents.append(slice_.extent(part.offset, part.stop, part.dtype))
         return tuple(extents)
 
     def _parts(self, key: int) -> tuple[Part, ...]:

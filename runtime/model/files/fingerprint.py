@@ -4,6 +4,7 @@ bytes."""
 import hashlib
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -59,18 +60,18 @@ def content_digest(tensors: Iterable[StoredTensor]) -> str:
     of the order of tensors in the files. Raises BadInput for a file that ends early.
     """
     tensors = sorted(tensors, key=lambda tensor: (tensor.shard.path, tensor.offset))
-    places = [_places(tensor) for tensor in tensors]
-    for tensor, offsets in zip(tensors, places, strict=True):
-        for offset, nbytes in offsets:
-            tensor.shard.read_ahead(tensor.offset + offset, nbytes)
-    samples = {}
-    for tensor, offsets in zip(tensors, places, strict=True):
-        digest = hashlib.sha256()
-        for offset, nbytes in offsets:
-            digest.update(tensor.shard.sample(tensor.offset + offset, nbytes))
-        samples[tensor.name] = digest.digest()
+    samples = [
+        (tensor, tensor.offset + offset, nbytes)
+        for tensor in tensors
+        for offset, nbytes in _places(tensor)
+    ]
+    for tensor, offset, nbytes in samples:
+        tensor.shard.read_ahead(offset, nbytes)
+    digests = defaultdict(hashlib.sha256)
+    for tensor, offset, nbytes in samples:
+        digests[tensor.name].update(tensor.shard.sample(offset, nbytes))
     return hashlib.sha256(
-        b"".join(name.encode() + samples[name] for name in sorted(samples))
+        b"".join(name.encode() + digests[name].digest() for name in sorted(digests))
     ).hexdigest()
 
 

@@ -142,19 +142,20 @@ def _complete(ids: Mapping[str, int], types: list[int], roles: dict[str, int]) -
     """Add to `roles` the tokens that are known by their text, correct the types of tokens, and
     return those that end an answer."""
     for name, texts in _BY_TEXT.items():
-        found = next((ids[text] for text in texts.split() if text in ids), None)
-        if name not in roles and found is not None:
-            roles[name] = found
-            types[found] = CONTROL
-    ends = {ids[text] for text in _ENDING.split() if text in ids}
-    for token in ends:
+        found = _known(ids, texts.split())
+        if name not in roles and found:
+            roles[name] = found[0]
+            types[found[0]] = CONTROL
+    ends = set(_known(ids, _ENDING.split()))
+    for token in (*ends, *_known(ids, _FRAMING)):
         types[token] = CONTROL
-    for text in _FRAMING:
-        if text in ids:
-            types[ids[text]] = CONTROL
     ends |= {roles[name] for name in _ENDING_ROLES if name in roles}
     _take_out(ends, ids, types)
     return ends
+
+
+def _known(ids: Mapping[str, int], texts: Sequence[str]) -> list[int]:
+    return [ids[text] for text in texts if text in ids]
 
 
 def _take_out(ends: set[int], ids: Mapping[str, int], types: list[int]) -> None:

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from artifacts.formats.base import NOT_FINITE, Format, are_sound
 from artifacts.formats.numbers import ROWS_STEP, Fill, filler, turn
 from runtime.model.arithmetic import project
-from runtime.model.layout import PLAIN
 
+PLAIN = ""  # the role of the only tensor of a parameter that is not quantised
 # weights of a tile: torch multiplies by small ones slowly
 _MULTIPLIED = 1 << 21
 _TURNED = 1 << 16

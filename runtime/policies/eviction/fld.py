@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
+from runtime.policies.base import Artefacts, Now, SimpleEviction, Step, check_choice
 from runtime.policies.eviction.shared import never_used, rank_then_last_use
 
 
@@ -19,8 +18,7 @@ class Fld(SimpleEviction):
     distance: str = "cyclic"
 
     def __post_init__(self) -> None:
-        if self.distance not in ("cyclic", "absolute"):
-            raise BadUsage(f"fld: distance is cyclic or absolute, not {self.distance!r}")
+        check_choice("fld", "distance", self.distance, "cyclic", "absolute")
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._shape = shape

@@ -7,7 +7,7 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
+from runtime.policies.base import Artefacts, Now, SimpleEviction, Step, check_choice
 from runtime.policies.eviction.shared import cells_and_view
 
 
@@ -25,8 +25,7 @@ class Lcp(SimpleEviction):
     uses: str = "passes"
 
     def __post_init__(self) -> None:
-        if self.uses not in ("passes", "tokens"):
-            raise BadUsage(f"lcp: uses is passes or tokens, not {self.uses!r}")
+        check_choice("lcp", "uses", self.uses, "passes", "tokens")
         if not 0 < self.rho <= 1 or self.omega <= 0:
             raise BadUsage(f"lcp needs 0 < rho <= 1 and omega > 0, not {self.rho} and {self.omega}")
 

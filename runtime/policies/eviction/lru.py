@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
+from runtime.policies.base import Artefacts, Now, SimpleEviction, Step, check_choice
 from runtime.policies.eviction.shared import cells_and_view, never_used
 
 
@@ -19,8 +18,7 @@ class Lru(SimpleEviction):
     stamp: str = "use"
 
     def __post_init__(self) -> None:
-        if self.stamp not in ("use", "load"):
-            raise BadUsage(f"lru: stamp is use or load, not {self.stamp!r}")
+        check_choice("lru", "stamp", self.stamp, "use", "load")
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._shape = shape

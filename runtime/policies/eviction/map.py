@@ -5,9 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
+from runtime.policies.base import Artefacts, Now, SimpleEviction, Step, check_choice
 from runtime.policies.eviction.shared import cells_and_view
 from runtime.policies.shared.maps import Match, check_ahead
 
@@ -34,8 +33,7 @@ class MapEviction(SimpleEviction):
 
     def __post_init__(self) -> None:
         check_ahead("map", self.distance, self.lag)
-        if self.over not in ("ahead", "all"):
-            raise BadUsage(f"map: over is ahead or all, not {self.over!r}")
+        check_choice("map", "over", self.over, "ahead", "all")
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         # Imported late: numba takes long to load, and seconds when nothing is compiled yet.

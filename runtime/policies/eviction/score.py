@@ -7,7 +7,7 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
+from runtime.policies.base import Artefacts, Now, SimpleEviction, Step, check_choice
 
 
 @dataclass
@@ -27,8 +27,7 @@ class ScoreEviction(SimpleEviction):
     def __post_init__(self) -> None:
         if not 0 < self.decay <= 1:
             raise BadUsage(f"score needs 0 < decay <= 1, not {self.decay}")
-        if self.of not in ("all", "selected"):
-            raise BadUsage(f"score: of is all or selected, not {self.of!r}")
+        check_choice("score", "of", self.of, "all", "selected")
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._scores = np.zeros((shape.num_layers, shape.num_experts))

@@ -9,7 +9,7 @@ from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
 from artifacts.routing.entropy import EntropyHistogram, token_entropy
 from artifacts.shape import Shape
-from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
+from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step, check_choice
 from runtime.policies.miss.shared import by_probability, drawn, keep_sum, stand_in
 
 BUDDY = "buddy"
@@ -124,10 +124,8 @@ class Buddy(Simple):
     def __post_init__(self) -> None:
         if self.stand_in not in STAND_INS:
             raise BadUsage(unknown("stand-in of buddy", self.stand_in, STAND_INS))
-        if self.otherwise not in ("fetch", "drop"):
-            raise BadUsage(f"buddy: otherwise is fetch or drop, not {self.otherwise!r}")
-        if self.over not in (LAYER, TOKEN):
-            raise BadUsage(f"buddy: over is layer or token, not {self.over!r}")
+        check_choice("buddy", "otherwise", self.otherwise, "fetch", "drop")
+        check_choice("buddy", "over", self.over, LAYER, TOKEN)
         if self.metric not in (None, COACTIVATION):
             raise BadUsage(
                 f"buddy: metric is coactivation, or None for the newest lists, not {self.metric!r}"

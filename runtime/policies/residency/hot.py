@@ -12,7 +12,7 @@ from artifacts.quantisation.bit_allocation import prefix_split
 from artifacts.quantisation.widths import USUAL_WIDTHS, columns_of
 from artifacts.shape import FULL_BITS, Shape
 from artifacts.traces.trace import DECODE, PREFILL
-from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step
+from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step, check_choice
 from runtime.policies.miss.shared import check_replicas
 from runtime.policies.step import fitting
 
@@ -61,12 +61,9 @@ class Hot(SimpleResidency):
             raise BadUsage(f"hot: avg_bits is 16 or in 1..4, not {self.avg_bits:g}")
         if not 0 <= self.balance <= 1:
             raise BadUsage(f"hot needs balance in 0..1, not {self.balance}")
-        if self.migrate not in (BEFORE, BEHIND):
-            raise BadUsage(f"hot: migrate is {BEFORE} or {BEHIND}, not {self.migrate!r}")
-        if self.bits not in (PREFIX, EVEN):
-            raise BadUsage(f"hot: bits is {PREFIX} or {EVEN}, not {self.bits!r}")
-        if self.scores not in (SHARES, ROUTER):
-            raise BadUsage(f"hot: scores is {SHARES} or {ROUTER}, not {self.scores!r}")
+        check_choice("hot", "migrate", self.migrate, BEFORE, BEHIND)
+        check_choice("hot", "bits", self.bits, PREFIX, EVEN)
+        check_choice("hot", "scores", self.scores, SHARES, ROUTER)
         if self.bits == EVEN and self.avg_bits != int(self.avg_bits):
             raise BadUsage(
                 f"hot: bits={EVEN} needs avg_bits to be a whole number, not {self.avg_bits:g}"

@@ -22,7 +22,6 @@ from runtime.backends.torch_backend import TorchBackend
 from runtime.backends.triton.triton_backend import TritonBackend
 from runtime.control.plan import NO_SLOT, Place
 from runtime.model.layout import ExpertLayout, Layout, Part
-from runtime.model.quantised.quantised_layout import QuantisedLayout
 from tests.runtime.backends.test_torch_backend import tokens
 
 E = 6
@@ -209,9 +208,9 @@ def test_experts_of_a_known_kind_and_type_on_a_cpu_suit(monkeypatch: pytest.Monk
     assert not suited(monkeypatch, plain=[True], dtype=torch.float64, device="cpu")
     assert not suited(monkeypatch, plain=[True], dtype=torch.float32, device="meta")
     assert not suited(monkeypatch, plain=[True], dtype=torch.float32, device="cuda")
-    for form, suits in ((Scaled(), True), (None, False)):
-        part = Part("down_proj", torch.int8, (2, 2), 0, "weight", 0, form)
-        as_published = QuantisedLayout.of([part], torch.float32, is_transposed=False)
+    down = Part("down_proj", torch.int8, (2, 2), 0, "weight", 0, Scaled())
+    for parts, suits in (([down], True), ([down, Part("up_proj", torch.float32, (2, 2))], False)):
+        as_published = ExpertLayout.stored(parts, torch.float32)
         assert (
             suited(
                 monkeypatch, plain=[True], dtype=torch.float32, device="cpu", layout=as_published

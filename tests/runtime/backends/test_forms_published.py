@@ -13,7 +13,7 @@ from runtime.backends.cpu.form import TokenOperands
 from runtime.backends.cpu.forms_published import CpuPublished, has_published_form
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.quantised.quantised_layout import QuantisedLayout
+from runtime.model.layout import ExpertLayout
 from tools.bench.kernels.stored_matrices import Stored, random_expert, variants
 
 pytestmark = pytest.mark.slow
@@ -56,7 +56,7 @@ CASES = [
 ]
 
 
-def expected(layout: QuantisedLayout, content: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def expected(layout: ExpertLayout, content: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """The output [H] of an expert with float32 numbers, rounded where the module rounds."""
     weights = layout.weights(content)
     gate, up = F.linear(x.float(), weights[GATE_UP]).to(x.dtype).chunk(2, dim=-1)
@@ -64,7 +64,7 @@ def expected(layout: QuantisedLayout, content: torch.Tensor, x: torch.Tensor) ->
 
 
 def multiplied(
-    layout: QuantisedLayout, content: torch.Tensor, hidden: int, first: float = 1.0
+    layout: ExpertLayout, content: torch.Tensor, hidden: int, first: float = 1.0
 ) -> torch.Tensor:
     """The output [H] on a token of ones but for the first number, in bfloat16."""
     y = np.zeros((1, hidden), np.float32)

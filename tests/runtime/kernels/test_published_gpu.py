@@ -10,8 +10,7 @@ import torch
 from artifacts.formats.base import Stored
 from runtime.kernels.gpu.addressing import gated_matrices, is_readable
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.layout import Part
-from runtime.model.quantised.quantised_layout import QuantisedLayout, stored_part
+from runtime.model.layout import ExpertLayout, Part, stored_part
 from tests.helpers.triton_process import interpret, needs_triton
 from tools.gpu.checks.formats import CASES
 
@@ -49,8 +48,7 @@ from artifacts.formats.fp8 import Scaled
 from artifacts.formats.mxfp4 import MxFp4
 from runtime.kernels.gpu.published import dequantise
 from runtime.model.quantised.stored_matrix import stored_matrix
-from runtime.model.layout import Part
-from runtime.model.quantised.quantised_layout import QuantisedLayout
+from runtime.model.layout import ExpertLayout, Part
 every = torch.arange(256).byte()[None]
 cases = [(Scaled(), {"weight": every.view(dtype), "scale": torch.ones(1)})
          for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)]
@@ -58,7 +56,7 @@ exponents = torch.arange(253).byte()[:, None]  # larger ones make 4 and 6 infini
 cases.append((MxFp4(), {"blocks": every[:, :16].repeat(253, 1), "scales": exponents}))
 for form, tensors in cases:
     pieces = [Part("", each.dtype, tuple(each.shape), 0, role, 0, form) for role, each in tensors.items()]
-    layout = QuantisedLayout.of(pieces, torch.float32, is_transposed=False)
+    layout = ExpertLayout.stored(pieces, torch.float32)
     expert = torch.zeros(layout.nbytes, dtype=torch.uint8)
     for role, each in layout.views(expert)[""][0].tensors.items():
         each.copy_(tensors[role])
@@ -75,7 +73,7 @@ print(int(torch.equal(ours, plain)), plain.numel())
 """
 
 
-def layout_of(name: str, hidden: int = 256, neurons: int = 128) -> QuantisedLayout:
+def layout_of(name: str, hidden: int = 256, neurons: int = 128) -> ExpertLayout:
     matrices = [
         (GATE_UP, 0, neurons, hidden),
         (GATE_UP, 1, neurons, hidden),
@@ -87,7 +85,7 @@ def layout_of(name: str, hidden: int = 256, neurons: int = 128) -> QuantisedLayo
         for part, source, rows, columns in matrices
         for role, stored in case.roles(rows, columns).items()
     ]
-    return QuantisedLayout.of(pieces, torch.bfloat16, is_transposed=False)
+    return ExpertLayout.stored(pieces, torch.bfloat16)
 
 
 @needs_triton
@@ -109,7 +107,7 @@ def test_a_matrix_that_is_not_quantised_is_read_as_it_is() -> None:
     quantised = layout_of("mxfp4")
     plain = Stored(torch.bfloat16, (256, 128))
     pieces = [part for part in quantised.parts if part.name == GATE_UP]
-    mixed = QuantisedLayout.of([*pieces, Part(DOWN, *plain)], torch.bfloat16, is_transposed=False)
+    mixed = ExpertLayout.stored([*pieces, Part(DOWN, *plain)], torch.bfloat16)
     matrices = gated_matrices(mixed)
     assert matrices.down.codes.kind == "plain" and matrices.down.scales is None
     assert (matrices.gate.codes.kind, matrices.up_first) == ("float", 0)
@@ -123,4 +121,4 @@ def test_words_of_another_type_are_left_to_torch() -> None:
         replace(part, dtype=torch.int64) if part.role == "zero_point" else part
         for part in layout.parts
     ]
-    assert not is_readable(QuantisedLayout.of(wide, torch.bfloat16, is_transposed=False))
+    assert not is_readable(ExpertLayout.stored(wide, torch.bfloat16))

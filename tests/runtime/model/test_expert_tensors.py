@@ -23,8 +23,8 @@ from artifacts.formats.fp8 import Scaled
 from runtime.model.files import expert_tensors
 from runtime.model.files.checkpoint import StoredTensor, open_checkpoint
 from runtime.model.files.expert_tensors import LocatedExperts, locate_experts
+from runtime.model.layout import ALIGNMENT
 from runtime.model.open import MoeModel, open_model
-from runtime.model.quantised.mixed_layout import MixedLayout
 from runtime.model.quantised.quantised_tensor import QuantisedTensor, Tensors
 from tests.conftest import Checkpoint
 
@@ -197,7 +197,7 @@ def test_experts_that_are_stored_in_two_ways_begin_with_the_number_of_their_way(
     scale = tensor(f"{UP}_scale", (24, 1), 24 * 32)
     tensors[UP] = QuantisedTensor(UP, Scaled(), {"weight": weight, "scale": scale}, (24, 32))
     found = located(hub, tensors)
-    assert isinstance(found.layout, MixedLayout)
+    assert found.layout.codes == "mixed"
     quantised = hub.shape.num_experts + 3
     for key, (number, *others) in enumerate(found.extents):
         content = bytearray(1)
@@ -206,7 +206,7 @@ def test_experts_that_are_stored_in_two_ways_begin_with_the_number_of_their_way(
         assert (number.nbytes, number.start, number.stop) == (1, 0, 1)
         assert (
             len(others) == 3 + (key == quantised)
-            and min(each.start for each in others) == MixedLayout.start
+            and min(each.start for each in others) == ALIGNMENT
         )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.quantised.quantised_layout import QuantisedLayout
+from runtime.model.layout import ExpertLayout
 from runtime.model.quantised.quantised_matrix import (
     Parts,
     joined,
@@ -24,13 +24,13 @@ NEURONS = 1056
 
 
 @pytest.fixture(scope="module", params=["FP8, blocks", "MXFP4", "AWQ"])
-def expert(request: pytest.FixtureRequest) -> tuple[QuantisedLayout, Parts]:
+def expert(request: pytest.FixtureRequest) -> tuple[ExpertLayout, Parts]:
     torch.manual_seed(0)
     layout, content = random_expert(variants(32)[request.param], HIDDEN, NEURONS, torch.bfloat16)
     return layout, layout.views(content)
 
 
-def test_matrices_are_joined_as_the_module_has_them(expert: tuple[QuantisedLayout, Parts]) -> None:
+def test_matrices_are_joined_as_the_module_has_them(expert: tuple[ExpertLayout, Parts]) -> None:
     matrices = expert[1][GATE_UP]
     by_formula = torch.cat([each.format.dequantise(each.tensors).bfloat16() for each in matrices])
     assert torch.equal(joined(matrices, torch.bfloat16, is_transposed=False), by_formula)
@@ -40,7 +40,7 @@ def test_matrices_are_joined_as_the_module_has_them(expert: tuple[QuantisedLayou
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("is_transposed", [False, True])
 def test_tiles_multiply_as_the_whole_matrix(
-    expert: tuple[QuantisedLayout, Parts], is_transposed: bool, dtype: torch.dtype
+    expert: tuple[ExpertLayout, Parts], is_transposed: bool, dtype: torch.dtype
 ) -> None:
     bias = torch.randn(2 * NEURONS).to(dtype)
     x = torch.randn(5, HIDDEN).to(dtype)

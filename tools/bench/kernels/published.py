@@ -23,7 +23,7 @@ from runtime.backends.cpu.form import CpuForm, TokenOperands
 from runtime.backends.cpu.forms_cpu import form_of
 from runtime.kernels.load import AS_NUMPY
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.files.expert_store import StoredLayout
+from runtime.model.layout import ExpertLayout
 from runtime.tiers.replica_layouts import ReplicaLayout
 from tools.arguments import parser_of
 from tools.bench.kernels.stored_matrices import cold_copies, plain_expert, random_expert, variants
@@ -36,7 +36,7 @@ NUM_EXPERTS = 8
 GROUP = 128
 COLD_NBYTES = 96 << 20
 
-MakeExpert = Callable[[int, int], tuple[StoredLayout | ReplicaLayout, torch.Tensor]]
+MakeExpert = Callable[[int, int], tuple[ExpertLayout | ReplicaLayout, torch.Tensor]]
 """Returns an expert of this hidden size and so many neurons: its layout and its bytes."""
 
 
@@ -105,7 +105,7 @@ def random_replica(bits: int, hidden: int, neurons: int) -> tuple[ReplicaLayout,
 
 
 def _multiplier(
-    layout: StoredLayout | ReplicaLayout, content: torch.Tensor, hidden: int, dtype: torch.dtype
+    layout: ExpertLayout | ReplicaLayout, content: torch.Tensor, hidden: int, dtype: torch.dtype
 ) -> Callable[[int], None]:
     """A function that multiplies a token by the next `NUM_EXPERTS` of many copies of an expert."""
     form: CpuForm = form_of(layout, dtype)

@@ -17,8 +17,7 @@ from artifacts.formats.integers.packed_integers import PackedIntegers
 from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import NvFp4
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.layout import ExpertLayout, Layout, aligned
-from runtime.model.quantised.quantised_layout import QuantisedLayout, stored_part
+from runtime.model.layout import ExpertLayout, Layout, aligned, stored_part
 from runtime.tiers.replica_layouts import ReplicaLayout
 
 Tensors = dict[str, torch.Tensor]
@@ -55,7 +54,7 @@ def cold_copies(
 
 def random_expert(
     stored: Stored, hidden: int, neurons: int, dtype: torch.dtype
-) -> tuple[QuantisedLayout, torch.Tensor]:
+) -> tuple[ExpertLayout, torch.Tensor]:
     """An expert of random matrices gate, up and down: its layout and its bytes, as in a slot."""
     layout, content = stored_expert(stored, hidden, neurons, dtype)
     assert layout.arrange(content) is None, f"{layout.format} with an index beyond its groups"
@@ -64,7 +63,7 @@ def random_expert(
 
 def stored_expert(
     stored: Stored, hidden: int, neurons: int, dtype: torch.dtype
-) -> tuple[QuantisedLayout, torch.Tensor]:
+) -> tuple[ExpertLayout, torch.Tensor]:
     """The same with its bytes in the order in which a checkpoint has them."""
     shapes = (
         (GATE_UP, 0, neurons, hidden),
@@ -78,7 +77,7 @@ def stored_expert(
         for part, source, rows, columns in shapes
         for role, tensor in stored.make(rows, columns).items()
     }
-    layout = QuantisedLayout.of(list(tensors), dtype, is_transposed=False)
+    layout = ExpertLayout.stored(tensors, dtype)
     content = aligned(layout.nbytes)
     for part, tensor in zip(layout.parts, tensors.values(), strict=True):
         part.bytes_of(content).copy_(tensor.contiguous().view(-1).view(torch.uint8))

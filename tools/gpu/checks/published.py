@@ -10,8 +10,7 @@ from runtime.backends.triton.forms_gpu import full_form
 from runtime.control.plan import Place
 from runtime.kernels.gpu.experts.gates import SILU
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.layout import ExpertLayout
-from runtime.model.quantised.quantised_layout import QuantisedLayout, stored_part
+from runtime.model.layout import ExpertLayout, stored_part
 from tools.gpu.checks import formats
 from tools.gpu.checks.formats import CASES, Case, random_content
 from tools.gpu.checks.sessions import Finding
@@ -47,7 +46,7 @@ class PublishedExperts:
             for part, source, rows, columns in matrices
             for role, stored in case.roles(rows, columns).items()
         ]
-        self.layout = QuantisedLayout.of(pieces, dtype, is_transposed=False)
+        self.layout = ExpertLayout.stored(pieces, dtype)
         self._random = torch.Generator().manual_seed(0)
         self._buffer = torch.zeros(count * self.layout.nbytes, dtype=torch.uint8, device=device)
         self._slots = self._buffer.split(self.layout.nbytes)
