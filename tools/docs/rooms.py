@@ -62,7 +62,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "shared": "bundled",
         "charts": "",
         "show": "charts shared bundled",
-        "bench": "show shared bundled",
+        "bench": "cli show shared bundled",
         "report": "charts show shared bundled",
         "serving": "show shared bundled",
         "generating": "show shared bundled",
