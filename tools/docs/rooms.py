@@ -62,12 +62,12 @@ ROOMS: dict[str, dict[str, str]] = {
         "shared": "bundled",
         "charts": "",
         "show": "charts shared bundled",
+        "cli": "shared bundled",
         "bench": "cli show shared bundled",
         "report": "charts show shared bundled",
         "serving": "show shared bundled",
         "generating": "show shared bundled",
         "tune": "bench show shared bundled",
-        "cli": "shared bundled",
         "commands": "cli bench tune report serving generating charts show shared bundled",
     },
 }

@@ -87,12 +87,11 @@ def _stored(name: str, opened: MoeModel, path: Path) -> HardwareMeasurement | No
 
 def _fits(profile: HardwareProfile, here: LocalMachine, link: str) -> bool:
     """Return whether the profile was measured on this machine and over this link."""
-    is_changed = any(
-        profile.conditions.get(name) != getattr(here, name)
-        for name in ("processor", "cores", "threads")
-    )
     device = "cuda" if here.gpu else "cpu"
-    return not is_changed and (profile.conditions["link"], profile.device) == (link, device)
+    return not findings.changed(profile, here) and (profile.conditions["link"], profile.device) == (
+        link,
+        device,
+    )
 
 
 def _measured(name: str, opened: MoeModel, link: str, store: Path) -> HardwareMeasurement:
