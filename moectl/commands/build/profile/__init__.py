@@ -10,7 +10,17 @@ import typer
 from artifacts.errors import BadUsage
 from moectl.bundled import demo_model
 from moectl.cli.groups import fill
-from moectl.cli.options import Data, EngineOptions, Executor, Json, Length, Model, Seed, Sequences, StorePath
+from moectl.cli.options import (
+    Data,
+    EngineOptions,
+    Executor,
+    Json,
+    Length,
+    Model,
+    Seed,
+    Sequences,
+    StorePath,
+)
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import importing
 from moectl.shared.terminal.resuming import resumable
