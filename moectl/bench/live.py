@@ -48,19 +48,17 @@ PEERS_AS_THEY_ARE = (
 NO_ORACLE = "no oracle: nobody knows the future of a live run; --simulate has one"
 
 
-def live(
-    name: str, request: BenchRequest, phases: Phases, *, store: Path, device: str, threads: int
-) -> Benched:
+def live(name: str, request: BenchRequest, phases: Phases, *, store: Path) -> Benched:
     """Measure every setting; resume where the same bench was stopped."""
     phases.begin("opening the model")
-    torch.set_num_threads(threads)
+    torch.set_num_threads(request.threads)
     check_store(store)
     documents(request.data)  # a wrong path is reported before a model is opened
-    checkpoint = open_quietly(name, device=device)
+    checkpoint = open_quietly(name, device=request.device)
     measured = (
         checkpoint
         if request.dense is None
-        else open_quietly(name, device=device, dense=request.dense)
+        else open_quietly(name, device=request.device, dense=request.dense)
     )
     opened, artefacts = model_on_base(
         measured, stored_artefacts(store, checkpoint, base=request.base), request.base
@@ -91,7 +89,7 @@ def live(
     samples, known = kept.load()
     paces = LinkEmulations(opened, known, experts=request.experts)
     bench = Bench(opened, artefacts, text, paces, request.stored, devices=request.devices)
-    peers = PeerBench(opened, locate(name), text, threads=threads)
+    peers = PeerBench(opened, locate(name), text, threads=request.threads)
     finished = {} if request.again else ledger.finished()
     under_way = _UnderWay(bench, peers, ledger, kept, samples, finished, {}, tasks, request.batch)
     taken_up = len(under_way.rows)

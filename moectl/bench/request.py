@@ -12,6 +12,7 @@ from artifacts.hardware.machines import HERE, machine
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS, Shape
 from artifacts.traces.clients import Clients, clients_of
+from moectl.bench.options import BenchOptions
 from moectl.shared.names import names_in
 from profilers.compare.bench import BenchSetting
 from profilers.compare.peers import EVERYTHING, PEERS
@@ -34,37 +35,14 @@ _LIVE_LINKS = (AUTO, "disk", "direct", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
-class BenchRequest:
-    """Validated settings of a bench; lists are separated by commas. Raises BadUsage for an invalid
-    value.
+class BenchRequest(BenchOptions):
+    """The options of a bench, validated; lists are separated by commas. Raises BadUsage for an
+    invalid value.
 
     `machine`, `trace` and `clients` belong to a simulated bench; `scaled_to` and `peers`, which are
     other programs, to a live one. `stored` holds presets of the store by name.
     """
 
-    presets: str = "on-demand,near,shadow"
-    budgets: str = "12.5%,25%,50%"
-    links: str = AUTO
-    scaled_to: str | None = None
-    simulate: bool = False
-    trace: Path | None = None
-    machine: str | None = None
-    data: str = "builtin:held-out"
-    tokens: int = 768
-    length: int = 128
-    rounds: int = 3
-    seed: int = 0
-    again: bool = False
-    peers: str = ""
-    experts: str = EXACT
-    base: int = FULL_BITS
-    dense: int | None = None
-    tasks: str = ""
-    batch: int | None = None
-    devices: int = 1
-    clients: int | None = None
-    jobs: int | None = None
-    executor: str = LOCAL
     stored: Mapping[str, Preset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

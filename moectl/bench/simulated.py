@@ -48,14 +48,12 @@ BOUND = (
 )
 
 
-def simulated(
-    name: str, request: BenchRequest, phases: Phases, *, store: Path, device: str, threads: int
-) -> Benched:
+def simulated(name: str, request: BenchRequest, phases: Phases, *, store: Path) -> Benched:
     """Replay every setting; resume where the same bench was stopped."""
     phases.begin("taking or recording a trace")
-    torch.set_num_threads(threads)
+    torch.set_num_threads(request.threads)
     check_store(store)
-    source, shortfall = _source(name, request, store=store, device=device)
+    source, shortfall = _source(name, request, store=store)
     opened = open_source(source)
     if opened.model_id:
         request = request.of_model(store, opened.model_id)
@@ -211,9 +209,7 @@ def _workload(
     )
 
 
-def _source(
-    name: str, request: BenchRequest, *, store: Path, device: str
-) -> tuple[TraceSource, str]:
+def _source(name: str, request: BenchRequest, *, store: Path) -> tuple[TraceSource, str]:
     """The trace file of the request, else the newest trace of this model in the store, else one
     recorded now; and by how much less text than was asked for it was recorded on."""
     if request.trace is not None:
@@ -223,7 +219,7 @@ def _source(
             f"{name} is a shape without weights, and a trace of it cannot be recorded: give "
             "--trace FILE"
         )
-    opened = open_quietly(name, device=device)
+    opened = open_quietly(name, device=request.device)
     run = _stored_trace(store, opened)
     shortfall = ""
     if run is None:

@@ -90,6 +90,22 @@ RunId = Annotated[
     typer.Option("--run", min=1, help="A run of the store; the newest that fits by default."),
 ]
 
+OfTrace = Annotated[
+    int | None,
+    typer.Option("--run", min=1, help="A run of the store that kept its trace; else the newest."),
+]
+NumExperts = Annotated[int | None, typer.Option(help="Experts of a layer.")]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Check replica files by their hashes first.")
+]
+Length = Annotated[int, typer.Option(min=2, help="Tokens of a sequence.")]
+HalvedLength = Annotated[
+    int, typer.Option(min=2, help="Tokens of a sequence; half are prompt, half are decoded.")
+]
+Sequences = Annotated[
+    int, typer.Option(min=1, help="Sequences at a time; an expert is loaded once for all.")
+]
+
 Model = Annotated[
     str | None,
     typer.Argument(callback=or_bundled, help="A local folder or a hub id; else the bundled one."),

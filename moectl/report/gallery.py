@@ -18,11 +18,11 @@ from artifacts.traces.parquet import from_table
 from artifacts.traces.trace import DECODE, Trace
 from moectl.charts.plots import Line, heatmap, lines
 from moectl.charts.scales import Drawing, Frame, linear_scale, log_scale
-from moectl.charts.scatter import Mark, loss_scale, scatter
+from moectl.charts.scatter import Mark
 from moectl.report import queries
 from moectl.report.figures import kind_of
 from moectl.report.reading import ReportSource, of_experts
-from moectl.show.demonstration import FULL, KEY
+from moectl.show.demonstration import FULL, WIDTH, time_and_quality
 from moectl.show.grounds import measured
 from runtime.control.build import build_controller
 from runtime.control.controller import Controller
@@ -34,7 +34,6 @@ from runtime.policies.presets import Scope, preset
 from runtime.policies.step import Step
 from runtime.replay.replay import replay
 
-WIDTH = 480
 EVICTIONS = {"random": "quiet", "lru": "strong", "lfu": "fresh", "horizon": "warm", "belady": "ink"}
 SHARES = (0.0625, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.75)
 _TOKENS = 96
@@ -87,15 +86,11 @@ def _time_and_quality(source: ReportSource) -> Drawing | None:
     marks = [
         Mark(row["times_full"], max(0.0, row["loss"]), row["preset"], kind_of(row)) for row in shown
     ]
-    frame = Frame(width=WIDTH, height=400, left=62, right=20, top=28)
-    x = linear_scale(
-        1.12 * max(mark.x for mark in marks), name="time of a token, full model = 1", **frame.across
-    )
-    y = loss_scale([mark.y for mark in marks], name="perplexity lost", **frame.upwards)
-    title = f"Time and quality with {of_experts(budget)} in fast memory"
-    note = f"{measured(link).says}; lower left is better"
     listed = "; ".join(f"{mark.name} {mark.x:.1f}, {100 * mark.y:.1f} %" for mark in marks)
-    return scatter(title, marks, x, y, frame, says=f"{title}: {listed}", note=note, key=KEY)
+    grounds = measured(link).says
+    return time_and_quality(
+        marks, held=of_experts(budget), grounds=grounds, says=f": {listed}", height=400, most=1.12
+    )
 
 
 def _bits(store: Store, source: ReportSource) -> Drawing | None:

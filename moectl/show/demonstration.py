@@ -1,5 +1,6 @@
 """The result of `moectl demo`: a table, one sentence and a picture, all of the same rows."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from moectl.charts.scales import Drawing, Frame, linear_scale
@@ -9,6 +10,7 @@ from moectl.show.losses import is_distinguishable, loss_words
 from moectl.show.render import Sheet, human_bytes
 from runtime.control.counters import is_exact
 
+WIDTH = 480  # of a picture
 FULL = "full"
 PLAIN = "on-demand"
 KEY = {
@@ -132,17 +134,27 @@ def sentence(demonstration: Demonstration) -> str:
 def drawing(demonstration: Demonstration) -> Drawing:
     """Time against quality at the demonstration's budget, every preset named."""
     rows = [row for row in demonstration.rows if row.preset == FULL] + demonstration.at_budget()
-    frame = Frame(width=480, height=310, left=62, right=20, top=28)
-    most = max(row.times_full for row in rows)
-    x = linear_scale(1.1 * most, name="time of a token, full model = 1", **frame.across)
-    y = loss_scale([row.loss for row in rows], name="perplexity lost", **frame.upwards)
     marks = [Mark(row.times_full, max(0.0, row.loss), row.preset, _kind(row)) for row in rows]
-    title = f"Time and quality with {demonstration.budget} of the experts in fast memory"
     listed = "; ".join(f"{row.preset} {row.times_full:.1f}, {100 * row.loss:.1f} %" for row in rows)
-    note = f"{demonstration.grounds}; lower left is better"
-    return scatter(
-        title, marks, x, y, frame, says=f"{title}, by preset: {listed}", note=note, key=KEY
+    held = f"{demonstration.budget} of the experts"
+    says = f", by preset: {listed}"
+    return time_and_quality(
+        marks, held=held, grounds=demonstration.grounds, says=says, height=310, most=1.1
     )
+
+
+def time_and_quality(
+    marks: Sequence[Mark], *, held: str, grounds: str, says: str, height: float, most: float
+) -> Drawing:
+    """Draw times over those of the full model against quality, with `held` in fast memory; times
+    go up to `most` times the longest. `says` is what screen readers are told after the title."""
+    frame = Frame(width=WIDTH, height=height, left=62, right=20, top=28)
+    longest = max(mark.x for mark in marks)
+    x = linear_scale(most * longest, name="time of a token, full model = 1", **frame.across)
+    y = loss_scale([mark.y for mark in marks], name="perplexity lost", **frame.upwards)
+    title = f"Time and quality with {held} in fast memory"
+    note = f"{grounds}; lower left is better"
+    return scatter(title, marks, x, y, frame, says=title + says, note=note, key=KEY)
 
 
 def _beside(row: DemoRow, what: str) -> str:

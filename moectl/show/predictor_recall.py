@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from moectl.show.render import Heatmap, Sheet
+from moectl.show.render import Sheet
 
 
 def distances(recalls: Mapping[str, np.ndarray], *, note: str = "") -> Sheet:
@@ -59,7 +59,3 @@ def stored(
     recalls = {name: rows[column].to_numpy()[order].reshape(size) for name, column in names.items()}
     target = np.array(rows["target"].to_pylist())[order].reshape(size)
     return recalls | {"random": np.full(target.shape, share)}, target
-
-
-def heatmap(recalls: Mapping[str, np.ndarray]) -> Heatmap:
-    return Heatmap("Recall of fitted predictors", recalls["learned"], "layers", "distance - 1")

@@ -5,54 +5,42 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from artifacts.quantisation.widths import Width, as_width, column_of, columns_of
+from artifacts.quantisation.widths import Width, as_width, columns_of
 from artifacts.store.rows import quant_loss_matrices
+from moectl.show.artefact import Artefact, View
 from moectl.show.render import Heatmap, NumBytes, Sheet
 
 
-def quant_loss(rows: pa.Table, size: tuple[int, int], layer: int | None) -> Sheet:
-    """Relative error of experts' outputs by width: means of each layer, or each expert of
-    `layer`."""
+def quant_loss(artefact: Artefact) -> View:
+    """Relative error of experts' outputs by width: means of each layer, or each expert of one
+    layer. The heatmap has the error at the smallest width."""
+    rows = artefact.read("quant_loss")
     widths = _widths(rows)
-    relative = quant_loss_matrices(rows, *size)["relative"][:, :, columns_of(widths)]
-    samples = _by_expert(rows, "samples", size)
-    is_own = _by_expert(rows, "is_own", size)
+    relative = quant_loss_matrices(rows, *artefact.size)["relative"][:, :, columns_of(widths)]
+    samples = _by_expert(rows, "samples", artefact.size)
+    is_own = _by_expert(rows, "is_own", artefact.size) != 0
     names = tuple(f"{bits} bits" for bits in widths)
+    title = f"Relative error at {widths[0]} bits"
+    heatmap = Heatmap(title, relative[:, :, 0], "layers", "experts")
+    layer = artefact.layer
     if layer is None:
+        borrowing = (~is_own).sum(axis=1).tolist()
+        means, worst = (of(axis=1).tolist() for of in (relative.mean, relative.max))
         cells = [
-            (
-                index,
-                *map(float, relative[index].mean(axis=0)),
-                *map(float, relative[index].max(axis=0)),
-                borrowing,
-            )
-            for index, borrowing in enumerate((is_own == 0).sum(axis=1).tolist())
+            (index, *means[index], *worst[index], borrowing[index]) for index in range(len(means))
         ]
         columns = ("layer", *names, *(f"worst, {name}" for name in names), "borrowing")
         note = (
             "mean square of the error over that of the output; borrowing: experts judged on their "
             "layer's tokens"
         )
-        return Sheet("Relative error of experts' outputs", columns, cells, note)
-    cells = [
-        (
-            expert,
-            int(samples[layer, expert]),
-            bool(is_own[layer, expert]),
-            *map(float, relative[layer, expert]),
-        )
-        for expert in range(size[1])
-    ]
-    return Sheet(
-        f"Relative error in layer {layer}", ("expert", "tokens", "judged on own", *names), cells
+        return Sheet("Relative error of experts' outputs", columns, cells, note), heatmap
+    told = zip(
+        samples[layer].tolist(), is_own[layer].tolist(), relative[layer].tolist(), strict=True
     )
-
-
-def quant_loss_heatmap(rows: pa.Table, size: tuple[int, int]) -> Heatmap:
-    """Relative error at the smallest width, by layer and expert."""
-    bits = _widths(rows)[0]
-    values = quant_loss_matrices(rows, *size)["relative"][:, :, column_of(bits)]
-    return Heatmap(f"Relative error at {bits} bits", values, "layers", "experts")
+    cells = [(expert, count, own, *errors) for expert, (count, own, errors) in enumerate(told)]
+    columns = ("expert", "tokens", "judged on own", *names)
+    return Sheet(f"Relative error in layer {layer}", columns, cells), heatmap
 
 
 def replicas(rows: pa.Table, layer: int | None, *, verified: bool, checkpoint: str) -> Sheet:

@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from artifacts.splits.solve import Answer
+from artifacts.store.rows import curve_matrices
+from moectl.show.artefact import Artefact, View
 from moectl.show.grounds import Grounds
 from moectl.show.render import Heatmap, Sheet
 
@@ -16,14 +18,21 @@ _RANKS = 4
 _BAR = 32  # characters
 
 
-def curves(known: Curves, layer: int | None) -> Sheet:
-    """One row for each layer, or for each number of cached experts of `layer`."""
-    hit, prediction, cached = known
+def curves(artefact: Artefact) -> View:
+    """One row for each layer, or for each number of cached experts of one layer.
+
+    The heatmap has the hit rate by layer and cached experts, or of one layer how often each
+    predicted expert is cached.
+    """
+    layer = artefact.layer
+    hit, prediction, cached = curve_matrices(artefact.read("curves"), *artefact.size)
     num_experts = prediction.shape[1]
     if layer is not None:
         columns = ("cached experts", "hit rate", "first predicted is cached")
         rows = list(zip(range(num_experts + 1), hit[layer], cached[layer, 0], strict=True))
-        return Sheet(f"Curves, layer {layer}", columns, rows)
+        title = f"Predicted experts cached, layer {layer}"
+        heatmap = Heatmap(title, cached[layer], "rank of the prediction", "cached experts")
+        return Sheet(f"Curves, layer {layer}", columns, rows), heatmap
     sizes = [round(share * num_experts) for share in _SHARES]
     ranks = range(min(_RANKS, num_experts))
     columns = (
@@ -32,20 +41,9 @@ def curves(known: Curves, layer: int | None) -> Sheet:
         *(f"prediction {rank} right" for rank in ranks),
     )
     rows = [(number, *hit[number, sizes], *prediction[number, ranks]) for number in range(len(hit))]
-    return Sheet("Curves", columns, rows, "hits: rate with so many experts cached under lcp")
-
-
-def curves_heatmap(known: Curves, layer: int | None) -> Heatmap:
-    """Hit rate by layer and cached experts, or for `layer` how often each predicted expert is
-    cached."""
-    if layer is None:
-        return Heatmap("Hit rate", known[0], "layer", "cached experts")
-    return Heatmap(
-        f"Predicted experts cached, layer {layer}",
-        known[2][layer],
-        "rank of the prediction",
-        "cached experts",
-    )
+    note = "hits: rate with so many experts cached under lcp"
+    heatmap = Heatmap("Hit rate", hit, "layer", "cached experts")
+    return Sheet("Curves", columns, rows, note), heatmap
 
 
 def splits(answer: Answer, known: Curves, on: Grounds, *, title: str, note: str = "") -> Sheet:

@@ -1,18 +1,30 @@
 """The contents of a store, as sheets and heatmaps."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from artifacts.routing.coactivation import conditional
 from artifacts.routing.similarity import Similarity
-from artifacts.shape import Shape
+from artifacts.store.rows import (
+    activation_matrices,
+    buddy_matrices,
+    coactivation_matrices,
+    entropy_percentiles,
+    similarity_matrices,
+)
 from artifacts.store.runs import ModelInfo, StoredRun, TableSize
+from moectl.show.artefact import Artefact, View
 from moectl.show.render import Heatmap, NumBytes, Sheet
 
-_LEVELS = (0, 5, 15, 25, 50, 75, 85, 95, 100)
+_LEVELS = [0, 5, 15, 25, 50, 75, 85, 95, 100]
 _MOST_PAIRS = 32
 _HOTTEST = 4
+_BEST_LOSS = (
+    "best loss: of the stand-in that changes the layer's output least, over that of leaving the "
+    "expert out"
+)
 
 
 def runs(stored: Sequence[StoredRun], models: Sequence[ModelInfo]) -> Sheet:
@@ -54,49 +66,33 @@ def artefacts(sizes: dict[str, TableSize], *, title: str) -> Sheet:
     return Sheet(title, ("artefact", "rows", "uncompressed"), rows)
 
 
-def activations(
-    by_phase: dict[str, tuple[np.ndarray, np.ndarray]], shape: Shape, layer: int | None
-) -> Sheet:
-    """Use of experts: one row for each layer, or for each expert of `layer`."""
+def activations(artefact: Artefact) -> View:
+    """Use of experts: one row for each layer, or for each expert of one layer."""
+    by_phase = activation_matrices(artefact.read("activations"), *artefact.size)
     counts = sum(count for count, _ in by_phase.values())
-    if layer is not None:
-        return _experts(by_phase, counts[layer], layer)
+    heatmap = Heatmap("Tokens by layer and expert", counts, "layers", "experts")
+    if artefact.layer is not None:
+        return _experts(by_phase, counts[artefact.layer], artefact.layer), heatmap
     columns = ("layer", "tokens", "never used", "most used", "their share", "evenness")
-    rows = []
-    for index, count in enumerate(counts):
-        total = max(int(count.sum()), 1)
-        hottest = np.argsort(-count, kind="stable")[:_HOTTEST]
-        share = count[hottest].sum() / total
-        tokens = count.sum() // shape.top_k
-        rows.append(
-            (
-                index,
-                tokens,
-                (count == 0).sum(),
-                " ".join(map(str, hottest)),
-                share,
-                _evenness(count),
-            )
-        )
+    rows = [
+        (index, count.sum() // artefact.shape.top_k, (count == 0).sum(), *_most_used(count))
+        for index, count in enumerate(counts)
+    ]
     note = (
         f"most used: the {_HOTTEST} experts selected most; evenness: entropy of use, 1 when all "
         "are used the same"
     )
-    return Sheet("Use of experts by layer", columns, rows, note)
+    return Sheet("Use of experts by layer", columns, rows, note), heatmap
 
 
-def activations_heatmap(by_phase: dict[str, tuple[np.ndarray, np.ndarray]]) -> Heatmap:
-    """Tokens by layer and expert."""
-    counts = sum(count for count, _ in by_phase.values())
-    return Heatmap("Tokens by layer and expert", counts, "layers", "experts")
-
-
-def coactivation(pairs: np.ndarray, weighted: np.ndarray, layer: int | None) -> Sheet:
-    """Strongest pairs: a few of each layer, or many of `layer`."""
-    chosen = range(len(pairs)) if layer is None else [layer]
+def coactivation(artefact: Artefact) -> View:
+    """Strongest pairs: a few of each layer, or many of one layer; q of that layer, or of layer
+    0."""
+    pairs, weighted = coactivation_matrices(artefact.read("coactivations"), *artefact.size)
+    layer = artefact.layer
     most = _HOTTEST if layer is None else _MOST_PAIRS
     rows = []
-    for index in chosen:
+    for index in artefact.layers:
         q = conditional(pairs[index])
         upper = np.triu(pairs[index])
         order = np.argsort(-upper, axis=None, kind="stable")[:most]
@@ -104,79 +100,58 @@ def coactivation(pairs: np.ndarray, weighted: np.ndarray, layer: int | None) -> 
             if upper[i, j]:
                 rows.append((index, i, j, upper[i, j], weighted[index, i, j], q[i, j], q[j, i]))
     columns = ("layer", "i", "j", "tokens", "weight", "q[j|i]", "q[i|j]")
-    return Sheet("Experts most often selected together", columns, rows)
+    shown = layer or 0
+    heatmap = Heatmap(f"q[j|i] in layer {shown}", conditional(pairs[shown]), "i", "experts j")
+    return Sheet("Experts most often selected together", columns, rows), heatmap
 
 
-def coactivation_heatmap(pairs: np.ndarray, layer: int | None) -> Heatmap:
-    """q of `layer`, or of layer 0."""
-    index = layer or 0
-    return Heatmap(f"q[j|i] in layer {index}", conditional(pairs[index]), "i", "experts j")
-
-
-def entropy(percentiles: np.ndarray, layer: int | None) -> Sheet:
-    """Percentiles of token activating entropy."""
-    chosen = range(len(percentiles)) if layer is None else [layer]
-    rows = [(index, *(float(percentiles[index, level]) for level in _LEVELS)) for index in chosen]
-    return Sheet(
-        "Token activating entropy, percentiles",
-        ("layer", *(f"p{level}" for level in _LEVELS)),
-        rows,
+def entropy(artefact: Artefact) -> View:
+    """Percentiles of token activating entropy: some of each layer; all of them in the heatmap."""
+    percentiles = entropy_percentiles(artefact.read("entropy"))
+    rows = [(index, *percentiles[index, _LEVELS].tolist()) for index in artefact.layers]
+    columns = ("layer", *(f"p{level}" for level in _LEVELS))
+    title = "Token activating entropy by layer and percentile"
+    return (
+        Sheet("Token activating entropy, percentiles", columns, rows),
+        Heatmap(title, percentiles, "layers", "percentiles"),
     )
 
 
-def entropy_heatmap(percentiles: np.ndarray) -> Heatmap:
-    """All percentiles by layer."""
-    return Heatmap(
-        "Token activating entropy by layer and percentile", percentiles, "layers", "percentiles"
-    )
-
-
-def similarity(measured: Similarity, layer: int | None) -> Sheet:
+def similarity(artefact: Artefact) -> View:
     """Return the similarity of experts, and the loss by the best stand-in over the loss by leaving
     the expert out.
 
-    One row for each layer, or for each expert of `layer`.
+    One row for each layer, or for each expert of one layer. The heatmap has the losses by
+    stand-ins in that layer, or in layer 0, over the losses by leaving the expert out.
     """
-    loss = np.where(np.eye(measured.loss.shape[1], dtype=bool), np.inf, measured.loss)
-    best = np.divide(
-        loss.min(axis=2),
-        measured.left_out,
-        out=np.ones_like(measured.left_out),
-        where=measured.left_out > 0,
-    )
-    note = (
-        "best loss: of the stand-in that changes the layer's output least, over that of leaving "
-        "the expert out"
-    )
-    if layer is not None:
-        rows = [
-            (
-                expert,
-                measured.samples[layer, expert],
-                int(buddy),
-                measured.cosine[layer, expert, buddy],
-                share,
-            )
-            for expert, (buddy, share) in enumerate(
-                zip(loss[layer].argmin(axis=1), best[layer], strict=True)
-            )
-        ]
-        return Sheet(
-            f"Stand-ins in layer {layer}",
-            ("expert", "samples", "best", "cosine", "best loss"),
-            rows,
-            note,
-        )
-    off = ~np.eye(loss.shape[1], dtype=bool)
+    measured = similarity_matrices(artefact.read("similarity"), *artefact.size)
+    left_out = measured.left_out
+    off = ~np.eye(artefact.shape.num_experts, dtype=bool)
+    loss = np.where(off, measured.loss, np.inf)
+    best = np.divide(loss.min(axis=2), left_out, out=np.ones_like(left_out), where=left_out > 0)
+    layer = artefact.layer
+    shown = layer or 0
+    share = measured.loss[shown] / np.maximum(left_out[shown], np.finfo(float).tiny)[:, None]
+    title = f"Loss over that of leaving out, layer {shown}"
+    heatmap = Heatmap(title, share, "experts i", "stand-ins j")
+    if layer is None:
+        sheet = _worth([pairs[off] for pairs in measured.cosine], best)
+    else:
+        sheet = _stand_ins(measured, loss[layer].argmin(axis=1), best[layer], layer)
+    return replace(sheet, note=_BEST_LOSS), heatmap
+
+
+def _worth(cosines: Sequence[np.ndarray], best: np.ndarray) -> Sheet:
+    """A row for each layer, from the cosines of its pairs [P] and its best losses [L, E]."""
     rows = [
         (
-            index,
-            float(cosine[off].mean()),
-            float(cosine[off].max()),
+            layer,
+            float(pairs.mean()),
+            float(pairs.max()),
             float(np.median(share)),
             float((share < 1).mean()),
         )
-        for index, (cosine, share) in enumerate(zip(measured.cosine, best, strict=True))
+        for layer, (pairs, share) in enumerate(zip(cosines, best, strict=True))
     ]
     columns = (
         "layer",
@@ -185,18 +160,22 @@ def similarity(measured: Similarity, layer: int | None) -> Sheet:
         "median best loss",
         "experts with a stand-in better than none",
     )
-    return Sheet("What experts are worth in each other's place", columns, rows, note)
+    return Sheet("What experts are worth in each other's place", columns, rows)
 
 
-def similarity_heatmap(measured: Similarity, layer: int | None) -> Heatmap:
-    """Losses by stand-ins in `layer`, or in layer 0, over the losses by leaving the expert out."""
-    index = layer or 0
-    share = (
-        measured.loss[index] / np.maximum(measured.left_out[index], np.finfo(float).tiny)[:, None]
-    )
-    return Heatmap(
-        f"Loss over that of leaving out, layer {index}", share, "experts i", "stand-ins j"
-    )
+def _stand_ins(measured: Similarity, buddies: np.ndarray, best: np.ndarray, layer: int) -> Sheet:
+    rows = [
+        (
+            expert,
+            measured.samples[layer, expert],
+            buddy,
+            measured.cosine[layer, expert, buddy],
+            share,
+        )
+        for expert, (buddy, share) in enumerate(zip(buddies.tolist(), best, strict=True))
+    ]
+    columns = ("expert", "samples", "best", "cosine", "best loss")
+    return Sheet(f"Stand-ins in layer {layer}", columns, rows)
 
 
 def buddy_sizes(table: np.ndarray, q: np.ndarray, alphas: Sequence[float]) -> Sheet:
@@ -216,38 +195,31 @@ def buddy_sizes(table: np.ndarray, q: np.ndarray, alphas: Sequence[float]) -> Sh
         middle = float(np.median(active))
         mean = float(active.mean())
         reach = float(shares[is_active].sum(axis=1).mean())
-        rows.append(
-            (
-                layer,
-                alphas[layer],
-                active.min(),
-                middle,
-                mean,
-                active.max(),
-                reach,
-                (~is_active).sum(),
-            )
-        )
+        told = (active.min(), middle, mean, active.max(), reach, (~is_active).sum())
+        rows.append((layer, alphas[layer], *told))
     columns = ("layer", "alpha", "min", "median", "mean", "max", "covered q", "never active")
     return Sheet("Buddies per expert", columns, rows)
 
 
-def buddies(table: np.ndarray, q: np.ndarray, layer: int) -> Sheet:
-    """Each list of one layer."""
-    rows = [
-        (pivot, *_list(table[layer, pivot], q[layer, pivot])) for pivot in range(table.shape[1])
-    ]
-    return Sheet(f"Buddies in layer {layer}", ("pivot", "size", "covered q", "buddies (q)"), rows)
-
-
-def buddies_heatmap(table: np.ndarray, q: np.ndarray, layer: int | None) -> Heatmap:
-    """List sizes by layer and pivot, or q by pivot and buddy in `layer`."""
+def buddies(artefact: Artefact) -> View:
+    """The sizes of lists by layer, or each list of one layer. The heatmap has list sizes by layer
+    and pivot, or q by pivot and buddy."""
+    table, q = buddy_matrices(artefact.read("buddies"), *artefact.size)
+    layer = artefact.layer
     if layer is None:
-        return Heatmap("Buddies by layer and pivot", (table >= 0).sum(axis=2), "layers", "pivots")
+        sizes = (table >= 0).sum(axis=2)
+        heatmap = Heatmap("Buddies by layer and pivot", sizes, "layers", "pivots")
+        return buddy_sizes(table, q, artefact.run.info.parameters["alpha"]), heatmap
+    rows = [
+        (pivot, *_list(named, shares))
+        for pivot, (named, shares) in enumerate(zip(table[layer], q[layer], strict=True))
+    ]
     spread = np.zeros((table.shape[1], table.shape[1]))
     pivot, rank = np.nonzero(table[layer] >= 0)
     spread[pivot, table[layer, pivot, rank]] = q[layer, pivot, rank]
-    return Heatmap(f"q of buddies in layer {layer}", spread, "pivots", "buddies")
+    heatmap = Heatmap(f"q of buddies in layer {layer}", spread, "pivots", "buddies")
+    columns = ("pivot", "size", "covered q", "buddies (q)")
+    return Sheet(f"Buddies in layer {layer}", columns, rows), heatmap
 
 
 def _list(row: np.ndarray, q: np.ndarray) -> tuple[int, float, str]:
@@ -278,6 +250,14 @@ def _experts(
     return Sheet(
         f"Experts of layer {layer}", ("expert", "tokens", "share", *by_phase, "mean weight"), rows
     )
+
+
+def _most_used(count: np.ndarray) -> tuple[str, float, float]:
+    """Return the experts of a layer that are selected most, their share, and the evenness of
+    use."""
+    hottest = np.argsort(-count, kind="stable")[:_HOTTEST]
+    share = count[hottest].sum() / max(int(count.sum()), 1)
+    return " ".join(map(str, hottest)), share, _evenness(count)
 
 
 def _evenness(count: np.ndarray) -> float:

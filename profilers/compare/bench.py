@@ -7,6 +7,7 @@ from itertools import chain, islice
 from statistics import median, median_low
 from time import perf_counter
 from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from runtime.policies.presets import Preset
 from runtime.session.probe import scaled_rates, scaled_window
 from runtime.session.session import Session, Settings
 from runtime.session.settings import EXACT, FUSED
+
+Setting = TypeVar("Setting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +162,7 @@ def _whole_cuts(document: Document, tokenizer, length: int) -> Iterator[np.ndarr
     return (cut for cut in all_sequences([document], tokenizer, length) if len(cut) == length)
 
 
-def schedule(
-    settings: Sequence[BenchSetting], *, rounds: int, seed: int
-) -> list[tuple[int, BenchSetting]]:
+def schedule(settings: Sequence[Setting], *, rounds: int, seed: int) -> list[tuple[int, Setting]]:
     """Return every setting once per round, in an order drawn for each round, so that other load on
     the machine affects all settings alike."""
     rng = np.random.default_rng(seed)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moectl.cli.groups import fill
-from moectl.cli.options import Data, EngineOptions, Json, Model, Seed, StorePath
+from moectl.cli.options import Data, EngineOptions, Json, Length, Model, Seed, Sequences, StorePath
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import importing
 
@@ -29,10 +29,8 @@ class PredictorOptions:
     tokens: Annotated[
         int, typer.Option(min=2, help="Tokens; three tenths of them choose and test.")
     ] = 32_768
-    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence.")] = 256
-    batch: Annotated[
-        int, typer.Option(min=1, help="Sequences at a time; an expert is loaded once for all.")
-    ] = 16
+    length: Length = 256
+    batch: Sequences = 16
 
 
 def build_predictor(

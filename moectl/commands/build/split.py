@@ -19,7 +19,7 @@ from artifacts.store.runs import ModelInfo, RunInfo, utc_now
 from moectl.bundled import demo_model
 from moectl.cli import completion
 from moectl.cli.groups import fill
-from moectl.cli.options import Budget, Json, StorePath, known_machine
+from moectl.cli.options import Budget, Json, NumExperts, OfTrace, StorePath, known_machine
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import importing
 from moectl.shared.terminal.resuming import resumable
@@ -44,16 +44,11 @@ class SplitOptions:
         Path | None,
         typer.Option(help="A Parquet trace with predictions, as `moectl run` writes it."),
     ] = None
-    run: Annotated[
-        int | None,
-        typer.Option(
-            "--run", min=1, help="A run of the store that kept its trace; else the newest."
-        ),
-    ] = None
+    run: OfTrace = None
     synthetic: Annotated[
         str | None, typer.Option(help="Make a trace: skew=0.8,locality=0.4,...")
     ] = None
-    num_experts: Annotated[int | None, typer.Option(help="Experts of a layer.")] = None
+    num_experts: NumExperts = None
     model: Annotated[
         str | None,
         typer.Option(

@@ -1,7 +1,6 @@
 """Artefacts of a store as tables and heatmaps, one function for each kind."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,26 +18,8 @@ from moectl.show import maps as map_views
 from moectl.show import replicas as replica_views
 from moectl.show import splits as split_views
 from moectl.show import store as store_views
-from moectl.show.render import Heatmap, Sheet, human_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Artefact:
-    """An artefact in an open store: the run that wrote it, the shape of its model, and the layer
-    asked for."""
-
-    store: Store
-    run: StoredRun
-    shape: Shape
-    layer: int | None
-    verify: bool = False
-
-    def read(self, table: str) -> pa.Table:
-        return self.store.read(table, self.run.run_id)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return self.shape.num_layers, self.shape.num_experts
+from moectl.show.artefact import Artefact, View
+from moectl.show.render import Heatmap, human_bytes
 
 
 def find_artefact(
@@ -65,53 +46,7 @@ def _shape(store: Store, run: StoredRun) -> Shape:
     return shapes[run.info.model_id] if run.info.model_id else Shape(**run.info.parameters["shape"])
 
 
-def activations(artefact: Artefact) -> tuple[Sheet, Heatmap]:
-    by_phase = matrices.activation_matrices(artefact.read("activations"), *artefact.size)
-    return store_views.activations(
-        by_phase, artefact.shape, artefact.layer
-    ), store_views.activations_heatmap(by_phase)
-
-
-def coactivation(artefact: Artefact) -> tuple[Sheet, Heatmap]:
-    layer = artefact.layer
-    pairs, weighted = matrices.coactivation_matrices(artefact.read("coactivations"), *artefact.size)
-    return store_views.coactivation(pairs, weighted, layer), store_views.coactivation_heatmap(
-        pairs, layer
-    )
-
-
-def entropy(artefact: Artefact) -> tuple[Sheet, Heatmap]:
-    percentiles = matrices.entropy_percentiles(artefact.read("entropy"))
-    return store_views.entropy(percentiles, artefact.layer), store_views.entropy_heatmap(
-        percentiles
-    )
-
-
-def similarity(artefact: Artefact) -> tuple[Sheet, Heatmap]:
-    layer = artefact.layer
-    measured = matrices.similarity_matrices(artefact.read("similarity"), *artefact.size)
-    return store_views.similarity(measured, layer), store_views.similarity_heatmap(measured, layer)
-
-
-def buddies(artefact: Artefact) -> tuple[Sheet, Heatmap]:
-    table, q = matrices.buddy_matrices(artefact.read("buddies"), *artefact.size)
-    alphas = artefact.run.info.parameters["alpha"]
-    layer = artefact.layer
-    sheet = (
-        store_views.buddy_sizes(table, q, alphas)
-        if layer is None
-        else store_views.buddies(table, q, layer)
-    )
-    return sheet, store_views.buddies_heatmap(table, q, layer)
-
-
-def quant_loss(artefact: Artefact) -> tuple[Sheet, Heatmap]:
-    rows = artefact.read("quant_loss")
-    sheet = replica_views.quant_loss(rows, artefact.size, artefact.layer)
-    return sheet, replica_views.quant_loss_heatmap(rows, artefact.size)
-
-
-def replicas(artefact: Artefact) -> tuple[Sheet, Heatmap]:
+def replicas(artefact: Artefact) -> View:
     rows = artefact.read("replicas")
     if artefact.verify:
         _verify(artefact.store.path, rows)
@@ -141,14 +76,7 @@ def _verify(store: Path, rows: pa.Table) -> None:
         )
 
 
-def curves(artefact: Artefact) -> tuple[Sheet, Heatmap]:
-    measured = matrices.curve_matrices(artefact.read("curves"), *artefact.size)
-    return split_views.curves(measured, artefact.layer), split_views.curves_heatmap(
-        measured, artefact.layer
-    )
-
-
-def splits(artefact: Artefact) -> tuple[Sheet, Heatmap]:
+def splits(artefact: Artefact) -> View:
     answer = matrices.split_columns(artefact.read("splits"))
     measured = matrices.curve_matrices(artefact.read("curves"), *artefact.size)
     asked = artefact.run.info.parameters
@@ -164,13 +92,12 @@ def splits(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     )
 
 
-def maps(artefact: Artefact) -> tuple[Sheet, Heatmap]:
+def maps(artefact: Artefact) -> View:
     _, probabilities = map_arrays(artefact.read("expert_maps"), artefact.shape)
-    sheet = map_views.maps(probabilities, artefact.shape.top_k, artefact.layer)
-    return sheet, map_views.maps_heatmap(probabilities)
+    return map_views.maps(probabilities, artefact.shape.top_k, artefact.layer)
 
 
-def predictors(artefact: Artefact) -> tuple[Sheet, Heatmap]:
+def predictors(artefact: Artefact) -> View:
     shape = artefact.shape
     share = shape.top_k / shape.num_experts
     recalls, target = predictor_recall.stored(artefact.read("predictors"), shape.num_layers, share)
@@ -179,18 +106,19 @@ def predictors(artefact: Artefact) -> tuple[Sheet, Heatmap]:
         if artefact.layer is None
         else predictor_recall.layers(recalls, target, artefact.layer)
     )
-    return sheet, predictor_recall.heatmap(recalls)
+    title = "Recall of fitted predictors"
+    return sheet, Heatmap(title, recalls["learned"], "layers", "distance - 1")
 
 
-ARTEFACTS: dict[str, tuple[str, Callable[[Artefact], tuple[Sheet, Heatmap]]]] = {
-    "activations": ("activations", activations),
-    "coactivation": ("coactivations", coactivation),
-    "entropy": ("entropy", entropy),
-    "similarity": ("similarity", similarity),
-    "buddies": ("buddies", buddies),
-    "quant-loss": ("quant_loss", quant_loss),
+ARTEFACTS: dict[str, tuple[str, Callable[[Artefact], View]]] = {
+    "activations": ("activations", store_views.activations),
+    "coactivation": ("coactivations", store_views.coactivation),
+    "entropy": ("entropy", store_views.entropy),
+    "similarity": ("similarity", store_views.similarity),
+    "buddies": ("buddies", store_views.buddies),
+    "quant-loss": ("quant_loss", replica_views.quant_loss),
     "replicas": ("replicas", replicas),
-    "curves": ("curves", curves),
+    "curves": ("curves", split_views.curves),
     "splits": ("splits", splits),
     "maps": ("expert_maps", maps),
     "predictors": ("predictors", predictors),

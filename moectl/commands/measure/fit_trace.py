@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from moectl.cli.options import Json, Seed, StorePath
+from moectl.cli.options import Json, NumExperts, Seed, StorePath
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import of_clone
 
@@ -22,7 +22,7 @@ def fit_trace(
             help="Hit rates to reach: lru:10=.23,20=.4 (experts held a layer); repeatable."
         ),
     ] = None,
-    num_experts: Annotated[int | None, typer.Option(help="Experts of a layer.")] = None,
+    num_experts: NumExperts = None,
     model: Annotated[
         str | None, typer.Option(help="Whose shape: a name as mixtral-8x7b, or a folder.")
     ] = None,

@@ -23,6 +23,7 @@ from moectl.cli.options import (
     Device,
     Executor,
     Experts,
+    HalvedLength,
     Json,
     Link,
     Model,
@@ -81,9 +82,7 @@ class TuneOptions:
         typer.Option(help="Text of another kind, to see what the picks are worth there."),
     ] = None
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of the text to verify on.")] = 2048
-    length: Annotated[
-        int, typer.Option(min=2, help="Tokens of a sequence; half are prompt, half are decoded.")
-    ] = 128
+    length: HalvedLength = 128
     rounds: Annotated[int, typer.Option(min=1, help="Times that each is measured live.")] = 5
     base: Base = 16
     experts: Experts = "exact"

@@ -3,7 +3,7 @@ one table."""
 
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +22,9 @@ from moectl.shared.importing import importing
 from moectl.shared.terminal.resuming import resumable
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from moectl.shared.terminal.progress import Phases
     from moectl.show.demonstration import Demonstration, DemoRow
+    from profilers.compare.bench import BenchText
     from profilers.compare.quality import TextReading
     from runtime.model.open import MoeModel
     from runtime.policies.base import Artefacts
@@ -151,8 +150,7 @@ def _demonstrated(
         for preset, held in _places(budget):
             session = sessions.enter_context(_session(preset, held, artefacts, rates, window))
             entries.append(_Entry(preset, held, session))
-        sequences = _held_out(opened)
-        _measure(entries, sequences)
+        _measure(entries, _held_out(opened))
         return _demonstration(entries, budget, scaled_to)
 
 
@@ -196,52 +194,34 @@ def _session(
     return Session(open_quietly(str(demo_model())), settings, artefacts=artefacts)
 
 
-def _held_out(opened: "MoeModel") -> list["np.ndarray"]:
+def _held_out(opened: "MoeModel") -> "BenchText":
     """Return the beginnings of the first held-out docstrings that are long enough: one to warm up,
     one a round."""
-    from profilers.text.corpus import documents, token_sequences
+    from moectl.shared.text import read_text
 
     length = _PREFILL + _DECODE
-    sequences = []
-    for document in documents("builtin:held-out"):
-        sequence = next(
-            iter(token_sequences([document], opened.tokenizer, length=length, num_tokens=length))
-        )
-        if len(sequence) == length:
-            sequences.append(sequence)
-        if len(sequences) == _NUM_SEQUENCES + 1:
-            break
-    return sequences
+    num_tokens = (_NUM_SEQUENCES + 1) * length
+    return read_text(opened, "builtin:held-out", length=length, num_tokens=num_tokens, seed=0)
 
 
-def _measure(entries: Sequence[_Entry], sequences: Sequence["np.ndarray"]) -> None:
-    """Warm every cache with a prompt, then read a text a round with all presets."""
+def _measure(entries: Sequence[_Entry], text: "BenchText") -> None:
+    """Warm every cache with a prompt, then read a sequence a round with all presets."""
     import torch
 
     from moectl.shared.terminal.progress import progress_bar
+    from profilers.compare.bench import schedule
     from profilers.compare.quality import read
 
-    warm_up, *texts = sequences
+    warm_up, *sequences = text.sequences
     for entry in entries:
         entry.session.new_requests(1)
         entry.session.forward(torch.from_numpy(warm_up)[None])
         entry.first_pass = entry.session.num_passes
-    total = len(texts) * len(entries)
+    order = schedule(entries, rounds=len(sequences), seed=0)
     with progress_bar("measuring", unit="texts") as advance:
-        for number, (entry, text) in enumerate(_turns(entries, texts)):
-            advance(number, total)
-            entry.readings.append(read(entry.session, [text], prefill=_PREFILL))
-
-
-def _turns(
-    entries: Sequence[_Entry], texts: Sequence["np.ndarray"]
-) -> Iterator[tuple[_Entry, "np.ndarray"]]:
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    for text in texts:
-        for index in rng.permutation(len(entries)):
-            yield entries[index], text
+        for number, (turn, entry) in enumerate(order):
+            advance(number, len(order))
+            entry.readings.append(read(entry.session, [sequences[turn]], prefill=text.prefill))
 
 
 def _demonstration(entries: Sequence[_Entry], budget: str, scaled_to: str) -> "Demonstration":
@@ -270,9 +250,8 @@ def _name(entry: _Entry, budget: str) -> str:
 
 
 def _row(entry: _Entry, full: _Entry) -> "DemoRow":
-    import numpy as np
-
     from moectl.show.demonstration import DemoRow
+    from profilers.compare.bench import Quartiles
     from profilers.compare.quality import compare
     from runtime.control.counters import altered, hit_rate
 
@@ -280,7 +259,7 @@ def _row(entry: _Entry, full: _Entry) -> "DemoRow":
     quality = compare(reading, full.reading())
     totals = entry.session.controller.counters.totals(first_pass=entry.first_pass)
     ratios = [mine / theirs for mine, theirs in zip(entry.token_s(), full.token_s(), strict=True)]
-    lower, middle, upper = map(float, np.percentile(ratios, (25, 50, 75)))
+    spread = Quartiles.of(ratios)
     return DemoRow(
         preset=entry.preset,
         budget=entry.budget,
@@ -288,9 +267,9 @@ def _row(entry: _Entry, full: _Entry) -> "DemoRow":
         moved_bytes=totals["demand_bytes"] + totals["prefetch_bytes"],
         exposed_ms=statistics.median(reading.stall_s) * 1e3,
         ms_per_token=statistics.median(reading.decode_s) * 1e3,
-        times_full=middle,
-        lower=lower,
-        upper=upper,
+        times_full=spread.median,
+        lower=spread.lower,
+        upper=spread.upper,
         perplexity_ratio=quality.perplexity_ratio,
         kl=quality.kl,
         top1_agreement=quality.top1_agreement,

@@ -25,6 +25,7 @@ from moectl.cli.options import (
     RunOptions,
     SamplingOptions,
     StorePath,
+    Verify,
 )
 from moectl.shared.defaults import DEFAULT_STORE, FAST, KV, SLOW
 from moectl.shared.importing import importing
@@ -102,9 +103,7 @@ def generate(
     avg_bits: AvgBits = None,
     options: RunOptions,
     drawn: SamplingOptions,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Check replica files by their hashes first.")
-    ] = False,
+    verify: Verify = False,
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:

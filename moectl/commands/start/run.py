@@ -25,6 +25,7 @@ from moectl.cli.options import (
     SamplingOptions,
     StorePath,
     Verbose,
+    Verify,
 )
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import importing
@@ -53,9 +54,7 @@ def run(
     learn: Annotated[
         bool, typer.Option("--learn", help="Add to the store's expert maps (fmoe).")
     ] = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Check replica files by their hashes first.")
-    ] = False,
+    verify: Verify = False,
     store: StorePath = DEFAULT_STORE,
     verbose: Verbose = False,
     json: Json = False,

@@ -10,7 +10,17 @@ import typer
 from artifacts.errors import BadUsage
 from moectl.bundled import demo_model
 from moectl.cli.groups import fill
-from moectl.cli.options import Data, EngineOptions, Executor, Json, Model, Seed, StorePath
+from moectl.cli.options import (
+    Data,
+    EngineOptions,
+    Executor,
+    Json,
+    Length,
+    Model,
+    Seed,
+    Sequences,
+    StorePath,
+)
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import importing
 from moectl.shared.terminal.resuming import resumable
@@ -50,13 +60,11 @@ class ProfileOptions:
         ),
     ] = True
     samples: Annotated[int, typer.Option(min=1, help="Tokens on which that is measured.")] = 512
-    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence.")] = 256
+    length: Length = 256
     prefill: Annotated[
         int, typer.Option(min=0, help="Of them the prompt; the rest counts as decode.")
     ] = 64
-    batch: Annotated[
-        int, typer.Option(min=1, help="Sequences at a time; an expert is loaded once for all.")
-    ] = 16
+    batch: Sequences = 16
     shard: Annotated[
         str, typer.Option(help="i/N: only this share of the batches; `moectl merge` joins them.")
     ] = "1/1"

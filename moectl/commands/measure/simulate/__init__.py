@@ -21,6 +21,8 @@ from moectl.cli.options import (
     Dense,
     Devices,
     Json,
+    NumExperts,
+    OfTrace,
     PolicyOptions,
     Preset,
     ReconfigureEvery,
@@ -55,16 +57,11 @@ class TraceOptions:
             help="A Parquet trace, as `moectl run --trace` writes it; or gpt-oss-20b, bundled."
         ),
     ] = None
-    run: Annotated[
-        int | None,
-        typer.Option(
-            "--run", min=1, help="A run of the store that kept its trace; else the newest."
-        ),
-    ] = None
+    run: OfTrace = None
     synthetic: Annotated[
         str | None, typer.Option(help="Make a trace by dials: skew=0.8,locality=0.4,...")
     ] = None
-    num_experts: Annotated[int | None, typer.Option(help="Experts of a layer.")] = None
+    num_experts: NumExperts = None
     model: Annotated[
         str | None,
         typer.Option(

@@ -124,13 +124,8 @@ def of_disk(profile: HardwareProfile) -> list[DoctorFinding]:
         f"an expert comes from the disk at {cold.gbps:.2g} GB/s, {times:.2g} times as long as "
         "computing it takes"
     )
-    if cold.gbps >= SLOW_DISK_GBPS:
-        return [DoctorFinding("disk", says)]
-    return [
-        DoctorFinding(
-            "disk", says, "a larger --budget, a faster disk, or RAM that keeps what was read"
-        )
-    ]
+    remedy = "a larger --budget, a faster disk, or RAM that keeps what was read"
+    return [DoctorFinding("disk", says, remedy if cold.gbps < SLOW_DISK_GBPS else None)]
 
 
 def of_experts(stored_as: str, dtype: str) -> DoctorFinding:
@@ -168,16 +163,10 @@ def of_room(path: Path, shape: Shape, *, weight_nbytes: float) -> DoctorFinding:
     wanted = shape.num_keys * sum(nbytes for bits, nbytes in sizes.items() if bits != FULL_BITS)
     says = (
         f"replicas of every expert at 1 to 4 bits take {human_bytes(wanted)} beside the store, "
-        f"{human_bytes(free)} "
+        f"{human_bytes(free)} are free there"
     )
-    says += "are free there"
-    if wanted <= free:
-        return DoctorFinding("disk space", says)
-    return DoctorFinding(
-        "disk space",
-        says,
-        "free some, give a --store on another disk, or fewer widths: moectl quantize --bits 4",
-    )
+    remedy = "free some, give a --store on another disk, or fewer widths: moectl quantize --bits 4"
+    return DoctorFinding("disk space", says, remedy if wanted > free else None)
 
 
 def of_store(path: Path, model_ids: Collection[str], *, model: str | None) -> list[DoctorFinding]:
@@ -195,18 +184,22 @@ def of_store(path: Path, model_ids: Collection[str], *, model: str | None) -> li
 
 def of_profile(profile: HardwareProfile, here: LocalMachine) -> list[DoctorFinding]:
     """Report whether the stored profile is of this machine in its present state."""
-    names = ("processor", "cores", "threads")
-    changed = [name for name in names if profile.conditions.get(name) != getattr(here, name)]
-    if not changed:
-        return []
     changes = ", ".join(
-        f"{name} {profile.conditions.get(name)} then, {getattr(here, name)} now" for name in changed
+        f"{name} {then} then, {now} now" for name, then, now in changed(profile, here)
     )
-    return [
-        DoctorFinding(
-            "hardware profile", f"it was measured otherwise: {changes}", "moectl profile --hardware"
-        )
+    if not changes:
+        return []
+    says = f"it was measured otherwise: {changes}"
+    return [DoctorFinding("hardware profile", says, "moectl profile --hardware")]
+
+
+def changed(profile: HardwareProfile, here: LocalMachine) -> list[tuple[str, object, object]]:
+    """Return each condition by which this machine is not the profile's, then and now."""
+    conditions = [
+        (name, profile.conditions.get(name), getattr(here, name))
+        for name in ("processor", "cores", "threads")
     ]
+    return [one for one in conditions if one[1] != one[2]]
 
 
 def _commands(path: Path, model_ids: Collection[str]) -> set[str]:
@@ -255,31 +248,27 @@ def _pinning(here: LocalMachine, shape: Shape) -> DoctorFinding:
     wanted = 1 << (shape.nbytes - 1).bit_length()  # torch rounds a block up to a power of two
     says = (
         f"a GPU's link wants up to {human_bytes(wanted)} page-locked, of RAM "
-        f"{human_bytes(here.available_nbytes)} "
+        f"{human_bytes(here.available_nbytes)} can be had "
     )
     limit = (
         "without a limit"
         if here.locked_nbytes is None
         else f"limit {human_bytes(here.locked_nbytes)}"
     )
-    says += f"can be had (ulimit -l: {limit}; CUDA's own locking mostly goes past it)"
-    if wanted <= here.available_nbytes:
-        return DoctorFinding("page-locked memory", says)
-    return DoctorFinding(
-        "page-locked memory", says, "--link disk; or `ulimit -l unlimited` and more RAM"
-    )
+    says += f"(ulimit -l: {limit}; CUDA's own locking mostly goes past it)"
+    remedy = "--link disk; or `ulimit -l unlimited` and more RAM"
+    is_enough = wanted <= here.available_nbytes
+    return DoctorFinding("page-locked memory", says, None if is_enough else remedy)
 
 
 def _threads(here: LocalMachine) -> DoctorFinding:
     best = max(1, here.cores - 1)
     says = f"{here.threads} of {here.cores} cores compute"
-    if here.threads > best:
-        return DoctorFinding(
-            "threads", f"{says}: none is left to the link, and threads spin", f"--threads {best}"
-        )
-    if here.threads < best:
-        return DoctorFinding("threads", f"{says}: the others stand idle", f"--threads {best}")
-    return DoctorFinding("threads", says)
+    if here.threads == best:
+        return DoctorFinding("threads", says)
+    is_full = here.threads > best
+    why = "none is left to the link, and threads spin" if is_full else "the others stand idle"
+    return DoctorFinding("threads", f"{says}: {why}", f"--threads {best}")
 
 
 def _load(here: LocalMachine) -> list[DoctorFinding]:

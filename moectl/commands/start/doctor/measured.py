@@ -13,17 +13,18 @@ from artifacts.store.store import Store
 from moectl.cli.options import EngineOptions
 from moectl.commands.build.profile import hardware
 from moectl.commands.build.profile.hardware import HardwareMeasurement
-from moectl.commands.start.doctor import findings as findings
+from moectl.commands.start.doctor import findings
 from moectl.commands.start.doctor.findings import Diagnosis
 from moectl.shared.opening import open_quietly
 from moectl.shared.stores import stored_artefacts
 from moectl.shared.terminal.progress import Phases
 from moectl.show.render import human_bytes
+from profilers.compare.bench import text_of
 from profilers.compare.check_prediction import check
 from profilers.hardware.load_times import QUICK
 from profilers.hardware.this_machine import LocalMachine
 from profilers.text.batches import check_sequences
-from profilers.text.corpus import documents, token_sequences
+from profilers.text.corpus import documents
 from runtime.control import sizes
 from runtime.model.open import MoeModel
 from runtime.session.link_choice import link_name
@@ -86,12 +87,11 @@ def _stored(name: str, opened: MoeModel, path: Path) -> HardwareMeasurement | No
 
 def _fits(profile: HardwareProfile, here: LocalMachine, link: str) -> bool:
     """Return whether the profile was measured on this machine and over this link."""
-    is_changed = any(
-        profile.conditions.get(name) != getattr(here, name)
-        for name in ("processor", "cores", "threads")
-    )
     device = "cuda" if here.gpu else "cpu"
-    return not is_changed and (profile.conditions["link"], profile.device) == (link, device)
+    return not findings.changed(profile, here) and (profile.conditions["link"], profile.device) == (
+        link,
+        device,
+    )
 
 
 def _measured(name: str, opened: MoeModel, link: str, store: Path) -> HardwareMeasurement:
@@ -120,13 +120,8 @@ def _sequences(opened: MoeModel) -> list[np.ndarray]:
         return list(
             np.random.default_rng(0).integers(0, opened.config.vocab_size, (_NUM_SEQUENCES, length))
         )
-    sequences = []
-    for document in documents(_TEXT):
-        first = next(
-            token_sequences([document], opened.tokenizer, length=length, num_tokens=length)
-        )
-        sequences += [first] if len(first) == length else []
-        if len(sequences) == _NUM_SEQUENCES:
-            break
+    num_tokens = _NUM_SEQUENCES * length
+    text = text_of(documents(_TEXT), opened.tokenizer, length=length, num_tokens=num_tokens)
+    sequences = list(text.sequences)
     check_sequences(opened.model, sequences)
     return sequences
