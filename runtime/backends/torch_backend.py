@@ -14,8 +14,8 @@ from runtime.backends.across_devices import AcrossDevices
 from runtime.backends.backend import Backend, StepTokens
 from runtime.backends.cpu.forms_cpu import TokenKernels
 from runtime.control.plan import Place
-from runtime.kernels.batched import BatchedExperts, SequentialExperts, Views
-from runtime.model.arithmetic import Assigned, add_up, assign, gather
+from runtime.kernels.batched import BatchedExperts, SequentialExperts
+from runtime.model.arithmetic import Assigned, accumulate, assign, gather, weigh
 from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.near import NearTier
 
@@ -79,7 +79,9 @@ class TorchBackend(Backend):
             places = [place for place in places if place.bits not in self._packed_bits]
         if len(places) > 1 and self._can_batch(places):
             places = sorted(places, key=_slot)
-            self._add_batch(places, *self._resident.together(places))
+            views, beside = self._resident.together(places)
+            outputs = self._batched.forward(self._module, views, self._hidden, beside=beside)
+            self._add_outputs(places, outputs)
             return
         for place in places:
             self.add_output(place.key % self._num_experts, self._forward(place))
@@ -90,7 +92,9 @@ class TorchBackend(Backend):
             and self._can_batch(ready)
             and (views := near.views_in_ram(places))
         ):
-            self._add_batch([*places, *ready], [*views, *map(self._resident.weights, ready)])
+            views += map(self._resident.weights, ready)
+            outputs = self._batched.forward(self._module, views, self._hidden)
+            self._add_outputs([*places, *ready], outputs)
             return
         keys = [place.key % self._num_experts for place in places]
         host = self._hidden.cpu()
@@ -110,7 +114,13 @@ class TorchBackend(Backend):
     def finish(self) -> torch.Tensor:
         out = torch.zeros_like(self._hidden, dtype=self._sum_dtype)
         dtype = self._hidden.dtype
-        add_up(out, self._outputs, self._weights, self._assigned)
+        weights = self._weights
+        for expert, y in sorted(self._outputs.items()):
+            own = self._assigned[expert]
+            if own.tokens is None:  # as `weigh` and `accumulate`, with fewer calls
+                out.add_((y * weights[:, own.ranks : own.ranks + 1]).to(out.dtype))
+            else:
+                accumulate(out, weigh(y, weights, own), own)
         self.clear()
         return out.to(dtype)
 
@@ -179,14 +189,6 @@ class TorchBackend(Backend):
         widths = set(map(_bits, places))
         are_whole = self._packed_bits.isdisjoint(widths) and widths <= _WHOLE
         return self._batched is not None and self._is_one_row and are_whole
-
-    def _add_batch(
-        self, places: Sequence[Place], views: Sequence[Views], beside: Views | None = None
-    ) -> None:
-        """Compute one token's whole experts in one call, wherever they lie."""
-        self._add_outputs(
-            places, self._batched.forward(self._module, views, self._hidden, beside=beside)
-        )
 
     def _add_packed(self, places: Sequence[Place], starts: Sequence[int]) -> None:
         """Compute one token's replicas at these addresses."""
