@@ -23,8 +23,7 @@ import numpy as np
 import torch
 
 from moectl.show.render import Sheet, show_sheet
-from runtime.links.disk import DiskLink
-from runtime.links.link import DEMAND
+from runtime.links.link import DEMAND, DiskLink
 from runtime.model.files.checkpoint import open_checkpoint
 from runtime.model.files.pack import pack
 from runtime.model.layout import aligned
