@@ -1,6 +1,7 @@
 """The devices that a run computes on: their choice, and what differs between a CPU and a GPU."""
 
 import re
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -58,6 +59,25 @@ def free_nbytes(gpu: torch.device) -> int:
 def made_current(device: torch.device) -> AbstractContextManager:
     """Make `device` the current one: Triton launches kernels there, wherever their operands lie."""
     return nullcontext() if is_host(device) else torch.cuda.device(device)
+
+
+def run_there(
+    device: torch.device, function: Callable[..., torch.Tensor]
+) -> Callable[..., torch.Tensor]:
+    """Return the function with `device` made the current one while it runs."""
+    if is_host(device):
+        return function
+
+    def run(*arguments: object) -> torch.Tensor:
+        with torch.cuda.device(device):
+            return function(*arguments)
+
+    return run
+
+
+def has_graphs(device: torch.device) -> bool:
+    """Return whether work that is queued on the device can be captured."""
+    return not is_host(device)
 
 
 def wait_for_compute(device: torch.device) -> None:

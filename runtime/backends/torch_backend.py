@@ -5,17 +5,18 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 
 from artifacts.quantisation.widths import Width
 from artifacts.shape import FULL_BITS
-from runtime.backends.across_devices import AcrossDevices
 from runtime.backends.backend import Backend, StepTokens
 from runtime.backends.cpu.forms_cpu import TokenKernels
 from runtime.control.plan import Place
-from runtime.kernels.batched import BatchedExperts, SequentialExperts, Views
-from runtime.model.arithmetic import Assigned, add_up, assign, gather
+from runtime.devices import made_current
+from runtime.kernels.batched import BatchedExperts, SequentialExperts
+from runtime.model.arithmetic import Assigned, accumulate, assign, gather, weigh
 from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.near import NearTier
 
@@ -79,7 +80,9 @@ class TorchBackend(Backend):
             places = [place for place in places if place.bits not in self._packed_bits]
         if len(places) > 1 and self._can_batch(places):
             places = sorted(places, key=_slot)
-            self._add_batch(places, *self._resident.together(places))
+            views, beside = self._resident.together(places)
+            outputs = self._batched.forward(self._module, views, self._hidden, beside=beside)
+            self._add_outputs(places, outputs)
             return
         for place in places:
             self.add_output(place.key % self._num_experts, self._forward(place))
@@ -90,7 +93,9 @@ class TorchBackend(Backend):
             and self._can_batch(ready)
             and (views := near.views_in_ram(places))
         ):
-            self._add_batch([*places, *ready], [*views, *map(self._resident.weights, ready)])
+            views += map(self._resident.weights, ready)
+            outputs = self._batched.forward(self._module, views, self._hidden)
+            self._add_outputs([*places, *ready], outputs)
             return
         keys = [place.key % self._num_experts for place in places]
         host = self._hidden.cpu()
@@ -110,7 +115,13 @@ class TorchBackend(Backend):
     def finish(self) -> torch.Tensor:
         out = torch.zeros_like(self._hidden, dtype=self._sum_dtype)
         dtype = self._hidden.dtype
-        add_up(out, self._outputs, self._weights, self._assigned)
+        weights = self._weights
+        for expert, y in sorted(self._outputs.items()):
+            own = self._assigned[expert]
+            if own.tokens is None:  # as `weigh` and `accumulate`, with fewer calls
+                out.add_((y * weights[:, own.ranks : own.ranks + 1]).to(out.dtype))
+            else:
+                accumulate(out, weigh(y, weights, own), own)
         self.clear()
         return out.to(dtype)
 
@@ -180,14 +191,6 @@ class TorchBackend(Backend):
         are_whole = self._packed_bits.isdisjoint(widths) and widths <= _WHOLE
         return self._batched is not None and self._is_one_row and are_whole
 
-    def _add_batch(
-        self, places: Sequence[Place], views: Sequence[Views], beside: Views | None = None
-    ) -> None:
-        """Compute one token's whole experts in one call, wherever they lie."""
-        self._add_outputs(
-            places, self._batched.forward(self._module, views, self._hidden, beside=beside)
-        )
-
     def _add_packed(self, places: Sequence[Place], starts: Sequence[int]) -> None:
         """Compute one token's replicas at these addresses."""
         self._add_outputs(places, self._kernels.outputs(self._hidden, places, starts))
@@ -206,3 +209,36 @@ def _on_host(assigned: Assigned) -> Assigned:
         if assigned.tokens is None
         else Assigned(assigned.tokens.cpu(), assigned.ranks.cpu())
     )
+
+
+class AcrossDevices:
+    """The tokens `hidden` [T, H] of a step on devices that share no memory, which go to the experts
+    `selected` [T, K], -1 for none: copied to each device once, and outputs copied back to the first.
+
+    No project machine has had two GPUs: tests cover the bookkeeping, on one device.
+    """
+
+    def __init__(
+        self, resident: ResidentExperts, hidden: torch.Tensor, selected: np.ndarray
+    ) -> None:
+        self._resident = resident
+        self._hidden = hidden
+        self._selected = selected
+        self._copies: dict[torch.device, tuple[torch.Tensor, dict[int, Assigned]]] = {}
+
+    def forward(self, module: nn.Module, place: Place, expert: int) -> torch.Tensor:
+        """Compute one expert on its tokens, on the device of its slot: [t, H], on the device of the
+        tokens."""
+        device = self._resident.slots[place.slot].device
+        hidden, assigned = self._copy_on(device)
+        with made_current(device):
+            y = self._resident.forward(module, place, gather(hidden, assigned[expert]))
+        return y.to(self._hidden.device, non_blocking=True)
+
+    def _copy_on(self, device: torch.device) -> tuple[torch.Tensor, dict[int, Assigned]]:
+        if device not in self._copies:
+            self._copies[device] = (
+                self._hidden.to(device, non_blocking=True),
+                assign(self._selected, device),
+            )
+        return self._copies[device]

@@ -12,7 +12,6 @@ from functools import partial, wraps
 import torch
 
 from runtime.backends.streams import new_stream
-from runtime.devices import is_host
 from runtime.engine.captured_pass import CapturedPass, Launch
 from runtime.engine.device_road import DeviceRoad
 from runtime.engine.fixed_past import FixedPast, reason_not_lodged, twin_of
@@ -231,11 +230,6 @@ class CapturedTokens:
         self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         return self._steps.backend.forward_whole(layer.index, hidden, ids, weights)
-
-
-def has_graphs(device: torch.device) -> bool:
-    """Return whether work that is queued on the device can be captured."""
-    return not is_host(device)
 
 
 def _experts(

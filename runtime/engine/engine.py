@@ -11,11 +11,11 @@ from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from artifacts.errors import BadUsage, OutOfResources
+from runtime import devices
 from runtime.control.cache import RESIDENT
 from runtime.control.controller import Controller
 from runtime.control.on_device import CacheOnDevice
-from runtime.devices import is_host, made_current
-from runtime.engine import captured_tokens
+from runtime.engine.captured_tokens import CapturedTokens
 from runtime.engine.device_road import DeviceRoad
 from runtime.engine.routers import Watcher
 from runtime.engine.step import StepExecutor
@@ -80,11 +80,9 @@ class Engine:
         resident = self.steps.resident
         settle = self._settle
         self.road = DeviceRoad(opened, on_device, resident, backend, settle) if on_device else None
-        has_graphs = backend.needs_no_host and captured_tokens.has_graphs(opened.model.device)
+        can_capture = backend.needs_no_host and devices.has_graphs(opened.model.device)
         self.captured = (
-            captured_tokens.CapturedTokens(opened, self.steps, self.road, watcher)
-            if has_graphs
-            else None
+            CapturedTokens(opened, self.steps, self.road, watcher) if can_capture else None
         )
         self.stall_s: list[float] = []
         self._opened = opened
@@ -218,7 +216,7 @@ class Engine:
 
     def _end_pass(self, model: nn.Module, args: tuple, output: object) -> None:
         if self.road:
-            with made_current(self._opened.model.device):
+            with devices.made_current(self._opened.model.device):
                 self.road.end_pass()
         self.stall_s.append(self.steps.link.drain_stalls())
         self._num_finished = len(self.controller.counters.passes)
@@ -228,7 +226,6 @@ class Engine:
     def _layer_forward(
         self, layer: MoeLayer
     ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-        device = self._opened.model.device
         run = self._run_by_either if self.road else self.steps.run
         captured = self.captured
 
@@ -241,13 +238,7 @@ class Engine:
                 self.clear()
                 raise
 
-        def forward_there(
-            hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
-        ) -> torch.Tensor:
-            with made_current(device):
-                return forward(hidden, ids, weights)
-
-        return forward if is_host(device) else forward_there
+        return devices.run_there(self._opened.model.device, forward)
 
     def _run_by_either(
         self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor

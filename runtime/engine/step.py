@@ -272,7 +272,11 @@ class StepExecutor:
             if ready and not self.link.has_landed(self.pending[place.slot]):
                 self._add(ready, backend, following)
                 ready = []
-            ready.append(self._arrived(place))
+            if self._shadows:
+                place = self._landed_or_replica(place)
+            else:
+                self.link.collect(self.pending.pop(place.slot))
+            ready.append(place)
         if ready:
             self._add(ready, backend, following)
 
@@ -287,19 +291,19 @@ class StepExecutor:
             if load := following.pop(place.slot, None):
                 self._issue((load,), DEMAND)
 
-    def _arrived(self, place: Place) -> Place:
-        """Return the place at which to compute an expert: its slot once it has landed, or the
-        replica that stays, if there is one, without waiting."""
-        if self._shadows and not self.link.has_landed(self.pending[place.slot]):
+    def _landed_or_replica(self, place: Place) -> Place:
+        """Return the place at which to compute an expert without waiting: its slot if it has
+        landed, else the replica that stays."""
+        if not self.link.has_landed(self.pending[place.slot]):
             self.num_not_landed += 1
             return Place(place.key, NO_SLOT, self.controller.cache.shadows[place.key].item())
         self.link.collect(self.pending.pop(place.slot))
         return place
 
     def _all_arrived(self, coming: Sequence[Place]) -> list[Place]:
-        """Do the same as `_arrived` for several experts at once."""
+        """Return the places at which to compute these experts, once they are there."""
         if self._shadows:
-            return [self._arrived(place) for place in coming]
+            return [self._landed_or_replica(place) for place in coming]
         self.link.collect_all([self.pending.pop(place.slot) for place in coming])
         return list(coming)
 

@@ -7,8 +7,7 @@ import torch
 
 from runtime.devices import is_host
 from runtime.links.cuda import CudaLink
-from runtime.links.disk import DiskLink
-from runtime.links.link import ExpertSource, Link
+from runtime.links.link import DiskLink, ExpertSource, Link
 from runtime.model.layout import ExpertStore
 from runtime.model.open import MoeModel
 

@@ -10,8 +10,7 @@ import torch
 
 from artifacts.shape import FULL_BITS, Shape
 from runtime.links.cuda_events import Copy, CopyTimes, EventPool, StreamPoint, last_by_stream
-from runtime.links.cuda_transfer import CudaTransfer, to_transfer
-from runtime.links.link import DEMAND, LANDED, ExpertSource, ThreadLink, Wanted
+from runtime.links.link import DEMAND, LANDED, ExpertSource, ThreadLink, ThreadTransfer, Wanted
 from runtime.model.layout import aligned
 
 # of a prefetch: a driver finishes the copies under way before a demand, whatever its priority
@@ -26,6 +25,37 @@ class _Staging:
 
     buffer: torch.Tensor
     read: torch.cuda.Event
+
+
+@dataclass(eq=False, slots=True)
+class CudaTransfer(ThreadTransfer):
+    """A transfer to a GPU. `num_handed` of its `nbytes` bytes were handed over to a stream, the
+    last of them by `copy`. `place` is the address of the slot. `is_taken`: the thread hands over no
+    more. `unread`: after it, compute no longer reads the slot's old contents; None once a stream
+    waits for it."""
+
+    nbytes: int = 0
+    place: int = 0
+    unread: StreamPoint | None = None
+    num_handed: int = 0
+    copy: Copy | None = None
+    is_taken: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """True if all bytes of the transfer were handed over."""
+        return self.num_handed == self.nbytes
+
+
+def to_transfer(load: Wanted, urgency: int, landed: threading.Event) -> CudaTransfer:
+    """Return a transfer of this load; nothing of it is handed over yet."""
+    key, slot, bits = load
+    # by place: by name they would take Python three times as long
+    has_started = False
+    error = None
+    return CudaTransfer(
+        key, slot, urgency, bits, has_started, landed, error, slot.nbytes, slot.data_ptr()
+    )
 
 
 class CudaLink(ThreadLink):

@@ -4,7 +4,7 @@ tokens, and the sum over experts.
 In this order and in these dtypes the result is bit-identical to the model's own eager code.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -89,23 +89,6 @@ def weigh(y: torch.Tensor, weights: torch.Tensor, assigned: Assigned) -> torch.T
     if assigned.tokens is None:
         return y * weights[:, assigned.ranks : assigned.ranks + 1]
     return y * weights[assigned.tokens, assigned.ranks, None]
-
-
-def add_up(
-    out: torch.Tensor,
-    outputs: Mapping[int, torch.Tensor],
-    weights: torch.Tensor,
-    assigned: Mapping[int, Assigned],
-) -> None:
-    """Add each expert's output [t, H], times its routing weights, to `out` [T, H], in ascending
-    order of the experts."""
-    for expert in sorted(outputs):
-        own = assigned[expert]
-        if own.tokens is None:  # as `weigh` and `accumulate`, with fewer calls
-            share = outputs[expert] * weights[:, own.ranks : own.ranks + 1]
-            out.add_(share.to(out.dtype))
-        else:
-            accumulate(out, weigh(outputs[expert], weights, own), own)
 
 
 def accumulate(out: torch.Tensor, y: torch.Tensor, assigned: Assigned) -> None:

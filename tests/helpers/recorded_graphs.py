@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import GridExecutor
 
+from runtime import devices
 from runtime.backends import host_copy
-from runtime.engine import captured_tokens
 
 counts: Counter[str] = Counter()
 _READ_BY_HOST = {
@@ -135,7 +135,7 @@ def _place(tensor: torch.Tensor) -> int:
 
 def install(patch: pytest.MonkeyPatch) -> None:
     """Let sessions capture graphs in this process; `counted_gpu` has the streams."""
-    patch.setattr(captured_tokens, "has_graphs", lambda device: True)
+    patch.setattr(devices, "has_graphs", lambda device: True)
     patch.setattr(torch.cuda, "CUDAGraph", Graph)
     patch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     launch = GridExecutor.__call__

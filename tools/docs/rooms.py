@@ -94,7 +94,7 @@ ASK_FOR_DEVICES = (
 )
 """The files that may hold such text: `runtime.devices` answers the others. May only get shorter."""
 
-MOST_ASK_FOR_THE_HOST = 23
+MOST_ASK_FOR_THE_HOST = 21
 """Files that ask `runtime.devices.is_host`, a question that a tier, a link or a backend could often
 answer: the number may only fall."""
 

@@ -123,9 +123,9 @@ TESTS = {
     "runtime/links/link.py": (
         "tests/runtime/links/test_link.py",
         "tests/runtime/links/test_thread_link.py",
+        "tests/runtime/links/test_disk_link.py",
     ),
     "runtime/links/emulated.py": ("tests/runtime/links/test_emulated.py",),
-    "runtime/links/disk.py": ("tests/runtime/links/test_disk_link.py",),
     "runtime/session/generation/sampling.py": ("tests/runtime/session/test_sampling.py",),
     "moectl/serving/scheduler.py": ("tests/moectl/serving/test_scheduler.py",),
     "artifacts/quantisation/bit_allocation.py": (

@@ -11,9 +11,8 @@ from unittest.mock import patch
 import torch
 
 from runtime.links import choose
-from runtime.links.disk import DiskLink
 from runtime.links.emulated import EmulatedLink
-from runtime.links.link import ThreadTransfer, Transfer
+from runtime.links.link import DiskLink, ThreadTransfer, Transfer
 from runtime.tiers import open as tiers
 
 _LONG_S = 60.0  # longer than a thread waits on a busy machine

@@ -84,17 +84,18 @@ class CpuBackend(Backend):
         self._start(tokens.hidden, np.array(list(map(applied.__getitem__, used)), np.float32))
         return self
 
-    def add(self, places: Sequence[Place]) -> None:
-        self._add(places, self._kernels.starts(places))
+    def add(self, places: Sequence[Place], starts: list[int] | None = None) -> None:
+        rows = [self._rows[place.key % self._num_experts] for place in places]
+        self._kernels.add(places, starts or self._kernels.starts(places), rows, self._y)
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
         if contents := near.contents_in_ram(places):
             starts = [content.data_ptr() for content in contents]
-            self._add([*ready, *places], self._kernels.starts(ready) + starts)
+            self.add([*ready, *places], self._kernels.starts(ready) + starts)
             return
         self.add(ready)
         for place in places:
-            self._add([place], [near.content(place).data_ptr()])
+            self.add([place], [near.content(place).data_ptr()])
 
     def finish(self) -> torch.Tensor:
         out = torch.empty_like(self._hidden)
@@ -168,8 +169,3 @@ class CpuBackend(Backend):
         self._weights = weights
         self._kernels.take(hidden)
         self._y[: len(weights)] = 0
-
-    def _add(self, places: Sequence[Place], starts: list[int]) -> None:
-        self._kernels.add(
-            places, starts, [self._rows[place.key % self._num_experts] for place in places], self._y
-        )

@@ -78,7 +78,7 @@ class RowShares:
         self._fields[[shared.INNER_BIAS, shared.DOWN_BIAS]] = biases
         self._constants = np.array([gate.alpha, gate.limit] if gate else (), np.float32)
         self._fields[shared.CONSTANTS] = self._constants.ctypes.data
-        self._function = shared.add_experts
+        self._function = shared.add_experts.compiled()
         self._address = shared.add_experts.address()
         self._changing = [shared.TABLE, shared.NUM_PIECES, shared.X, shared.Y]
         self._tables: dict[int, np.ndarray] = {}  # by their number of pieces
@@ -163,7 +163,7 @@ class MatrixShares:
         self._job[shared.HIDDEN] = num_inputs
         self._job[shared.NEURONS] = matrix.count
         self._changing = [shared.X, shared.Y]
-        self._function = shared.multiply_rows
+        self._function = shared.multiply_rows.compiled()
         self._address = shared.multiply_rows.address()
 
     def add(self, x: np.ndarray, y: np.ndarray) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicLayer
 
-from runtime.kernels.cpu.decoder.cache_room import CacheRoom
+from runtime.kernels.cpu.decoder.compiled_attention import CacheRoom
 
 _HEADS = 2
 _DIM = 3

@@ -12,8 +12,14 @@ import torch
 
 from artifacts.errors import BadInput, BadUsage
 from runtime.backends.torch_backend import TorchBackend
-from runtime.links.disk import READS_IN_FLIGHT, READS_PAST_CACHE, DiskLink
-from runtime.links.link import DEMAND, PREFETCH, ThreadTransfer
+from runtime.links.link import (
+    DEMAND,
+    PREFETCH,
+    READS_IN_FLIGHT,
+    READS_PAST_CACHE,
+    DiskLink,
+    ThreadTransfer,
+)
 from runtime.model.files import direct_io
 from runtime.model.files.direct_io import DirectFile
 from runtime.model.files.expert_store import DiskStore

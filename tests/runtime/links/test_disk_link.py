@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from artifacts.shape import FULL_BITS
-from runtime.links import disk
-from runtime.links.disk import DiskLink
-from runtime.links.link import DEMAND, PREFETCH
+from runtime.links import link as module
+from runtime.links.link import DEMAND, PREFETCH, DiskLink
 from tests.runtime.links.test_link import SHAPE, Numbered, slots, wait_for
 
 
@@ -101,7 +100,7 @@ def test_seconds_of_reads_that_overlap_count_once_and_idle_ones_not_at_all(
     """Three reads begin at 1 s, 2 s and 4 s and end together at 5 s; one more takes from 50 s to 52
     s."""
     now_s = [1.0]
-    monkeypatch.setattr(disk, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
     source.gate.clear()
     buffers = slots(4)
     transfers = []

@@ -10,9 +10,8 @@ import torch
 
 from artifacts.shape import Shape
 from runtime.control.pools import Partitions
-from runtime.links.disk import DiskLink
 from runtime.links.emulated import EmulatedLink
-from runtime.links.link import DEMAND, PREFETCH, Link
+from runtime.links.link import DEMAND, PREFETCH, DiskLink, Link
 from runtime.links.per_device import LinkPerDevice
 from tests.helpers.clock import VirtualClock
 

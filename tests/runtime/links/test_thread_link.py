@@ -10,8 +10,7 @@ import torch
 from artifacts.errors import OutOfResources
 from artifacts.shape import FULL_BITS
 from runtime.links import link as module
-from runtime.links.disk import DiskLink
-from runtime.links.link import DEMAND, PREFETCH, ThreadLink, ThreadTransfer
+from runtime.links.link import DEMAND, PREFETCH, DiskLink, ThreadLink, ThreadTransfer
 from tests.runtime.links.test_link import SHAPE, Numbered, slots, wait_for
 
 

@@ -11,7 +11,7 @@ import torch
 from artifacts.errors import BadUsage
 from runtime.control.plan import Place
 from runtime.devices import spread_over
-from runtime.links.disk import DiskLink
+from runtime.links.link import DiskLink
 from runtime.links.per_device import LinkPerDevice
 from runtime.model.open import open_model
 from runtime.session.session import Session

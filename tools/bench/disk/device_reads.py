@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from artifacts.errors import BadInput
-from runtime.links.disk import READS_IN_FLIGHT, READS_PAST_CACHE
+from runtime.links.link import READS_IN_FLIGHT, READS_PAST_CACHE
 from runtime.model.files.checkpoint import File
 from runtime.model.files.direct_io import DirectFile
 from runtime.model.layout import aligned

@@ -10,7 +10,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from runtime.engine import captured_tokens
+from runtime import devices
 
 
 class NullDriver:
@@ -81,7 +81,7 @@ class NullGraph:
         """Have sessions capture tokens so; `counted_gpu` has the streams."""
         torch.cuda.CUDAGraph = cls
         torch.cuda.graph_pool_handle = lambda: (0, 1)
-        captured_tokens.has_graphs = lambda device: True
+        devices.has_graphs = lambda device: True
 
     @classmethod
     def letters(cls) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

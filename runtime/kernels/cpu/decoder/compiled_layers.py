@@ -10,9 +10,13 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from runtime.kernels.cpu.decoder.cache_room import CacheRoom
-from runtime.kernels.cpu.decoder.compiled_attention import Angles, Turn
-from runtime.kernels.cpu.decoder.compiled_block import CompiledBlock, first_of
+from runtime.kernels.cpu.decoder.compiled_attention import (
+    Angles,
+    CacheRoom,
+    CompiledBlock,
+    Turn,
+    first_of,
+)
 from runtime.kernels.cpu.decoder.compiled_norm import like_of, norm_operand
 from runtime.kernels.cpu.decoder.compiled_router import CompiledRouter
 from runtime.kernels.cpu.dense import linear_operand

@@ -7,8 +7,11 @@ from collections.abc import Callable
 
 from torch import nn
 
-from runtime.kernels.cpu.decoder.compiled_attention import CompiledAttention, compiled_attentions
-from runtime.kernels.cpu.decoder.compiled_block import compiled_blocks
+from runtime.kernels.cpu.decoder.compiled_attention import (
+    CompiledAttention,
+    compiled_attentions,
+    compiled_blocks,
+)
 from runtime.kernels.cpu.decoder.compiled_body import CompiledBody, compiled_bodies
 from runtime.kernels.cpu.decoder.compiled_layers import CompiledLayers, ExpertsInPlace
 from runtime.kernels.cpu.decoder.compiled_norm import CompiledNorm, recognise_norm
