@@ -212,8 +212,9 @@ def _on_host(assigned: Assigned) -> Assigned:
 
 
 class AcrossDevices:
-    """The tokens `hidden` [T, H] of a step on devices that share no memory, which go to the experts
-    `selected` [T, K], -1 for none: copied to each device once, and outputs copied back to the first.
+    """The tokens `hidden` [T, H] of a step on devices that share no memory, sent to the experts
+    `selected` [T, K], -1 for none: copied to each device once, and outputs copied back to the
+    first.
 
     No project machine has had two GPUs: tests cover the bookkeeping, on one device.
     """

@@ -146,13 +146,21 @@ class ExpertLayout:
     variants: tuple["ExpertLayout", ...] = ()
     matrices: dict[str, list[PlacedParts]] = field(init=False, compare=False, repr=False)
     """The matrices that make up the rows of each parameter, by its name."""
+    _ordered: list[tuple[str, PlacedParts]] = field(init=False, compare=False, repr=False)
+    """The matrices whose codes are put into another order when they are read."""
 
     def __post_init__(self) -> None:
         found: dict[str, dict[int, PlacedParts]] = {}
         for part in self.parts:
             found.setdefault(part.name, {}).setdefault(part.source, {})[part.role] = part
         matrices = {name: list(by_source.values()) for name, by_source in found.items()}
+        ordered = [
+            (name, placed)
+            for name, stored in matrices.items()
+            for placed in filter(_is_ordered, stored)
+        ]
         object.__setattr__(self, "matrices", matrices)
+        object.__setattr__(self, "_ordered", ordered)
 
     @classmethod
     def of(cls, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> "ExpertLayout":
@@ -237,14 +245,13 @@ class ExpertLayout:
         """Put the codes of an expert into the order of their groups, and AWQ's into GPTQ's; its
         stored bytes lie in `buffer`, uint8 [nbytes] or longer on the CPU. Return the fault of a
         part whose index leads beyond its groups; None if none does."""
-        for name, stored in self._of(buffer).matrices.items():
-            for placed in filter(_is_ordered, stored):
-                taken = {role: part for role, part in placed.items() if role in ARRANGED}
-                matrix = _views(buffer, taken)
-                if is_turned(matrix.format):
-                    turn(matrix.tensors)
-                elif not arrange(matrix.tensors, matrix.format.lacking):
-                    return f"{name} holds {BEYOND}"
+        for name, placed in self._of(buffer)._ordered:
+            taken = {role: part for role, part in placed.items() if role in ARRANGED}
+            matrix = _views(buffer, taken)
+            if is_turned(matrix.format):
+                turn(matrix.tensors)
+            elif not arrange(matrix.tensors, matrix.format.lacking):
+                return f"{name} holds {BEYOND}"
         return None
 
     def fault(self, buffer: torch.Tensor, spans: Spans) -> str | None:
