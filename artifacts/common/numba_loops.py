@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 
+import numpy as np
 from numba import config, njit, typeof, types
 from numba.core.dispatcher import Dispatcher
 from numba.core.registry import cpu_target
@@ -81,6 +82,12 @@ class Kernel:
             self._compiled = self._compiled | {signature: self._compile(signature)}
             self._alone = self._compiled[signature] if len(self._signatures) == 1 else None
         return self._compiled[signature]
+
+    def of(self, like: np.ndarray) -> Dispatcher:
+        """Return the code for this array where it alone tells the signatures apart."""
+        (place,) = self._telling
+        wanted = [normalize_signature(signature)[0][place] for signature in self._signatures]
+        return self.compiled(self._signatures[wanted.index(typeof(like))])
 
     @cached_property
     def _numba_type_(self) -> types.Type:

@@ -47,6 +47,7 @@ class CpuBackend(Backend):
         self._num_experts = opened.shape.num_experts
         self._shape = opened.shape
         self._as_numpy = AS_NUMPY[opened.dtype]
+        self._like = torch.empty(0, dtype=self._as_numpy).numpy()
         self._top_k = opened.shape.top_k
         self.whole: dict[int, Callable[[int, int, int, bool, int], bool]] = {}
         self._y = np.zeros((opened.shape.top_k, opened.layers[0].hidden_size), np.float32)
@@ -99,10 +100,15 @@ class CpuBackend(Backend):
 
     def finish(self) -> torch.Tensor:
         out = torch.empty_like(self._hidden)
-        kernels("cpu.gated").combine(
+        self._combine(
             self._y, self._weights, len(self._weights), out.view(self._as_numpy).numpy()[0]
         )
         return out
+
+    @cached_property
+    def _combine(self) -> Callable[[np.ndarray, np.ndarray, int, np.ndarray], None]:
+        """The kernel that adds the rows of `y` [K, H], each times its weight, to a token [H]."""
+        return kernels("cpu.gated").combine.of(self._like)
 
     def forward(
         self,

@@ -170,8 +170,11 @@ class TokenKernels:
         forms = dict.fromkeys(map(self._forms.__getitem__, map(_bits, places)))
         if len(forms) == 1:
             form = next(iter(forms))
-            like = self._like
-            form.multiply(places, starts, TokenOperands(self._x, np.array(rows), y, like))
+            if form.rows:
+                form.rows.multiply(starts, rows, self._x, y)
+                return
+            operands = TokenOperands(self._x, np.array(rows), y, self._like)
+            form.multiply(places, starts, operands)
             return
         for form in forms:
             self._add_some(

@@ -3,6 +3,7 @@ each matrix, so that a single expert already uses all of them."""
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import lcm
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,22 +35,26 @@ class Rows(NamedTuple):
     is_narrow: bool
 
 
-class _Job(NamedTuple):
-    """The fields of a job of `runtime.kernels.cpu.shared_experts`, their address, where experts
-    begin and their rows, int64 [n], and arrays that the fields point to."""
+@dataclass(slots=True)
+class _Job:
+    """The fields of a job of `runtime.kernels.cpu.shared_experts` and all that they point to. A
+    field is written through a memoryview and an address asked for once an array, since either
+    takes longer in numpy than a small expert's row."""
 
-    fields: np.ndarray
     address: int
-    starts: np.ndarray
-    rows: np.ndarray
+    fields: memoryview  # int64
+    starts: np.ndarray  # int64 [n], where experts begin
+    rows: np.ndarray  # int64 [n], the row of y of each
     held: tuple[np.ndarray, ...]
+    x: np.ndarray | None = None
+    y: np.ndarray | None = None
 
 
 class _Jobs(threading.local):
-    """The jobs of each thread, by their number of experts."""
+    """The jobs of each thread, by their number of experts and of pieces."""
 
     def __init__(self) -> None:
-        self.by_count: dict[int, _Job] = {}
+        self.by_size: dict[tuple[int, int], _Job] = {}
 
 
 class RowShares:
@@ -80,8 +85,8 @@ class RowShares:
         self._fields[shared.CONSTANTS] = self._constants.ctypes.data
         self._function = shared.add_experts.compiled()
         self._address = shared.add_experts.address()
-        self._changing = [shared.TABLE, shared.NUM_PIECES, shared.X, shared.Y]
-        self._tables: dict[int, np.ndarray] = {}  # by their number of pieces
+        self._x = shared.X
+        self._y = shared.Y
         self._jobs = _Jobs()
 
     def multiply(
@@ -114,21 +119,22 @@ class RowShares:
     ) -> int:
         """Return the address of a job, which this thread's next one of as many experts
         overwrites."""
-        count = len(starts)
-        jobs = self._jobs.by_count
-        if count not in jobs:
-            jobs[count] = self._new_job(count)
-        job = jobs[count]
+        size = len(starts), num_pieces
+        jobs = self._jobs.by_size
+        if size not in jobs:
+            jobs[size] = self._new_job(*size)
+        job = jobs[size]
         job.starts[:] = starts
         job.rows[:] = rows
-        if num_pieces not in self._tables:
-            self._tables[num_pieces] = _table(self._matrices, num_pieces)
-        table = self._tables[num_pieces]
-        own = table.ctypes.data, num_pieces, x.ctypes.data, y.ctypes.data
-        job.fields[self._changing] = own
+        if job.x is not x:
+            job.x = x
+            job.fields[self._x] = x.ctypes.data
+        if job.y is not y:
+            job.y = y
+            job.fields[self._y] = y.ctypes.data
         return job.address
 
-    def _new_job(self, count: int) -> _Job:
+    def _new_job(self, count: int, num_pieces: int) -> _Job:
         """Return a job for that many experts, with room for what is between their matrices."""
         shared = kernels("cpu.shared_experts")
         num_neurons = self._fields[shared.NEURONS]
@@ -136,13 +142,17 @@ class RowShares:
         acts = np.empty((count, num_neurons), np.float32)
         starts = np.empty(count, np.int64)
         rows = np.empty(count, np.int64)
+        table = _table(self._matrices, num_pieces)
         fields = self._fields.copy()
+        fields[shared.TABLE] = table.ctypes.data
+        fields[shared.NUM_PIECES] = num_pieces
         fields[shared.NUM_EXPERTS] = count
         fields[shared.STARTS] = starts.ctypes.data
         fields[shared.ROWS] = rows.ctypes.data
         fields[shared.INNER] = inner.ctypes.data
         fields[shared.ACTS] = acts.ctypes.data
-        return _Job(fields, fields.ctypes.data, starts, rows, (inner, acts))
+        held = inner, acts, table
+        return _Job(fields.ctypes.data, memoryview(fields), starts, rows, held)
 
 
 class MatrixShares:
@@ -162,13 +172,16 @@ class MatrixShares:
         self._job[shared.NUM_PIECES] = num_pieces
         self._job[shared.HIDDEN] = num_inputs
         self._job[shared.NEURONS] = matrix.count
-        self._changing = [shared.X, shared.Y]
+        self._written = memoryview(self._job)
+        self._x = shared.X
+        self._y = shared.Y
         self._function = shared.multiply_rows.compiled()
         self._address = shared.multiply_rows.address()
 
     def add(self, x: np.ndarray, y: np.ndarray) -> None:
         """Add x [I] times the matrix to y [O], both float32."""
-        self._job[self._changing] = x.ctypes.data, y.ctypes.data
+        self._written[self._x] = x.ctypes.data
+        self._written[self._y] = y.ctypes.data
         job = self._job.ctypes.data
         if self._num_shares == 1:
             self._function(job, 0)

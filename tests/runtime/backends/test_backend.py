@@ -72,14 +72,9 @@ class Kernels:
             y[row] += place.key % E
 
 
-def combine(y: np.ndarray, weights: np.ndarray, count: int, out: np.ndarray) -> None:
-    out[:] = sum(y[row] * weights[row] for row in range(count))
-
-
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> CpuBackend:
     monkeypatch.setattr(cpu_backend, "TokenKernels", Kernels)
-    monkeypatch.setattr(cpu_backend, "kernels", lambda name: SimpleNamespace(combine=combine))
     shape = SimpleNamespace(num_experts=E, top_k=K)
     opened = SimpleNamespace(
         shape=shape,

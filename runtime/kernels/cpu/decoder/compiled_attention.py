@@ -351,7 +351,7 @@ class CompiledBlock:
         ]
         self._like = like_of(heads.dtype)
         self._run = partial(
-            kernels("cpu.decoder.block").attend_block,
+            kernels("cpu.decoder.block").attend_block.of(self._like),
             heads.query.in_features,
             heads.sizes,
             tuple(map(linear_operand, heads.linear)),

@@ -60,8 +60,10 @@ class CompiledRouter:
             routing.top_k,
             routing.tolerance,
         )  # as kernels take it
-        self._run = partial(kernels("cpu.decoder.routing").route, self.operand, *self.how)
         self._like = like_of(self._dtype)
+        self._run = partial(
+            kernels("cpu.decoder.routing").route.of(self._like), self.operand, *self.how
+        )
 
     @property
     def is_rounded_once(self) -> bool:
