@@ -15,6 +15,7 @@ from artifacts.formats.schemes import Said
 from artifacts.formats.stated import METHODS, register_format, stated_quantisation
 from moectl.cli import main
 from moectl.shared.glance import glance
+from runtime.backends.cpu.forms_published import has_published_form
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 from tests.helpers import families, outside
@@ -36,7 +37,7 @@ def known() -> Iterator[None]:
 
 
 def random_bytes(rows: int, columns: int, generator: torch.Generator) -> Tensors:
-    codes = torch.randint(0, 256, (rows, columns), generator=generator, dtype=torch.uint8)
+    codes = torch.randint(-127, 128, (rows, columns), generator=generator, dtype=torch.int8)
     scale = (0.5 + torch.rand((rows, columns // 32), generator=generator)) * 1e-3
     return {"codes": codes, "scale": scale.bfloat16()}
 
@@ -60,6 +61,16 @@ def test_a_format_of_another_package_gives_the_logits_of_the_decoded_model(tmp_p
         reference = AutoModelForCausalLM.from_pretrained(plain, experts_implementation="eager")
         with torch.inference_mode(), Session(opened, Settings(budget="30%")):
             assert torch.equal(opened.model(IDS).logits, reference.eval()(IDS).logits)
+        with (
+            torch.inference_mode(),
+            Session(opened, Settings(budget="30%", experts="fused")) as run,
+        ):
+            assert has_published_form(opened.store.layout)
+            past = run.forward(IDS[:, :-1]).past_key_values
+            fused = run.forward(IDS[:, -1:], past=past).logits[0, -1]
+            exact = reference(IDS).logits[0, -1]
+        # both round to 16 bits, at other places
+        assert 0 < (fused - exact).abs().max() <= 0.05 * exact.abs().max()
         opened.store.close()
 
 
