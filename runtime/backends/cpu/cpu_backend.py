@@ -22,6 +22,7 @@ from runtime.control.plan import Place
 from runtime.devices import is_host
 from runtime.kernels.clamped_gate import clamped_gate
 from runtime.kernels.cpu.decoder.compiled_layers import WholeExperts
+from runtime.kernels.cpu.decoder.compiled_norm import like_of
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.open import MoeModel
@@ -47,7 +48,7 @@ class CpuBackend(Backend):
         self._num_experts = opened.shape.num_experts
         self._shape = opened.shape
         self._as_numpy = AS_NUMPY[opened.dtype]
-        self._like = torch.empty(0, dtype=self._as_numpy).numpy()
+        self._like = like_of(opened.dtype)
         self._top_k = opened.shape.top_k
         self.whole: dict[int, Callable[[int, int, int, bool, int], bool]] = {}
         self._y = np.zeros((opened.shape.top_k, opened.layers[0].hidden_size), np.float32)
@@ -66,7 +67,7 @@ class CpuBackend(Backend):
         first = opened.layers[0]
         form = form_of(opened.store.layout, opened.dtype, clamped_gate(first.experts))
         hidden = first.hidden_size
-        like = torch.empty(0, dtype=AS_NUMPY[opened.dtype]).numpy()
+        like = like_of(opened.dtype)
         x = np.zeros(hidden, np.float32)
         y = np.zeros((1, hidden), np.float32)
         operands = TokenOperands(x, np.zeros(1, np.int64), y, like)

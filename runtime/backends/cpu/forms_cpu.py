@@ -19,6 +19,7 @@ from runtime.backends.cpu.forms_trellis import CpuTrellis
 from runtime.control.plan import NO_SLOT, Place
 from runtime.kernels.batched import is_plain
 from runtime.kernels.clamped_gate import ClampedGate, clamped_gate
+from runtime.kernels.cpu.decoder.compiled_norm import like_of
 from runtime.kernels.cpu.row_shares import RowShares, plain_rows
 from runtime.kernels.cpu.threads import KernelThreads, divided
 from runtime.kernels.load import AS_NUMPY, kernels
@@ -49,7 +50,7 @@ class TokenKernels:
         self._threads = threads
         self._sizes = _sizes_of(resident.slow, resident.shadows)
         self._starts = [slot.data_ptr() for slot in resident.slots]
-        self._like = torch.empty(0, dtype=AS_NUMPY[opened.dtype]).numpy()
+        self._like = like_of(opened.dtype)
         self._token = torch.empty(opened.layers[0].hidden_size)
         self._x = self._token.numpy()
 
