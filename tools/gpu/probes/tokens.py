@@ -1,0 +1,182 @@
+"""Each way to decode a token of a model that lies in memory: a row as in tools.gpu.bench, and with
+`--profile` the kernels of a token by the device's time, the driver's calls by the host's, and the
+Python functions that take longest.
+
+python -m tools.gpu.probes.tokens --models olmoe-1b-7b --profile near
+"""
+
+import cProfile
+import io
+import os
+import pstats
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from runtime.model.open import MoeModel, open_model
+from runtime.session.session import Session, Settings
+from runtime.session.settings import DEVICE, HOST
+from runtime.tiers.ram import RamStore
+from tools.arguments import parser_of
+from tools.gpu import models, sparse
+from tools.gpu import rows as gpu_rows
+from tools.gpu.check import forget
+from tools.gpu.groups import tell
+from tools.gpu.rows import Rates, Text
+
+EMULATED_GBPS = 0.05  # of the emulated link without a GPU
+PROFILED = 4  # tokens
+_LEAST_US = 5.0  # of a token, below which a kernel or a call is left out
+_FUNCTIONS = 40
+_IN_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Settings of one row: a preset at a budget, with policies of its own, and the side that
+    decides."""
+
+    preset: str
+    budget: str
+    decide: str = HOST
+    policies: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        told = [self.preset, *self.policies.values(), *([DEVICE] if self.decide == DEVICE else [])]
+        return " ".join(told)
+
+
+WAYS = (
+    Way("full", "100%"),
+    Way("on-demand", "25%", DEVICE),
+    Way("on-demand", "25%", DEVICE, {"eviction": "late_horizon"}),
+    Way("on-demand", "25%", DEVICE, {"prefetch": "next_gate"}),
+    Way("on-demand", "25%"),
+    Way("mixtral-offloading", "25%"),
+    Way("horizon", "25%"),
+    Way("near", "25%"),
+    Way("on-demand", "50%", DEVICE),
+    Way("on-demand", "12.5%", DEVICE),
+)
+"""The rows, the most telling first: a later one may find no time."""
+
+
+def main() -> None:
+    options = parser_of(
+        __doc__,
+        models=(["olmoe-1b-7b"], "by their shapes in tools.gpu.models"),
+        layers=(int, "of every model, instead of its own number"),
+        only=("", "rows whose name contains this"),
+        budget=("", "rows at this budget"),
+        profile=("", "rows that are profiled as well: those whose name contains this, or `all`"),
+        prompt=(128, "tokens of a prompt"),
+        tokens=(32, "decoded after each prompt"),
+        sequences=(2, "that are measured, after one that warms up"),
+        limit=(240.0, "seconds after which no row is begun"),
+        threads=(len(os.sched_getaffinity(0)), "of the CPU"),
+        device="cuda",
+        tiny=(False, "very small models, to try the probe itself"),
+    ).parse_args()
+    end_s = time.monotonic() + options.limit
+    torch.set_num_threads(options.threads)
+    for model in options.models:
+        with _in_memory(model, options) as (opened, text, rates):
+            for way in WAYS:
+                is_asked = options.only in way.name and way.budget.startswith(options.budget)
+                if is_asked and time.monotonic() < end_s:
+                    _measure(model, opened, text, rates, way, options)
+                    forget()
+
+
+@contextmanager
+def _in_memory(model: str, options: object) -> Iterator[tuple[MoeModel, Text, Rates]]:
+    """Make a model, open it from memory, and bring its experts to RAM once for all rows."""
+    shape = models.SHAPES[model]
+    is_gpu = options.device != "cpu"
+    folder = _IN_MEMORY if _IN_MEMORY.is_dir() and not options.tiny else None
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        layers = options.layers or shape.layers
+        sizes = {"layers": layers, "device": options.device, "tiny": options.tiny}
+        models.save(shape, Path(scratch), **sizes)
+        forget()
+        begin_s = time.perf_counter()
+        opened = open_model(scratch, device=torch.device(options.device))
+        if shape.is_sparse:
+            held = sparse.with_experts(opened, pin=is_gpu)
+        else:
+            held = replace(opened, store=RamStore(opened.store, pin=is_gpu))
+        seconds = time.perf_counter() - begin_s
+        rates = Rates(
+            gpu_rows.link_rate(options.device) if is_gpu else EMULATED_GBPS * 1e9,
+            gpu_rows.memory_rate(options.device),
+        )
+        tell(name=f"{model} opened", seconds=seconds, link=rates.link, memory=rates.memory)
+        length = options.prompt + options.tokens
+        vocabulary = opened.config.vocab_size
+        sequences = models.texts(vocabulary, count=options.sequences + 1, length=length)
+        yield held, Text(sequences, options.prompt), rates
+        opened.store.close()
+
+
+def _measure(
+    model: str, opened: MoeModel, text: Text, rates: Rates, way: Way, options: object
+) -> None:
+    """Print the row of a way; a row that fails says why."""
+    link = "auto" if options.device != "cpu" else f"{EMULATED_GBPS}GB/s"
+    own = {"link": link, "policies": way.policies, "decide": way.decide}
+    settings = gpu_rows.settings_of(opened, way.preset, way.budget, **own)
+    row = gpu_rows.attempt(
+        way.name, way.budget, lambda: gpu_rows.session_row(opened, settings, text, rates)
+    )
+    tell(model=model, **asdict(replace(row, name=way.name)) | {"floor_share": row.floor_share})
+    if not row.why_not and options.profile and options.profile in ("all", *way.name.split()):
+        _profile(opened, settings, text, name=way.name)
+
+
+def _profile(opened: MoeModel, settings: Settings, text: Text, *, name: str) -> None:
+    """Print the kernels of a token, the driver's calls, and the Python functions that take
+    longest."""
+    ids = torch.from_numpy(text.sequences[0])[None]
+    with Session(opened, settings) as session:
+        past = session.forward(ids[:, : text.prompt]).past_key_values
+        position = text.prompt
+
+        def decode(count: int) -> None:
+            nonlocal past, position
+            for _ in range(count):
+                token = ids[:, position : position + 1]
+                past = session.forward(token, past=past).past_key_values
+                position += 1
+
+        decode(PROFILED)  # compiles and captures
+        kinds = [ProfilerActivity.CPU]
+        kinds += [ProfilerActivity.CUDA] if opened.model.device.type == "cuda" else []
+        with profile(activities=kinds) as profiled:
+            decode(PROFILED)
+        events = profiled.key_averages()
+        tell(kernels=name, rows=_costs(events, lambda one: one.self_device_time_total))
+        tell(host=name, rows=_costs(events, lambda one: one.self_cpu_time_total))
+        functions = cProfile.Profile()
+        functions.runcall(decode, PROFILED)
+    told = io.StringIO()
+    pstats.Stats(functions, stream=told).sort_stats("tottime").print_stats(_FUNCTIONS)
+    tell(functions=name, tokens=PROFILED, text=told.getvalue())
+
+
+def _costs(events: object, cost: Callable[[object], float]) -> list[tuple[str, float, float]]:
+    """Return name, number of calls and microseconds of a token, the largest first."""
+    found = [
+        (one.key[:70], one.count / PROFILED, round(cost(one) / PROFILED, 1)) for one in events
+    ]
+    return sorted([one for one in found if one[2] >= _LEAST_US], key=lambda one: -one[2])
+
+
+if __name__ == "__main__":
+    main()
