@@ -1,14 +1,16 @@
-"""Measurements for a machine that one has for minutes, in four stages of at most nine minutes each:
+"""Measurements for a machine that one has for minutes, in stages:
 
     python -m tools.gpu.session 1 --out session.jsonl
 
-Stage 1: the machine and its link, page-locking, kernels by the device's clock, capture in a CUDA
-graph, exactness in float32, tokens as CUDA graphs against launches one by one, decisions on the
-host against those on the device. Stage 2: exactness in bfloat16, replicas, overlap, OLMoE, a trace
-of eight tokens. Stage 3: a model of Qwen3-30B-A3B's shape at several budgets. Stage 4: Mixtral's
-shape and Accelerate. Each group of measurements runs in a process of its own with its own limit;
-each result is written at once as a line of JSON, and a table at the end. It needs no network,
-neither duckdb nor datasets, and numba only where experts are computed on the host.
+The first two take five minutes each and say what matters most. Stage 1, is it right: the machine,
+exactness, kernels, published formats, replicas. Stage 2, is it fast: the link, and every way to
+decode a token of two shapes, with the kernels and calls of a token, beside llama.cpp if `--peer`
+has a file that `llama-bench -o json` wrote. Stage 3: tokens as CUDA graphs against launches one by
+one, decisions on the host against those on the device, page-locking, overlap. Stages 4 to 6:
+tools.gpu.bench of OLMoE's, Qwen3-30B-A3B's and Mixtral's shapes, and Accelerate. Each group of
+measurements runs in a process of its own with its own limit; each result is written at once as a
+line of JSON, and a table at the end. It needs no network, neither duckdb nor datasets, and numba
+only where experts are computed on the host.
 
 `--device cpu --tiny` tries all of it on any machine; its figures say nothing about a GPU.
 """
@@ -22,7 +24,7 @@ import torch
 from tools.arguments import parser_of
 from tools.gpu.groups import Group, run_groups
 
-LIMITS_S = {1: 480.0, 2: 540.0, 3: 540.0, 4: 480.0}
+LIMITS_S = {1: 300.0, 2: 300.0, 3: 420.0, 4: 360.0, 5: 540.0, 6: 480.0}
 _SHOWN = ("detail", "version", "text", "why_not")  # of a line, as they are
 
 
@@ -31,15 +33,16 @@ def main() -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         print("no GPU is visible to torch: nothing was measured (--device cpu --tiny rehearses it)")
         return
-    groups = stage(options.stage, device=options.device, tiny=options.tiny)
+    groups = stage(options.stage, device=options.device, tiny=options.tiny, peer=options.peer)
     limit_s = options.limit or LIMITS_S[options.stage]
     table = markdown(options.stage, run_groups(groups, options.out, limit_s=limit_s))
     options.out.with_suffix(f".stage{options.stage}.md").write_text(table, encoding="utf-8")
     print(table)
 
 
-def stage(number: int, *, device: str, tiny: bool) -> list[Group]:
-    """The groups of one stage, the most telling first: a later one may find no time."""
+def stage(number: int, *, device: str, tiny: bool, peer: str = "") -> list[Group]:
+    """The groups of one stage, the most telling first: a later one may find no time. `peer` is a
+    file of llama-bench."""
     own = ("--device", device, *(["--tiny"] if tiny else []))
 
     def probe(name: str, limit_s: float) -> Group:
@@ -71,28 +74,38 @@ def stage(number: int, *, device: str, tiny: bool) -> list[Group]:
         )
         return Group(f"bench {model}", "tools.gpu.bench", arguments, limit_s)
 
+    def tokens(model: str, limit_s: float, *more: str) -> Group:
+        sizes = ("--prompt", "8", "--tokens", "10", "--sequences", "1") if tiny else ()
+        own_limit = ("--limit", str(0.8 * limit_s), "--models", model)
+        arguments = (*own_limit, "--peer", peer, *own, *more, *sizes)
+        return Group(f"tokens {model}", "tools.gpu.probes.tokens", arguments, limit_s)
+
+    layers = "2" if tiny else "24"
     stages = {
         1: [
-            probe("machine", 60),
-            probe("link", 60),
-            probe("graph", 60),
-            check("exact-float32", 150),
-            probe("captured", 60),
-            probe("road", 75),
-            check("kernels", 120),
-            probe("pages", 90),
+            probe("machine", 30),
+            check("exact-float32", 80),
+            check("exact-bfloat16", 60),
+            check("kernels", 80),
+            check("formats", 80),
+            check("replicas", 60),
             *_sanitizer(device, tiny=tiny),
-            check("formats", 60),
         ],
         2: [
-            check("exact-bfloat16", 120),
-            probe("trace", 90),
-            bench("olmoe-1b-7b", 330),
-            check("replicas", 90),
+            tokens("olmoe-1b-7b", 170, "--profile", "all"),
+            tokens("qwen3-30b-a3b", 130, "--layers", layers),
+            probe("link", 30),
+        ],
+        3: [
+            probe("captured", 75),
+            probe("road", 75),
+            probe("graph", 60),
+            probe("pages", 90),
             check("speed", 120),
         ],
-        3: [bench("qwen3-30b-a3b", 520, "--budgets", "50%", "25%", "12.5%")],
-        4: [
+        4: [bench("olmoe-1b-7b", 330)],
+        5: [bench("qwen3-30b-a3b", 520, "--budgets", "50%", "25%", "12.5%")],
+        6: [
             bench("mixtral-8x7b", 300),
             bench("olmoe-1b-7b", 160, "--budgets", "25%", "--only", "Accelerate"),
         ],
@@ -143,6 +156,7 @@ def _options() -> argparse.Namespace:
         __doc__,
         out=(Path("session.jsonl"), "lines of JSON are appended here"),
         limit=(float, "seconds of the stage"),
+        peer=("", "file that `llama-bench -o json` wrote on this machine"),
         device="cuda",
         tiny=(False, "very small sizes, to try the session itself"),
     )

@@ -88,8 +88,10 @@ def test_no_group_is_begun_out_of_time(modules: Path) -> None:
 
 @pytest.mark.parametrize("number", LIMITS_S)
 def test_every_stage_has_time_for_its_groups_and_takes_nine_minutes_at_most(number: int) -> None:
+    """The first two, which say what matters most, take five."""
     groups = stage(number, device="cuda", tiny=False)
-    assert LIMITS_S[number] <= 540 and all(group.limit_s <= LIMITS_S[number] for group in groups)
+    assert LIMITS_S[number] <= (300 if number <= 2 else 540)
+    assert all(group.limit_s <= LIMITS_S[number] for group in groups)
     assert len({group.name for group in groups}) == len(groups)
     assert sum(group.limit_s for group in groups) <= 1.6 * LIMITS_S[number], (
         "few groups need their whole limit"
@@ -105,7 +107,7 @@ def test_it_runs_without_the_network_and_what_machines_for_gpus_lack(tmp_path: P
         sys.executable,
         "-m",
         "tools.gpu.session",
-        "3",
+        "5",
         "--device",
         "cpu",
         "--tiny",
@@ -122,7 +124,7 @@ def test_it_runs_without_the_network_and_what_machines_for_gpus_lack(tmp_path: P
     for row in rows:
         assert row["floor_share"] > 0 and (row["tpot_ms"] is None or row["experts"] == "torch")
         assert row["predicted_ms"] or row["tpot_ms"] is None or "perfect" in row["name"]
-    assert "share" in done.stdout and (tmp_path / "session.stage3.md").read_text() in done.stdout
+    assert "share" in done.stdout and (tmp_path / "session.stage5.md").read_text() in done.stdout
 
 
 def test_a_sparse_checkpoint_takes_no_room_and_its_experts_are_made(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Each way to decode a token of a model that lies in memory: a row as in tools.gpu.bench, and with
 `--profile` the kernels of a token by the device's time, the driver's calls by the host's, and the
-Python functions that take longest.
+Python functions that take longest. `--peer` adds llama.cpp's rows of a file that `llama-bench -o
+json` wrote.
 
 python -m tools.gpu.probes.tokens --models olmoe-1b-7b --profile near
 """
 
 import cProfile
 import io
+import json
 import os
 import pstats
 import tempfile
@@ -80,12 +82,15 @@ def main() -> None:
         tokens=(32, "decoded after each prompt"),
         sequences=(2, "that are measured, after one that warms up"),
         limit=(240.0, "seconds after which no row is begun"),
+        peer=("", "file that `llama-bench -o json` wrote on this machine"),
         threads=(len(os.sched_getaffinity(0)), "of the CPU"),
         device="cuda",
         tiny=(False, "very small models, to try the probe itself"),
     ).parse_args()
     end_s = time.monotonic() + options.limit
     torch.set_num_threads(options.threads)
+    for row in _of_peer(options.peer):
+        tell(**row)
     for model in options.models:
         with _in_memory(model, options) as (opened, text, rates):
             for way in WAYS:
@@ -123,6 +128,20 @@ def _in_memory(model: str, options: object) -> Iterator[tuple[MoeModel, Text, Ra
         sequences = models.texts(vocabulary, count=options.sequences + 1, length=length)
         yield held, Text(sequences, options.prompt), rates
         opened.store.close()
+
+
+def _of_peer(file: str) -> Iterator[dict[str, object]]:
+    """Yield llama.cpp's rows: milliseconds of a prompt, or of a decoded token."""
+    for test in json.loads(Path(file).read_text(encoding="utf-8")) if file else ():
+        is_prompt = test["n_gen"] == 0
+        count = test["n_prompt"] if is_prompt else 1
+        yield {
+            "name": f"llama.cpp, experts of {test['n_cpu_moe']} layers on the CPU",
+            "model": test["model_type"],
+            "threads": test["n_threads"],
+            "ttft_ms" if is_prompt else "tpot_ms": count / test["avg_ts"] * 1e3,
+            "prompt" if is_prompt else "decoded": test["n_prompt"] or test["n_gen"],
+        }
 
 
 def _measure(
@@ -172,9 +191,7 @@ def _profile(opened: MoeModel, settings: Settings, text: Text, *, name: str) -> 
 
 def _costs(events: object, cost: Callable[[object], float]) -> list[tuple[str, float, float]]:
     """Return name, number of calls and microseconds of a token, the largest first."""
-    found = [
-        (one.key[:70], one.count / PROFILED, round(cost(one) / PROFILED, 1)) for one in events
-    ]
+    found = [(one.key[:70], one.count / PROFILED, round(cost(one) / PROFILED, 1)) for one in events]
     return sorted([one for one in found if one[2] >= _LEAST_US], key=lambda one: -one[2])
 
 
