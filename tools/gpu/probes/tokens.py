@@ -151,10 +151,12 @@ def _measure(
     link = "auto" if options.device != "cpu" else f"{EMULATED_GBPS}GB/s"
     own = {"link": link, "policies": way.policies, "decide": way.decide}
     settings = gpu_rows.settings_of(opened, way.preset, way.budget, **own)
+    begin_s = time.perf_counter()
     row = gpu_rows.attempt(
         way.name, way.budget, lambda: gpu_rows.session_row(opened, settings, text, rates)
     )
-    tell(model=model, **asdict(replace(row, name=way.name)) | {"floor_share": row.floor_share})
+    told = asdict(replace(row, name=way.name)) | {"floor_share": row.floor_share}
+    tell(model=model, **told, took_s=time.perf_counter() - begin_s)
     if not row.why_not and options.profile and options.profile in ("all", *way.name.split()):
         _profile(opened, settings, text, name=way.name)
 
