@@ -80,6 +80,11 @@ def has_graphs(device: torch.device) -> bool:
     return not is_host(device)
 
 
+def compiles_late(device: torch.device) -> bool:
+    """Return whether the device's kernels are compiled, or loaded, when they are first used."""
+    return not is_host(device)
+
+
 def wait_for_compute(device: torch.device) -> None:
     """Wait until the work that was queued on the device's current stream is done."""
     if not is_host(device):

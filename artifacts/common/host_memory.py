@@ -1,4 +1,4 @@
-"""Bytes of RAM, in all and available."""
+"""Bytes of RAM, in all and available, and the cores that this process may use."""
 
 import os
 from pathlib import Path
@@ -19,6 +19,13 @@ def host_memory() -> tuple[int, int]:
     limits = [int(text) for path in _CGROUP for text in lines_of(path) if text.strip().isdecimal()]
     limit = min([whole, *limits])
     return limit, min(available, limit)
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def lines_of(path: Path) -> list[str]:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from artifacts.common.host_memory import host_memory, lines_of
+from artifacts.common.host_memory import host_memory, lines_of, num_cores
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a glance does without
     import torch
@@ -88,12 +88,6 @@ def cuda_of_torch() -> str | None:
     spec = find_spec("torch")
     version = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
     return runpy.run_path(str(version)).get("cuda") if version and version.is_file() else None
-
-
-def num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _processor() -> str:

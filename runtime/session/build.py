@@ -34,6 +34,7 @@ from runtime.session.link_choice import link_name, resolve_link
 from runtime.session.parts import Choices, Parts
 from runtime.session.probe import link_bytes_per_second, prefetch_window, scaled_window
 from runtime.session.settings import FUSED, HOST, Settings
+from runtime.session.warm_up import warm_up
 from runtime.tiers.open import Tiers, open_tiers
 from runtime.tiers.replica_store import open_replicas, verify_files
 from runtime.tiers.shadow_replicas import Shadows
@@ -79,6 +80,7 @@ def build_parts(
         watcher=watcher,
         engine=engine,
     )
+    warm_up(parts)
     _install(parts, undo)
     make_ready(
         parts.packed_widths,

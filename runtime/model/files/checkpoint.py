@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from artifacts.common.untrusted import readable
 from artifacts.errors import BadInput
 from runtime.model.files.locate import INDEX, is_gguf, read_index, safetensors_files
+from runtime.model.files.read_bytes import READ
 from runtime.model.huge_pages import HUGE_PAGE, anonymous
 
 DTYPES = {
@@ -116,6 +117,7 @@ class Shard:
                 raise BadInput(
                     f"{self.path} ends before byte {offset}: it changed while in use, copy it again"
                 )
+            READ.add(count)
             offset += count
             pending = _rest(pending, count)
 
@@ -308,7 +310,10 @@ def _unwrapped(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
         names = {name: own.removeprefix(prefix) for name, own in names.items()}
     if len(set(names.values())) < len(names):
         return tensors
-    return {own: replace(tensors[name], name=own) for name, own in names.items()}
+    return {
+        own: tensors[name] if own == name else replace(tensors[name], name=own)
+        for name, own in names.items()
+    }
 
 
 def _have(names: Collection[str], prefix: str) -> bool:

@@ -5,7 +5,8 @@ from rich.console import Console
 
 from artifacts.errors import BadInput
 from moectl.show import waiting as module
-from moectl.show.waiting import Waiting, loading
+from moectl.show.waiting import Waiting, loading, reading
+from runtime.model.files.read_bytes import READ
 
 
 def test_a_line_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,10 +32,27 @@ def test_a_model_of_the_hub_is_looked_for_first(capsys: pytest.CaptureFixture[st
 def test_a_spinner_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        module, "Console", lambda **options: Console(force_terminal=True, **options)
-    )
+    _on_terminal(monkeypatch)
     with Waiting("Loading x", is_quiet=True):
         pass
     said = capsys.readouterr().err
     assert "Loading x" in said and said.endswith("\x1b[1A\x1b[2K")  # the line is taken away
+
+
+def test_a_terminal_shows_the_bytes_read_since(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading(str(module.demo_model())).end()
+    assert not capsys.readouterr().err, "nothing without a terminal"
+    _on_terminal(monkeypatch)
+    READ.add(1 << 40)
+    with Waiting("Loading x", nbytes=13 << 30):
+        READ.add(1 << 30)
+    assert "1.0/13.0 GiB" in capsys.readouterr().err
+
+
+def _on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def console(**options: object) -> Console:
+        return Console(force_terminal=True, width=100, **options)
+
+    monkeypatch.setattr(module, "Console", console)

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from artifacts.common.host_memory import num_cores
 from artifacts.errors import BadUsage
 from artifacts.hardware.profile import COLD
 from profilers.hardware.load_times import TimingEffort
 from profilers.hardware.profile import measure
-from profilers.hardware.this_machine import LocalMachine, num_cores
+from profilers.hardware.this_machine import LocalMachine
 from runtime.model.open import open_model
 from runtime.session.link_choice import link_name
 from tests.conftest import Checkpoint

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from artifacts.formats.gguf.ggml import GGML, GgmlBlocks
 from artifacts.formats.gguf.ggml_encoding import encode
 from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
+from runtime.kernels.cpu.decoder.trial import ModuleTrial
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.layers import moe_layers
 from runtime.model.open import open_model
@@ -193,6 +194,23 @@ def test_masks_and_recorded_outputs_are_the_models() -> None:
         decoder.uninstall()
         assert (ours.logits - theirs.logits).abs().max() <= 1e-5 * theirs.logits.abs().max()
         assert len(ours.hidden_states or ()) == len(theirs.hidden_states or ())
+
+
+@pytest.mark.parametrize(("family", "num_kinds"), [("olmoe", 1), ("gpt_oss", 2)])
+def test_one_layer_of_each_kind_is_tried(
+    family: str, num_kinds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gpt-oss has a layer with a window and one without."""
+    tried: set[ModuleTrial] = set()
+    forward = ModuleTrial.forward
+
+    def noted(self: ModuleTrial, *others: object, **named: object) -> object:
+        tried.add(self)
+        return forward(self, *others, **named)
+
+    monkeypatch.setattr(ModuleTrial, "forward", noted)
+    receipt = _decoder(_tiny(family)).receipt()
+    assert receipt["attentions"] == 2 and len(tried) == num_kinds * (1 + bool(receipt["blocks"]))
 
 
 def test_a_session_installs_what_agrees_and_its_receipt_says_so(checkpoint: Checkpoint) -> None:

@@ -175,8 +175,10 @@ def _serve(name: str, request: "ServeRequest", listening: socket.socket) -> None
             from moectl.serving.opening import open_serving
             from moectl.shared.opening import open_quietly
             from moectl.show.answers import tell_fallbacks
-        opened = open_quietly(name, device=settings.device, dense=settings.dense)
-        serving = open_serving(opened, name, request, model=model)
+            from moectl.show.waiting import reading
+        with reading(name):
+            opened = open_quietly(name, device=settings.device, dense=settings.dense)
+            serving = open_serving(opened, name, request, model=model)
         server.begin(serving)
         server.heed_signals()
         _say(f"{_what(serving)}: {at}/v1 for clients, {at}/ to chat and to watch")

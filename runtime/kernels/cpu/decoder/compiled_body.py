@@ -5,6 +5,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import torch
 from torch import nn
@@ -153,8 +154,9 @@ class _Trial:
         self._make = partial(CompiledBody, module, parts)
         self._kinds: list[type | None] = []  # of outputs that agreed; None: one did not
 
-    def result(self) -> CompiledBody | None:
-        return self._make(self._kinds[0]) if self._kinds and None not in self._kinds else None
+    def result(self, tried: Self) -> CompiledBody | None:
+        kinds = tried._kinds
+        return self._make(kinds[0]) if kinds and None not in kinds else None
 
     def forward(self, *arguments: object, **named: object) -> object:
         """Return the module's own output, and try one token on the way."""

@@ -5,7 +5,8 @@ import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
+from types import FunctionType, NoneType
+from typing import Protocol, Self
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from runtime.model.open import MoeModel
 _FAR = float("inf")
 # tokens of the prompt; positions of a model that does not say how many it has
 _NUM_PROMPT = 5
+_SETTINGS = (bool, int, float, str, NoneType, FunctionType)  # types of what tells modules apart
 _POSITIONS = 4096
 
 
@@ -52,16 +54,16 @@ class ModuleTrial:
         self._deviations: dict[Hashable, list[float]] = {name: [] for name in names}
         self._num_outputs = 0
 
-    def result(self) -> CompiledModule | str:
+    def result(self, tried: Self) -> CompiledModule | str:
         """Return the nearest of the candidates that are within the bounds on all arguments, or the
-        reason why there is none."""
-        means = {name: sum(seen) / len(seen) for name, seen in self._deviations.items() if seen}
+        reason why there is none, as `tried` found for a module of the same kind."""
+        means = {name: sum(seen) / len(seen) for name, seen in tried._deviations.items() if seen}
         if not means:
             return "one token in a cache of another kind"
         nearest = min(means, key=means.get)
         if means[nearest] == _FAR:
             return "another arithmetic"
-        return self._make(nearest, self._num_outputs)
+        return self._make(nearest, tried._num_outputs)
 
     def forward(self, hidden_states: torch.Tensor, *others: object, **named: object) -> object:
         """Return the module's own output, and try one token on the way."""
@@ -101,9 +103,13 @@ def run_trials(
     """Run a prompt and two tokens, and return the results by module.
 
     One token is right behind the prompt, the other as far as the model's positions go. Experts
-    return their own input."""
+    return their own input. Of modules that differ only in their layer and their weights the first
+    is tried for all."""
     if not trials:
         return {}
+    kinds = {module: _kind(module) for module in trials}
+    first = {kind: module for module, kind in reversed(kinds.items())}
+    tried = {module: trials[module] for module in first.values()}
     model = opened.model
     random = torch.Generator().manual_seed(0)
     ids = torch.randint(
@@ -111,13 +117,30 @@ def run_trials(
     )
     last = getattr(model.config.get_text_config(), "max_position_embeddings", _POSITIONS) - 1
     far = {"position_ids": torch.tensor([[last]])}
-    with _watched(opened, trials), torch.inference_mode():
+    with _watched(opened, tried), torch.inference_mode():
         past = getattr(
             model(input_ids=ids[:, :_NUM_PROMPT], use_cache=True), "past_key_values", None
         )
         for place, at in ((_NUM_PROMPT, {}), (_NUM_PROMPT + 1, far)):
             model(input_ids=ids[:, place : place + 1], past_key_values=past, use_cache=True, **at)
-    return {module: trial.result() for module, trial in trials.items()}
+    return {module: trial.result(tried[first[kinds[module]]]) for module, trial in trials.items()}
+
+
+def _kind(module: nn.Module) -> Hashable:
+    """Return what modules have in common whose code does the same: classes, settings, sizes."""
+    return tuple(
+        (
+            name,
+            type(part),
+            *sorted((key, each) for key, each in vars(part).items() if _is_setting(key, each)),
+            *((key, each.shape, each.dtype) for key, each in part.named_parameters(recurse=False)),
+        )
+        for name, part in module.named_modules()
+    )
+
+
+def _is_setting(name: str, value: object) -> bool:
+    return name != "layer_idx" and isinstance(value, _SETTINGS)
 
 
 @contextmanager
