@@ -11,6 +11,7 @@ from artifacts.hardware.machines import HERE, machine
 from artifacts.quantisation.widths import NOTHING
 from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.shape import FULL_BITS
+from runtime.backends.backend import Backend
 from runtime.backends.choose import choose_backend
 from runtime.control import sizes
 from runtime.control.build import build_controller, fast_tier, lay_out, pools
@@ -24,6 +25,7 @@ from runtime.engine.router_ahead import reason_not_asked
 from runtime.engine.routers import Watcher
 from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
 from runtime.kernels.cpu.threads import KernelThreads
+from runtime.kernels.gpu.dense.decoder import TritonDecoder
 from runtime.kernels.replica_linear import make_ready
 from runtime.model.open import MoeModel
 from runtime.policies import POLICIES, Policies, build, describe
@@ -150,12 +152,19 @@ def _choose(
         # torch too, and by more: compiled code computes it unasked on a CPU. The GPU's kernels are
         # used only when the user asks for them.
         is_fused=is_asked or fast.split is not None and fused is not None and fused.takes_splits,
-        dense=CompiledDecoder(opened, threads) if is_asked else None,
+        dense=_decoder(opened, fused, threads) if is_asked else None,
         threads=threads,
         link=link,
         maps_run=artefacts.maps_run,
         origins=artefacts.origins,
     )
+
+
+def _decoder(
+    opened: MoeModel, fused: type[Backend], threads: KernelThreads
+) -> CompiledDecoder | TritonDecoder:
+    """Return compiled code for the modules beside the experts, which `fused` computes."""
+    return TritonDecoder(opened) if fused.needs_no_host else CompiledDecoder(opened, threads)
 
 
 def _devices_for(opened: MoeModel, count: int) -> tuple[torch.device, ...]:

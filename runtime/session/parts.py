@@ -19,6 +19,7 @@ from runtime.engine.engine import Engine
 from runtime.engine.routers import Watcher
 from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
 from runtime.kernels.cpu.threads import KernelThreads
+from runtime.kernels.gpu.dense.decoder import TritonDecoder
 from runtime.model.dense_memory import on_cpu
 from runtime.model.layout import Layout
 from runtime.model.open import MoeModel
@@ -48,7 +49,8 @@ class Choices:
     # the compiled code for experts of this family, if there is any
     fused: type[Backend] | None
     is_fused: bool  # whether that code computes them
-    dense: CompiledDecoder | None  # the compiled modules beside the experts, if they were asked for
+    # the compiled modules beside the experts, if they were asked for
+    dense: CompiledDecoder | TritonDecoder | None
     threads: KernelThreads  # of compiled code
     link: LinkChoice
     maps_run: int | None  # the run in the store that the expert maps come from

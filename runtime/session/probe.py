@@ -19,6 +19,7 @@ from runtime.backends.choose import choose_backend
 from runtime.devices import made_current, wait_for_compute
 from runtime.engine.engine import NAME as ENGINE
 from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
+from runtime.kernels.gpu.dense.decoder import TritonDecoder
 from runtime.links.link import DEMAND, Link
 from runtime.model.arithmetic import expert_forward
 from runtime.model.layout import aligned
@@ -72,7 +73,7 @@ def prefetch_window(
     link_bytes_per_s: float,
     *,
     is_fused: bool = False,
-    dense: CompiledDecoder | None = None,
+    dense: CompiledDecoder | TritonDecoder | None = None,
 ) -> int:
     """Measure the bytes that the link moves while one layer of one token is computed, as a power of
     two of experts. Fused kernels compute the experts if `is_fused`, and `dense` the modules beside
@@ -156,7 +157,9 @@ def _some_contents(opened: MoeModel) -> list[torch.Tensor]:
     return [_content(opened, expert) for expert in range(num_experts)]
 
 
-def rest_seconds(opened: MoeModel, *, dense: CompiledDecoder | None = None) -> float:
+def rest_seconds(
+    opened: MoeModel, *, dense: CompiledDecoder | TritonDecoder | None = None
+) -> float:
     """Measure the seconds of one decoded token without its routed experts; `dense` computes the
     modules that it knows, if given."""
     model = opened.model

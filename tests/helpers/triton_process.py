@@ -42,6 +42,8 @@ import runtime.kernels.gpu.experts.gated, runtime.kernels.gpu.experts.gated_pack
 import runtime.kernels.gpu.experts.gated_tiles
 import runtime.kernels.gpu.experts.gated_published, tools.gpu.checks.published
 from numba.core.registry import cpu_target
+from runtime.session import build
+build.TritonDecoder = lambda opened: None  # it is tried at length: tests of its own put it back
 cpu_target.typing_context.refresh(), cpu_target.target_context.refresh()  # what else every fork would do
 torch.set_num_threads(1)
 for request in sys.stdin:

@@ -21,7 +21,7 @@ from tools.arguments import parser_of
 
 TESTS = tuple(
     f"tests/runtime/kernels/test_{name}_gpu.py"
-    for name in ("compiled", "published", "trellis", "decide")
+    for name in ("compiled", "compiled_dense", "published", "trellis", "decide")
 )
 WANTED = (f"triton=={OLDEST_TRITON}.*", "numpy<2.4")
 

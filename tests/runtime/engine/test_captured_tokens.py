@@ -21,7 +21,6 @@ from tools.gpu.faked import counted_gpu
 from runtime.engine import captured_tokens
 from runtime.kernels.gpu.experts import gated
 from runtime.model.open import open_model
-from runtime.session import build
 from runtime.session.session import Session, Settings
 gated._ROWS, gated._COLUMNS = 32, 64
 captured_tokens._LEAST, captured_tokens._SPARE = 16, 1
@@ -30,7 +29,6 @@ ids = torch.randint(3, 96, (1, 40), generator=torch.Generator().manual_seed(2))
 def on_gpu():
     recorded_graphs.install(pytest.MonkeyPatch())
     counted_gpu.install()
-    build.CompiledDecoder = lambda opened, threads: None  # numba's kernels are no operations of torch
 
 def decode(session, past, positions):
     logits = []

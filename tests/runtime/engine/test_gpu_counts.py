@@ -17,7 +17,6 @@ from runtime.backends import host_copy
 from runtime.kernels.gpu import mailbox
 from runtime.kernels.gpu.experts import gated
 from runtime.model.open import open_model
-from runtime.session import build
 from runtime.session.session import Session, Settings
 from tests.helpers import recorded_graphs
 from tools.gpu.faked import counted_gpu
@@ -57,7 +56,6 @@ with Session(opened, Settings(**chosen, link="1GB/s")) as session:
     _, theirs = decode(session, past, range(12, 36))
 recorded_graphs.install(pytest.MonkeyPatch())
 counted_gpu.install()
-build.CompiledDecoder = lambda opened, threads: None  # numba's kernels are no operations of torch
 settings = Settings(**chosen, link="1GB/s", experts="fused", decide=decide)
 with with_mailbox(Session(opened, settings)) as session:
     session.engine.captured.uninstall()

@@ -10,7 +10,8 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     Qwen3NextRMSNormGated,
 )
 
-from runtime.kernels.cpu.decoder.compiled_norm import CompiledNorm, recognise_norm
+from runtime.kernels.cpu.decoder.compiled_norm import NUMBA, CompiledNorm
+from runtime.kernels.decoder.norms import recognise_norm
 
 _HIDDEN = 96
 
@@ -27,7 +28,7 @@ def test_one_token_agrees_with_the_module(kind: type, is_float32: bool, dtype: t
     x = torch.randn(40, 1, 1, _HIDDEN).to(dtype)
     module.weight.data += 0.2 * torch.randn(_HIDDEN)
     module = module if is_float32 else module.to(dtype)
-    compiled = CompiledNorm(module, recognise_norm(module, dtype), dtype)
+    compiled = CompiledNorm(module, recognise_norm(module, dtype, NUMBA), dtype)
     with torch.inference_mode():
         theirs = module(x)
         ours = torch.cat([compiled.forward(token[None]) for token in x])
@@ -48,5 +49,5 @@ def test_other_modules_are_no_rms_norms() -> None:
         Qwen3NextRMSNormGated(_HIDDEN),
         nn.SiLU(),
     ):
-        assert recognise_norm(module, torch.float32) is None
-    assert recognise_norm(OlmoeRMSNorm(_HIDDEN), torch.float64) is None
+        assert recognise_norm(module, torch.float32, NUMBA) is None
+    assert recognise_norm(OlmoeRMSNorm(_HIDDEN), torch.float64, NUMBA) is None

@@ -21,13 +21,11 @@ from tests.helpers import recorded_graphs
 from tools.gpu.faked import counted_gpu
 from runtime.kernels.gpu.experts import gated
 from runtime.model.open import open_model
-from runtime.session import build
 from tools.gpu.groups import tell
 from tools.gpu.probes import captured, road
 gated._ROWS, gated._COLUMNS = 32, 64
 recorded_graphs.install(pytest.MonkeyPatch())
 counted_gpu.install()
-build.CompiledDecoder = lambda opened, threads: None
 road.PROMPT, captured.CALLS = 4, 1
 settings = captured.ways("cpu")["all resident"]
 found = captured.compared(open_model(sys.argv[1]), settings, np.arange(3, 11), rounds=1)

@@ -12,8 +12,8 @@ from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from runtime.kernels.cpu.decoder.compiled_layers import CompiledLayers
-from runtime.kernels.cpu.decoder.compiled_norm import Norm
-from runtime.kernels.cpu.decoder.trial import run_trials
+from runtime.kernels.decoder.norms import Norm
+from runtime.kernels.decoder.trial import run_trials
 from runtime.model.open import MoeModel
 from runtime.model.quantised.quantised_linear import QuantisedEmbedding
 

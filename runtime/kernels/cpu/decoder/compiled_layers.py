@@ -10,16 +10,11 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from runtime.kernels.cpu.decoder.compiled_attention import (
-    Angles,
-    CacheRoom,
-    CompiledBlock,
-    Turn,
-    first_of,
-)
+from runtime.kernels.cpu.decoder.compiled_attention import CacheRoom, CompiledBlock, Turn
 from runtime.kernels.cpu.decoder.compiled_norm import like_of, norm_operand
 from runtime.kernels.cpu.decoder.compiled_router import CompiledRouter
 from runtime.kernels.cpu.dense import linear_operand
+from runtime.kernels.decoder.attention import Angles, first_of
 from runtime.kernels.load import kernels
 from runtime.model.layers import MoeLayer
 
@@ -181,6 +176,7 @@ def _kind(block: CompiledBlock, router: CompiledRouter) -> tuple:
         heads.dtype,
         rotation,
         router.routing,
+        router.how,
         router.num_experts,
     )
 

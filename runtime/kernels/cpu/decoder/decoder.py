@@ -2,11 +2,6 @@
 attention, blocks of layers, routers. All but linear layers are replaced only where compiled code
 agrees with them."""
 
-from collections import Counter
-from collections.abc import Callable
-
-from torch import nn
-
 from runtime.kernels.cpu.decoder.compiled_attention import (
     CompiledAttention,
     compiled_attentions,
@@ -14,11 +9,14 @@ from runtime.kernels.cpu.decoder.compiled_attention import (
 )
 from runtime.kernels.cpu.decoder.compiled_body import CompiledBody, compiled_bodies
 from runtime.kernels.cpu.decoder.compiled_layers import CompiledLayers, ExpertsInPlace
-from runtime.kernels.cpu.decoder.compiled_norm import CompiledNorm, recognise_norm
+from runtime.kernels.cpu.decoder.compiled_norm import NUMBA, CompiledNorm
 from runtime.kernels.cpu.decoder.compiled_router import compiled_router
 from runtime.kernels.cpu.dense import CompiledLinear
 from runtime.kernels.cpu.quiet_torch import QuietTorch
 from runtime.kernels.cpu.threads import KernelThreads
+from runtime.kernels.decoder.attention import told
+from runtime.kernels.decoder.forwards import Forwards
+from runtime.kernels.decoder.norms import recognise_norm
 from runtime.model.open import MoeModel
 
 
@@ -30,7 +28,9 @@ class CompiledDecoder:
         self._torch = QuietTorch(opened.model)
         self._linear = CompiledLinear(opened, threads)
         self._attentions = compiled_attentions(opened)
-        norms = {module: recognise_norm(module, opened.dtype) for module in opened.model.modules()}
+        norms = {
+            module: recognise_norm(module, opened.dtype, NUMBA) for module in opened.model.modules()
+        }
         blocks = compiled_blocks(opened, self._attentions, norms)
         self._blocks = {
             module: block
@@ -54,9 +54,7 @@ class CompiledDecoder:
             layers for body in self._bodies.values() if (layers := self._whole(opened, body))
         ]
         replaced = self._norms | attentions | self._blocks | self._routers | self._bodies
-        self._forwards: dict[nn.Module, Callable] = {
-            module: each.forward for module, each in replaced.items()
-        }
+        self._forwards = Forwards(replaced)
 
     def _whole(self, opened: MoeModel, body: CompiledBody) -> CompiledLayers | None:
         """Return all layers of this body in one call, which the body then uses, or None if that is
@@ -71,27 +69,18 @@ class CompiledDecoder:
             layers.experts = experts
         self._torch.install()
         self._linear.install()
-        for module, forward in self._forwards.items():
-            module.forward = forward
+        self._forwards.install()
 
     def uninstall(self) -> None:
         self._torch.uninstall()
         self._linear.uninstall()
-        for module in self._forwards:
-            module.__dict__.pop("forward", None)
+        self._forwards.uninstall()
 
     def receipt(self) -> dict[str, object]:
         """Return how many modules are compiled, and, by class, why attentions are not."""
-        left = Counter(
-            f"{type(module).__name__}: {reason}"
-            for module, reason in self._attentions.items()
-            if isinstance(reason, str)
-        )
-        num_attentions = len(self._attentions) - left.total()
         return {
             "norms": len(self._norms),
-            "attentions": num_attentions,
-            "attentions_left": dict(left),
+            **told(self._attentions),
             "blocks": len(self._blocks),
             "bodies": len(self._bodies),
             "routers": len(self._routers),

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from runtime.devices import kind_of
-from runtime.kernels.cpu.decoder.compiled_norm import Norm, recognise_norm
-from runtime.kernels.load import is_cpu_operand
+from runtime.kernels.decoder.norms import Compiled, Norm, recognise_norm
 from runtime.model.quantised.quantised_linear import QuantisedLinear, dtype_of, stored
 
 _NORMS = (
@@ -95,7 +94,7 @@ def rotations(heads: Heads) -> Iterator[Rotation]:
         yield Rotation(**angles, is_wide=is_wide, is_late=is_late)
 
 
-def recognise_heads(module: nn.Module) -> Heads | str:
+def recognise_heads(module: nn.Module, compiled: Compiled) -> Heads | str:
     """Return the parts of an attention, or the reason why compiled code cannot compute it."""
     children = dict(module.named_children())
     output = next((name for name in _OUTPUTS if name in children), _OUTPUTS[0])
@@ -104,10 +103,10 @@ def recognise_heads(module: nn.Module) -> Heads | str:
         return "projections of another kind"
     dtype = dtype_of(linear[0])
     weights = stored(linear[0])
-    if not is_cpu_operand(weights, dtype):
+    if not compiled.takes(weights, dtype):
         return f"{dtype} on {kind_of(weights.device)}"
     named = next((pair for pair in _NORMS if set(pair) <= children.keys()), ())
-    norms = [recognise_norm(children.pop(name), dtype) for name in named]
+    norms = [recognise_norm(children.pop(name), dtype, compiled) for name in named]
     further = [
         *children,
         *(name for name, _ in module.named_parameters(recurse=False) if name != "sinks"),
@@ -144,3 +143,40 @@ def _sized(
         value_dim=value_dim,
         scaling=float(getattr(module, "scaling", dim**-0.5)),
     )
+
+
+def key_of(
+    heads: Heads, rotation: Rotation, x: torch.Tensor, angles: tuple[torch.Tensor, ...] | None
+) -> torch.Tensor:
+    """Return a token's key [Nk, D], float32 and nowhere rounded: it shows how heads are rotated
+    without compiled code."""
+    key = heads.key(x).float().view(-1, heads.dim)
+    norm = heads.norms[1] if heads.norms else None
+    if norm and not rotation.is_late:
+        key = _normalised(key, norm)
+    if angles is not None and not rotation.is_still:
+        key = _turned(key, rotation, *(each.float().flatten() for each in angles))
+    return _normalised(key, norm) if norm and rotation.is_late else key
+
+
+def _normalised(key: torch.Tensor, norm: Norm) -> torch.Tensor:
+    rows = key.reshape(-1, len(norm.weight))
+    scale = torch.rsqrt(rows.square().mean(1, keepdim=True) + norm.eps)
+    return (rows * scale * norm.weight).view_as(key)
+
+
+def _turned(
+    key: torch.Tensor, rotation: Rotation, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
+    half = len(cos) if rotation.is_half else len(cos) // 2
+    part = key[:, : 2 * half]
+    first, second = (part[:, ::2], part[:, 1::2]) if rotation.is_paired else part.chunk(2, 1)
+    of_first, of_second = (slice(0, half),) * 2
+    if rotation.is_each:
+        of_first, of_second = slice(0, None, 2), slice(1, None, 2)
+    turned = (
+        first * cos[of_first] - second * sin[of_first],
+        second * cos[of_second] + first * sin[of_second],
+    )
+    joined = torch.stack(turned, -1).flatten(1) if rotation.is_paired else torch.cat(turned, 1)
+    return torch.cat([joined, key[:, 2 * half :]], 1)

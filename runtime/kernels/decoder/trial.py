@@ -10,9 +10,14 @@ from typing import Protocol, Self
 
 import torch
 from torch import nn
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    StaticLayer,
+)
 
-from runtime.kernels.cpu.decoder.compiled_norm import BOUNDS
+from runtime.kernels.decoder.norms import BOUNDS
 from runtime.model.open import MoeModel
 
 _FAR = float("inf")
@@ -20,6 +25,11 @@ _FAR = float("inf")
 _NUM_PROMPT = 5
 _SETTINGS = (bool, int, float, str, NoneType, FunctionType)  # types of what tells modules apart
 _POSITIONS = 4096
+CACHE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+"""The layers of a cache to which one more token is added by `update`."""
+CacheLayer = DynamicLayer | StaticLayer
+LayerCopy = Callable[[DynamicLayer], CacheLayer]
+"""Returns a copy of a cache's layer, to which the candidate adds a token at the last position."""
 
 
 class CompiledModule(Protocol):
@@ -36,7 +46,8 @@ class ModuleTrial:
 
     `sizes` has factors on a token's numbers, so that limits show, and for each the factor on the
     output's bound. `make` returns the candidate of a name for the number of outputs that the module
-    was seen to have.
+    was seen to have. `copy_layer` makes a candidate's layer of the cache. `key_of`, if given,
+    returns the key [N, D] that a name stands for: names of other keys are dropped unmade.
     """
 
     def __init__(
@@ -46,8 +57,12 @@ class ModuleTrial:
         names: list[Hashable],
         make: Callable[[Hashable, int], CompiledModule],
         sizes: Mapping[float, float],
+        copy_layer: LayerCopy,
+        key_of: Callable[[Hashable, torch.Tensor, dict], torch.Tensor] | None = None,
     ) -> None:
+        self._key_of = key_of
         self._index = index
+        self._copy_layer = copy_layer
         self._make = make
         self._sizes = sizes
         self._theirs = partial(type(module).forward, module)
@@ -75,26 +90,43 @@ class ModuleTrial:
 
     def _try(self, x: torch.Tensor, named: dict[str, object]) -> None:
         """Compare the candidates that take these arguments and were within the bounds so far."""
+        layer = layer_of(named.get("past_key_values"), self._index)
+        if layer is None:
+            return
         near = [name for name, seen in self._deviations.items() if _FAR not in seen]
         candidates = {name: self._make(name, self._num_outputs) for name in near}
-        candidates = {name: each for name, each in candidates.items() if each.takes(x, **named)}
+        given = self._apart(named, self._copy_layer(layer))
+        candidates = {name: each for name, each in candidates.items() if each.takes(x, **given)}
         for size, factor in self._sizes.items() if candidates else ():
-            theirs, layer = self._apart(self._theirs, x * size, named)
-            if not all(each.isfinite().all() for each in (theirs, layer.keys, layer.values)):
+            own = copy.deepcopy(layer)
+            theirs = self._theirs(x * size, **self._apart(named, own))
+            theirs = theirs[0] if isinstance(theirs, tuple) else theirs
+            if not all(each.isfinite().all() for each in (theirs, own.keys, own.values)):
                 continue  # more than float16 holds
             for name, ours in candidates.items():
-                got, mine = self._apart(ours.attend, x * size, named)
-                self._deviations[name].append(_deviation(got, mine, theirs, layer, factor))
+                if self._key_of:
+                    key = self._key_of(name, x * size, named)
+                    if _distance(key, own.keys[0, :, -1]).max() > 2 * BOUNDS[x.dtype]:
+                        self._deviations[name].append(_FAR)
+                        continue
+                mine = self._copy_layer(layer)
+                got = ours.attend(x * size, **self._apart(named, mine))
+                self._deviations[name].append(_deviation(got, mine, theirs, own, factor))
 
-    def _apart(
-        self, run: Callable, x: torch.Tensor, named: dict[str, object]
-    ) -> tuple[torch.Tensor, DynamicLayer]:
-        """Return the output of `run` with a copy of the cache's layer, and that layer."""
+    def _apart(self, named: dict[str, object], layer: CacheLayer) -> dict[str, object]:
+        """Return the arguments with a cache that has this layer in the place of its own."""
         cache = copy.copy(named["past_key_values"])
         cache.layers = [*cache.layers]
-        cache.layers[self._index] = copy.deepcopy(cache.layers[self._index])
-        out = run(x, **named | {"past_key_values": cache})
-        return out[0] if isinstance(out, tuple) else out, cache.layers[self._index]
+        cache.layers[self._index] = layer
+        return named | {"past_key_values": cache}
+
+
+def layer_of(past: object, index: int) -> DynamicLayer | None:
+    """Return a layer of a cache that grows and has entries; None for a cache of another kind."""
+    if type(past) is not DynamicCache or past.offloading or len(past.layers) <= index:
+        return None
+    layer = past.layers[index]
+    return layer if type(layer) in CACHE_LAYERS and layer.is_initialized else None
 
 
 def run_trials(
@@ -114,9 +146,9 @@ def run_trials(
     random = torch.Generator().manual_seed(0)
     ids = torch.randint(
         model.get_input_embeddings().num_embeddings, (1, _NUM_PROMPT + 2), generator=random
-    )
+    ).to(model.device)
     last = getattr(model.config.get_text_config(), "max_position_embeddings", _POSITIONS) - 1
-    far = {"position_ids": torch.tensor([[last]])}
+    far = {"position_ids": torch.tensor([[last]], device=model.device)}
     with _watched(opened, tried), torch.inference_mode():
         past = getattr(
             model(input_ids=ids[:, :_NUM_PROMPT], use_cache=True), "past_key_values", None
@@ -157,7 +189,11 @@ def _watched(opened: MoeModel, trials: Mapping[nn.Module, ModuleTrial]) -> Itera
 
 
 def _deviation(
-    got: torch.Tensor, mine: DynamicLayer, theirs: torch.Tensor, layer: DynamicLayer, factor: float
+    got: torch.Tensor,
+    mine: CacheLayer,
+    theirs: torch.Tensor,
+    layer: DynamicLayer,
+    factor: float,
 ) -> float:
     """Return the mean deviation of the token's keys, or infinity out of bounds. Outputs are not
     used, because two roundings are hard to tell apart in them."""
