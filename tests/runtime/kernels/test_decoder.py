@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from artifacts.formats.gguf.ggml import GGML, GgmlBlocks
 from artifacts.formats.gguf.ggml_encoding import encode
 from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
-from runtime.kernels.cpu.decoder.trial import ModuleTrial
 from runtime.kernels.cpu.threads import KernelThreads
+from runtime.kernels.decoder.trial import ModuleTrial
 from runtime.model.layers import moe_layers
 from runtime.model.open import open_model
 from runtime.model.quantised.quantised_linear import QuantisedLinear
