@@ -13,7 +13,8 @@ def new_stream(device: torch.device) -> torch.Stream:
 
 
 class Branch:
-    """A stream beside the one that computes."""
+    """A stream beside the one that computes. `is_open`: work was queued here for which compute does
+    not wait yet."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -22,19 +23,22 @@ class Branch:
         self._done = torch.cuda.Event()
         self.is_open = False
 
-    @contextmanager
-    def forked(self) -> Iterator[None]:
-        """Queue on this stream, behind the work that the computing stream has so far."""
+    def fork(self) -> None:
+        """Make this stream wait for the work that compute has so far."""
         self._begun.record(torch.cuda.current_stream(self._device))
         self._stream.wait_event(self._begun)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Queue on this stream."""
+        self.is_open = True
         with torch.cuda.stream(self._stream):
             yield
-        self._done.record(self._stream)
-        self.is_open = True
 
     def join(self) -> None:
-        """Make compute wait for the work that was queued here."""
+        """Make compute wait for the work that was queued here so far."""
         if self.is_open:
+            self._done.record(self._stream)
             torch.cuda.current_stream(self._device).wait_event(self._done)
             self.is_open = False
 

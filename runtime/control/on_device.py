@@ -51,8 +51,9 @@ class TokenOnDevice:
 class CacheOnDevice:
     """The controller's books of one-token steps that a device decides: on-demand loads, and in each
     layer eviction by `lru`, by `lfu` without decay, or by `late_horizon`. With `num_named` above 0
-    the device also prefetches what `next_gate` names, up to `most_ahead` experts a step; no
-    prefetch is under way when the step ends. `kind` says what stamps are.
+    the device also prefetches what `next_gate` names, up to `most_ahead` experts a step and none
+    less probable than `least_p`; no prefetch is under way when the step ends. `kind` says what
+    stamps are.
 
     After `hand_over` the device's clock is `clock()` during a token, and it stamps experts with
     that. With `TURNS` the host writes `turns()` before each token instead, and tells the policy by
@@ -72,6 +73,7 @@ class CacheOnDevice:
             controller.mover.arrivals.window // shape.expert_nbytes if prefetch.distance else 0
         )
         self.num_named = width(shape, prefetch.overfetch) if prefetch.distance else 0
+        self.least_p = prefetch.least if prefetch.distance else 0.0
         self.num_slots = [pool.num_slots for pool in controller.cache.pools]
         self.first_slots = np.cumsum([0, *self.num_slots[:-1]]).tolist()
 

@@ -4,7 +4,7 @@ loads missing experts and computes. The host waits for none of it, nor for the c
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple
 
 import numpy as np
@@ -33,10 +33,10 @@ class DeviceRoad:
     policy whose order the host writes, the host does so before each token, once it knows which
     experts the token before used.
 
-    Experts that are prefetched in a layer are copied on a separate stream, behind the layer's
-    demands, while the layer's experts and the next layer's attention are computed. The next layer's
-    demands wait for them. `prefetches` says whether that is done. `settle` is called before the
-    device takes the cache: it makes compute wait for all copies that are under way.
+    Experts are copied on a separate stream: a layer's demands while its experts that are there are
+    computed; then what is prefetched, while the others and the next layer's attention are computed.
+    `prefetches` says whether that is done. `settle` is called before the device takes the cache: it
+    makes compute wait for all copies that are under way.
     """
 
     def __init__(
@@ -59,17 +59,12 @@ class DeviceRoad:
         with torch.inference_mode(False):  # a session forwards within it, and `generate` without
             in_words = [start // WORD for start in slots.starts]
             self._in_words = torch.tensor(in_words, dtype=torch.int64, device=self._device)
-            self._now, self._ahead = (
-                self._for_experts(count) for count in (self._shape.top_k, books.num_named)
-            )
+            self._now = self._for_experts(self._shape.top_k, 3)
+            self._ahead = self._for_experts(books.num_named, 2)
             ends = zip(books.first_slots, books.num_slots, strict=True)
             self._starts = [output.starts(range(first, first + count)) for first, count in ends]
         self.prefetches = books.num_named > 0
-        self._branch = (
-            Branch(self._device)
-            if self.prefetches and host_copy.has_streams(self._device)
-            else None
-        )
+        self._branch = Branch(self._device) if host_copy.has_streams(self._device) else None
         self._learns = books.kind == TURNS
         self._num_counts = AHEAD if self.prefetches else ON_DEMAND
         self._num_told = self._num_counts + self._learns * self._shape.top_k  # of each layer
@@ -126,8 +121,7 @@ class DeviceRoad:
     def queue_counters(self) -> None:
         """Make the device send its counters once nothing is under way; the host reads them when
         they have come."""
-        if self._branch:
-            self._branch.join()
+        self._join()
         self._letters.queue(self._cache.told)
 
     def launch(
@@ -141,14 +135,21 @@ class DeviceRoad:
         """Queue the kernels of `forward`, which read and write at the same addresses each time."""
         decide = kernels("gpu.decide")
         ids = ids.contiguous()
-        slots, missing = self._now
-        decide.resolve(self._cache, layer, ids, slots, missing, is_ahead=foreseen is not None)
+        hits, arrivals, missing = self._now
+        if is_ahead := foreseen is not None:
+            foreseen = foreseen.contiguous()
+        decide.resolve(self._cache, layer, ids, hits, arrivals, missing, is_ahead=is_ahead)
         if self._branch:
-            self._branch.join()
-        self._fill(layer, slots, missing)
-        if foreseen is not None:
+            self._branch.fork()
+        with self._beside():
+            self._fill(layer, arrivals, missing)
+        starts = self._starts[layer]
+        self._output.compute_at(starts, hits, hidden)
+        self._join()
+        output = self._output.forward_at(starts, arrivals, hidden, ids, weights)
+        if is_ahead:
             self._prefetch(layer, foreseen)
-        return self._output.forward_at(self._starts[layer], slots, hidden, ids, weights)
+        return output
 
     def end_pass(self) -> None:
         """Make the device send the counters of this pass if the pass took this road, and count the
@@ -166,27 +167,40 @@ class DeviceRoad:
         self._count_sent(waits=True)
 
     def _prefetch(self, layer: int, foreseen: torch.Tensor) -> None:
-        """Request the experts that the next layer is predicted to use."""
+        """Request the experts that the next layer is predicted to use, once the demands have come.
+        Compute waits for the decision, but not for the experts."""
         decide = kernels("gpu.decide")
         slots, missing = self._ahead
-        decide.resolve_ahead(
-            self._cache, layer, foreseen.contiguous(), slots, missing, most=self._books.most_ahead
-        )
-        target = (layer + 1) % self._shape.num_layers
-        with self._branch.forked() if self._branch else nullcontext():
-            self._fill(target, slots, missing, is_ahead=True)
+        with self._beside():
+            decide.resolve_ahead(
+                self._cache,
+                layer,
+                foreseen,
+                slots,
+                missing,
+                most=self._books.most_ahead,
+                least=self._books.least_p,
+            )
+        self._join()  # also before the memory of `foreseen` is used again
+        with self._beside():
+            self._fill((layer + 1) % self._shape.num_layers, slots, missing)
 
-    def _fill(
-        self, layer: int, slots: torch.Tensor, missing: torch.Tensor, *, is_ahead: bool = False
-    ) -> None:
+    def _beside(self) -> AbstractContextManager[None]:
+        """Queue beside compute, where the device has streams."""
+        return self._branch.entered() if self._branch else nullcontext()
+
+    def _join(self) -> None:
+        """Make compute wait for the work beside it."""
+        if self._branch:
+            self._branch.join()
+
+    def _fill(self, layer: int, slots: torch.Tensor, missing: torch.Tensor) -> None:
         first = {
             "first_key": layer * self._shape.num_experts,
             "first_slot": self._books.first_slots[layer],
         }
         decide = kernels("gpu.decide")
-        decide.fill(
-            self._host, self._in_words, self._arena, slots, missing, **first, is_ahead=is_ahead
-        )
+        decide.fill(self._host, self._in_words, self._arena, slots, missing, **first)
 
     def _count_sent(self, *, waits: bool) -> None:
         with self._counting:
@@ -216,8 +230,7 @@ class DeviceRoad:
 
     def clear(self) -> None:
         """Forget the device's cache, and a token that did not end."""
-        if self._branch:
-            self._branch.join()
+        self._join()
         self._has_cache = self._is_in_token = self._is_queued = False
 
     def _take_over(self) -> None:
@@ -240,13 +253,11 @@ class DeviceRoad:
         self._has_cache = True
         self._counted = self._no_counts()
 
-    def _for_experts(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return room for the slots of `count` experts, and for the missing ones among these
-        experts, [1, count] each."""
-        slots, missing = (
-            torch.zeros(1, count, dtype=torch.int32, device=self._device) for _ in range(2)
-        )
-        return slots, missing
+    def _for_experts(self, count: int, num_fields: int) -> list[torch.Tensor]:
+        """Return room for as many numbers of each of `count` experts, [1, count] each."""
+        return [
+            torch.zeros(1, count, dtype=torch.int32, device=self._device) for _ in range(num_fields)
+        ]
 
     def _no_counts(self) -> np.ndarray:
         return np.zeros((self._num_counts, self._shape.num_layers), np.int64)

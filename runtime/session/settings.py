@@ -86,11 +86,6 @@ class Settings:
                 "no other policies than --eviction lfu or late_horizon and --prefetch next_gate, "
                 "for the next layer"
             )
-        if eviction == LateHorizon() and prefetch.distance:
-            raise BadUsage(
-                "--decide device prefetches beside lru and lfu only: leave out --prefetch or "
-                "late_horizon"
-            )
         if Scope(self.scope or preset(self.preset).scope) is not Scope.LAYER:
             raise BadUsage(
                 "--decide device keeps each layer's experts in slots of its own: give --scope layer"

@@ -200,6 +200,12 @@ class TritonBackend(Backend):
         """Return the offsets of these slots for `forward_at`."""
         return self._forms.full.starts(slots)
 
+    def compute_at(self, starts: torch.Tensor, numbers: torch.Tensor, hidden: torch.Tensor) -> None:
+        """Compute those of one token's experts that begin at the `numbers` [1, K] of `starts`, -1
+        for the others, which `forward_at` computes."""
+        y = self._outputs(numbers.numel())
+        self._forms.full.multiply(hidden.contiguous(), numbers, y, starts=starts)
+
     def forward_at(
         self,
         starts: torch.Tensor,
@@ -209,7 +215,8 @@ class TritonBackend(Backend):
         weights: torch.Tensor,
     ) -> torch.Tensor:
         """Compute a whole step of one token [1, H] whose experts `ids` [1, K] begin at the
-        `numbers` [1, K] of `starts`, with `weights` [1, K]; all on the device."""
+        `numbers` [1, K] of `starts`, with `weights` [1, K]; all on the device. A number is -1 where
+        `compute_at` has computed the expert."""
         total = self._total(ids, weights, hidden)
         self._forms.full.multiply(
             hidden.contiguous(), numbers, self._outputs(ids.numel()), starts=starts, total=total

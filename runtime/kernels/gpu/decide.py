@@ -19,8 +19,10 @@ from runtime.kernels.gpu.blocks import expert_start
 from runtime.kernels.gpu.device_cache import AHEAD, ON_DEMAND, DeviceCache
 from runtime.kernels.gpu.repeated import Repeated, blocks, width
 
-_BLOCK = 4096  # words that one program of `fill` copies at once
-_FEW = 8  # programs for a prefetched expert: they wait for the link while others compute. A guess
+_BLOCK = 4096  # words that one program of `fill` requests at once
+# Programs of `fill`, each with up to two blocks under way, 512 KiB together: by calculation a link
+# of PCIe 5 needs some 150 (55 GB/s for 2 to 3 us), and most multiprocessors stay free for compute.
+_PROGRAMS = 16
 _MOST = tl.constexpr((1 << 31) - 1)
 _LEAST = tl.constexpr(-(1 << 31))
 _LAST = tl.constexpr((1 << 63) - 1)
@@ -32,21 +34,24 @@ def resolve(
     cache: DeviceCache,
     layer: int,
     ids: torch.Tensor,
-    slots: torch.Tensor,
+    hits: torch.Tensor,
+    arrivals: torch.Tensor,
     missing: torch.Tensor,
     *,
     is_ahead: bool,
 ) -> None:
     """Find or make a slot for each of a token's experts `ids` [K], which differ.
 
-    Write `slots` [K] int32, of the layer, and `missing` [K] int32, the expert that must be copied
-    there or -1. `is_ahead`: experts are also prefetched."""
+    Write the slot of the layer to `hits` [K] int32 where the expert is certainly there, otherwise
+    to `arrivals` [K] int32, and -1 to the other one; and to `missing` [K] int32 the expert that
+    must be copied there, or -1. `is_ahead`: experts are also prefetched, and the first use of a
+    prefetched one is an arrival, since its copy may be under way."""
     num_layers, num_experts = cache.table.shape
     _, most_slots = cache.owner.shape
     sizes = layer, num_layers, num_experts, cache.num_slots[layer], most_slots
     launch = _resolving(*sizes, ids.numel(), cache.kind, is_ahead)
     own = cache.table, cache.owner, cache.stamp, cache.unused, cache.left, cache.clock, cache.told
-    launch((ids, *own, slots, missing))
+    launch((ids, *own, hits, arrivals, missing))
 
 
 def resolve_ahead(
@@ -57,9 +62,10 @@ def resolve_ahead(
     missing: torch.Tensor,
     *,
     most: int,
+    least: float,
 ) -> None:
-    """Request up to `most` of the next layer's experts that have the largest `p` [E] float32, in a
-    step of `layer`.
+    """Request up to `most` of the next layer's experts that have the largest `p` [E] float32, none
+    below `least`, in a step of `layer`.
 
     The largest comes first; the layer behind the last one is the first. Experts that are already
     there are kept from eviction. Write `slots` and `missing` as `resolve` does, for as many experts
@@ -68,7 +74,7 @@ def resolve_ahead(
     _, most_slots = cache.owner.shape
     target = (layer + 1) % num_layers
     sizes = layer, target, num_layers, num_experts, cache.num_slots[target], most_slots, most
-    launch = _resolving_ahead(*sizes, slots.numel())
+    launch = _resolving_ahead(*sizes, slots.numel(), least)
     own = cache.table, cache.owner, cache.stamp, cache.unused, cache.left, cache.clock, cache.told
     launch((p, *own, slots, missing))
 
@@ -82,15 +88,13 @@ def fill(
     *,
     first_key: int,
     first_slot: int,
-    is_ahead: bool = False,
 ) -> None:
     """Copy the `missing` [K] experts of a layer from `host` [L * E, words] int32, page-locked, into
-    their `slots` [K].
+    their `slots` [K], by few programs, so that others compute meanwhile.
 
     `starts` has the beginning of each slot of all layers in `arena`, int32, in words. The layer's
-    first expert and slot are `first_key` and `first_slot`. `is_ahead`: by few programs, so that
-    others compute meanwhile."""
-    launch = _filling(first_key, first_slot, host.shape[1], slots.numel(), is_ahead)
+    first expert and slot are `first_key` and `first_slot`."""
+    launch = _filling(first_key, first_slot, host.shape[1], slots.numel())
     launch((host, starts, arena, slots, missing))
 
 
@@ -120,10 +124,12 @@ def _resolving_ahead(
     most_slots: int,
     most: int,
     num_named: int,
+    least: float,
 ) -> Repeated:
     sizes = layer, target, num_layers, num_experts, num_slots, most_slots, most
     own = {
         "num_named": num_named,
+        "least": least,
         "width": width(most_slots),
         "num_p": width(num_experts),
         "block": width(num_named),
@@ -132,20 +138,19 @@ def _resolving_ahead(
 
 
 @cache
-def _filling(
-    first_key: int, first_slot: int, num_words: int, top_k: int, is_ahead: bool
-) -> Repeated:
+def _filling(first_key: int, first_slot: int, num_words: int, num_ranks: int) -> Repeated:
     count = blocks(num_words, _BLOCK)
-    programs = min(count, _FEW) if is_ahead else count
-    own = {"programs": programs, "turns": blocks(count, programs), "block": _BLOCK}
-    return Repeated(_fill, (programs, top_k), (first_key, first_slot, num_words), **own)
+    programs = min(count, _PROGRAMS)
+    turns = {"programs": programs, "turns": blocks(count, programs), "block": _BLOCK}
+    own = {"num_ranks": num_ranks, "width": width(num_ranks), **turns}
+    return Repeated(_fill, (programs,), (first_key, first_slot, num_words), **own)
 
 
 # else it would be compiled for some layers apart
 @triton.jit(do_not_specialize=["layer", "num_slots"])
 def _resolve(
-    ids_ptr, table_ptr, owner_ptr, stamp_ptr, unused_ptr, left_ptr, clock_ptr, told_ptr, slots_ptr,
-    missing_ptr,
+    ids_ptr, table_ptr, owner_ptr, stamp_ptr, unused_ptr, left_ptr, clock_ptr, told_ptr, hits_ptr,
+    arrivals_ptr, missing_ptr,
     layer, num_layers, num_experts, num_slots, most_slots,
     top_k: tl.constexpr, width: tl.constexpr, kind: tl.constexpr, is_ahead: tl.constexpr,
 ):  # fmt: skip
@@ -161,9 +166,7 @@ def _resolve(
     own = layer * most_slots + places
     owners = tl.load(owner_ptr + own, mask=is_slot, other=0)
     chosen_ptr = told_ptr + (_TOLD_AHEAD if is_ahead else _TOLD) * num_layers + layer * top_k
-    _note_uses(
-        ids_ptr, stamp_ptr + first, unused_ptr + first, chosen_ptr, clock, top_k, kind, is_ahead
-    )
+    _note_uses(ids_ptr, stamp_ptr + first, chosen_ptr, clock, top_k, kind)
     stamps = tl.load(stamp_ptr + first + owners, mask=is_slot & (owners >= 0), other=_LEAST)
     for rank in tl.static_range(top_k):
         slot = tl.load(table_ptr + first + tl.load(ids_ptr + rank))
@@ -183,7 +186,13 @@ def _resolve(
             table_ptr + first, owners, places, victim, expert, is_missing
         )
         stamps = tl.where((places == victim) & is_missing, _MOST, stamps)
-        tl.store(slots_ptr + rank, tl.where(is_missing, victim, slot))
+        slot = tl.where(is_missing, victim, slot)
+        is_coming = is_missing
+        if is_ahead:
+            is_coming = is_missing | (tl.load(unused_ptr + first + expert) != 0)
+            tl.store(unused_ptr + first + expert, 0)
+        tl.store(hits_ptr + rank, tl.where(is_coming, -1, slot))
+        tl.store(arrivals_ptr + rank, tl.where(is_coming, slot, -1))
         tl.store(missing_ptr + rank, tl.where(is_missing, expert, -1))
         num_loaded += is_missing.to(tl.int32)
         num_evicted += is_leaving.to(tl.int32)
@@ -203,8 +212,7 @@ def _resolve(
 
 @triton.jit
 def _note_uses(
-    ids_ptr, stamp_ptr, unused_ptr, chosen_ptr, clock,
-    top_k: tl.constexpr, kind: tl.constexpr, is_ahead: tl.constexpr,
+    ids_ptr, stamp_ptr, chosen_ptr, clock, top_k: tl.constexpr, kind: tl.constexpr,
 ):  # fmt: skip
     """Stamp a token's experts, of the layer that all pointers point to, or write down which they
     are."""
@@ -216,8 +224,6 @@ def _note_uses(
             _add(stamp_ptr + expert, 1)
         else:
             tl.store(chosen_ptr + rank, expert)
-        if is_ahead:
-            tl.store(unused_ptr + expert, 0)
     tl.debug_barrier()  # what was written is read by other threads
 
 
@@ -226,7 +232,8 @@ def _resolve_ahead(
     p_ptr, table_ptr, owner_ptr, stamp_ptr, unused_ptr, left_ptr, clock_ptr, told_ptr, slots_ptr,
     missing_ptr,
     layer, target, num_layers, num_experts, num_slots, most_slots, most,
-    num_named: tl.constexpr, width: tl.constexpr, num_p: tl.constexpr, block: tl.constexpr,
+    num_named: tl.constexpr, least: tl.constexpr, width: tl.constexpr, num_p: tl.constexpr,
+    block: tl.constexpr,
 ):  # fmt: skip
     """Resolve a prefetch in one warp.
 
@@ -242,11 +249,12 @@ def _resolve_ahead(
     p = tl.load(p_ptr + experts, mask=experts < num_experts, other=-float("inf"))
     turns = tl.arange(0, block)
     named = tl.zeros([block], tl.int32)
+    num_likely = tl.sum((p >= least).to(tl.int32), axis=0)  # named first, since they have the most
     is_kept = ~is_slot
     for turn in tl.static_range(num_named):
         best = tl.argmax(p, axis=0)
         named = tl.where(turns == turn, best, named)
-        is_kept = is_kept | (owners == best)
+        is_kept = is_kept | ((owners == best) & (turn < num_likely))
         p = tl.where(experts == best, -float("inf"), p)
     stamps = tl.load(stamp_ptr + first + owners, mask=is_slot & (owners >= 0), other=_LEAST)
     num_sent = 0
@@ -258,6 +266,7 @@ def _resolve_ahead(
         victim = tl.argmin(ages, axis=0)
         is_sent = (
             (tl.load(table_ptr + first + expert) < 0)
+            & (turn < num_likely)
             & (num_sent < most)
             & (tl.min(ages, axis=0) < _LAST)
         )
@@ -307,15 +316,26 @@ def _wasted(unused_ptr, is_leaving):
 @triton.jit(do_not_specialize=["first_key", "first_slot"])
 def _fill(
     host_ptr, starts_ptr, arena_ptr, slots_ptr, missing_ptr, first_key, first_slot, num_words,
+    num_ranks: tl.constexpr, width: tl.constexpr,
     programs: tl.constexpr, turns: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Copy some words of one rank's expert; a rank that misses nothing ends at once."""
-    rank = tl.program_id(1)
-    expert = tl.load(missing_ptr + rank)
-    if expert >= 0:
-        source = host_ptr + (first_key + expert).to(tl.int64) * num_words
-        target = arena_ptr + expert_start(starts_ptr, first_slot + tl.load(slots_ptr + rank))
-        for turn in range(turns):
-            places = (turn * programs + tl.program_id(0)) * block + tl.arange(0, block)
+    """Copy some words of each missing expert, one expert after another. The next words are
+    requested before those that have come are stored."""
+    ranks = tl.arange(0, width)
+    missing = tl.load(missing_ptr + ranks, mask=ranks < num_ranks, other=-1)
+    slots = tl.load(slots_ptr + ranks, mask=ranks < num_ranks, other=-1)
+    for rank in range(num_ranks):
+        expert = tl.max(tl.where(ranks == rank, missing, -1), axis=0)
+        if expert >= 0:
+            slot = tl.max(tl.where(ranks == rank, slots, -1), axis=0)
+            source = host_ptr + (first_key + expert).to(tl.int64) * num_words
+            target = arena_ptr + expert_start(starts_ptr, first_slot + slot)
+            places = tl.program_id(0) * block + tl.arange(0, block)
             words = tl.load(source + places, mask=places < num_words)
+            for _ in range(1, turns):
+                following = places + programs * block
+                coming = tl.load(source + following, mask=following < num_words)
+                tl.store(target + places, words, mask=places < num_words)
+                places = following
+                words = coming
             tl.store(target + places, words, mask=places < num_words)

@@ -14,7 +14,7 @@ from runtime.policies.eviction.horizon import Horizon
 class LateHorizon(SimpleEviction):
     """Evicts by the ranks that `horizon` had when the last pass ended. It learns the uses of a pass
     when the next one begins, so that a host can learn from a pass while a device computes it, and
-    write the ranks between two."""
+    write the ranks between two. It ignores predictions, which such a host does not see."""
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._shape = shape
@@ -27,6 +27,8 @@ class LateHorizon(SimpleEviction):
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         self.begin_pass(now)
+        if step.foreseen is not None:
+            step = replace(step, predicted=None, learned=None)
         self._uses.append((keys, step, replace(now)))
 
     def begin_pass(self, now: Now) -> None:

@@ -8,6 +8,8 @@ import numpy as np
 from artifacts.shape import Shape
 from runtime.policies.base import Step
 
+_NO_KEYS = np.zeros((1, 1), np.int64)  # before those of a layer
+
 
 def width(shape: Shape, overfetch: float) -> int:
     """Return `top_k * overfetch`, at most the experts of a layer."""
@@ -33,21 +35,25 @@ def of_interest(step: Step, foreseen: np.ndarray | None, distance: int, shape: S
     return ahead
 
 
-def named(predicted: np.ndarray, width: int) -> np.ndarray:
-    """Return the `width` experts that each token of `predicted` [T, E] makes most probable, the
-    most probable first."""
+def named(predicted: np.ndarray, width: int, least: float = 0.0) -> np.ndarray:
+    """Return the `width` experts that each token of `predicted` [T, E] makes most probable, none
+    below `least`, the most probable first."""
     if len(predicted) == 1:
-        return (-predicted[0]).argsort(kind="stable")[:width]
+        return keys_named(predicted, width, _NO_KEYS, least)
     top = (-predicted).argsort(axis=1, kind="stable")[:, :width]
-    return most_probable_first(np.unique(top), predicted)
+    is_likely = np.take_along_axis(predicted, top, axis=1) >= least
+    return most_probable_first(np.unique(top[is_likely]), predicted)
 
 
-def keys_named(said: np.ndarray, width: int, firsts: np.ndarray) -> np.ndarray:
+def keys_named(said: np.ndarray, width: int, firsts: np.ndarray, least: float = 0.0) -> np.ndarray:
     """Return keys of the `width` experts that one token makes most probable in each of some layers,
-    `said` [D, E], layer by layer; `firsts` [D, 1] are the layers' first keys."""
+    `said` [D, E], none below `least`, layer by layer; `firsts` [D, 1] are the layers' first
+    keys."""
     if len(said) == 1:
-        return (-said[0]).argsort(kind="stable")[:width] + firsts[0]
-    return ((-said).argsort(axis=1, kind="stable")[:, :width] + firsts).ravel()
+        top = (-said[0]).argsort(kind="stable")[:width]
+        return (top[said[0, top] >= least] if least else top) + firsts[0]
+    top = (-said).argsort(axis=1, kind="stable")[:, :width]
+    return (top + firsts)[np.take_along_axis(said, top, axis=1) >= least]
 
 
 def first_keys(shape: Shape, distances: range) -> np.ndarray:

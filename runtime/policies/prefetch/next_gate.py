@@ -22,7 +22,8 @@ from runtime.policies.prefetch.ahead import (
 @dataclass
 class NextGate(Simple):
     """The `top_k * overfetch` experts that router l + distance ranks highest, for every token of
-    the step; with `through` those of every layer up to there, the nearest layer first.
+    the step; with `through` those of every layer up to there, the nearest layer first. None to
+    which the router gives that token a probability below `least`.
 
     Past the last layer the first layers of the next pass are predicted, from each request's last
     token. Experts are in falling order of the probability summed over the tokens.
@@ -34,10 +35,11 @@ class NextGate(Simple):
     distance: int = 1
     overfetch: float = 1.0
     through: bool = False
+    least: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.distance < 1 or self.overfetch <= 0:
-            raise BadUsage("next_gate needs distance >= 1 and overfetch > 0")
+        if self.distance < 1 or self.overfetch <= 0 or not 0 <= self.least < 1:
+            raise BadUsage("next_gate needs distance >= 1, overfetch > 0 and 0 <= least < 1")
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._shape = shape
@@ -52,10 +54,10 @@ class NextGate(Simple):
                 if not self.through
                 else step.predicted[0]
             )
-            return keys_named(said[: len(self._distances)], self._width, self._firsts[step.layer])
+            said = said[: len(self._distances)]
+            return keys_named(said, self._width, self._firsts[step.layer], self.least)
         return np.concatenate([self._at(step, ahead) for ahead in self._distances])
 
     def _at(self, step: Step, ahead: int) -> np.ndarray:
-        return keys_ahead(
-            step, ahead, self._shape, named(predicted_ahead(step, ahead, self._shape), self._width)
-        )
+        predicted = predicted_ahead(step, ahead, self._shape)
+        return keys_ahead(step, ahead, self._shape, named(predicted, self._width, self.least))

@@ -25,14 +25,14 @@ from runtime.policies.base import Artefacts
 from runtime.policies.presets import Scope
 from runtime.policies.step import Step
 from runtime.session.settings import Settings
-decide._BLOCK, decide._FEW = 32, 2
-L, E, S, K, eviction, most = json.loads(sys.argv[1])
+decide._BLOCK, decide._PROGRAMS = 16, 2
+L, E, S, K, eviction, most, least = json.loads(sys.argv[1])
 WORDS = 96  # of an expert; slots of all layers lie mixed in the arena
 random = np.random.default_rng(0)
 shape = Shape(num_layers=L, num_experts=E, top_k=K, expert_nbytes=4 * WORDS)
 own = {"num_slots": S, "shadows": None, "split": None, "scope": Scope.LAYER, "num_devices": 1}
 own["window"] = most * shape.expert_nbytes
-chosen = {"eviction": eviction} | ({"prefetch": "next_gate:overfetch=1.5"} if most else {})
+chosen = {"eviction": eviction} | ({"prefetch": f"next_gate:overfetch=1.5,least={least}"} if most else {})
 
 def controlled():
     policies = build(Settings(policies=chosen).texts())
@@ -44,13 +44,19 @@ learns, num_counts = books.kind == TURNS, AHEAD if most else ON_DEMAND
 host = torch.arange(L * E * WORDS, dtype=torch.int32).view(L * E, WORDS)
 starts = torch.from_numpy(random.permutation(S) * WORDS)
 arena = torch.full((S * WORDS,), -1, dtype=torch.int32)
-slots, missing = torch.zeros(2, K, dtype=torch.int32)
+hits, arrivals, missing = torch.zeros(3, K, dtype=torch.int32)
 slots_ahead, missing_ahead = torch.zeros(2, books.num_named, dtype=torch.int32)
 liked, differing, wrong = random.random((L, E)) ** 3, 0, 0
 
-def fill(layer, slots, missing, **others):
+def fill(layer, slots, missing):
     first = {"first_key": layer * E, "first_slot": books.first_slots[layer]}
-    decide.fill(host, starts, arena, slots, missing, **first, **others)
+    decide.fill(host, starts, arena, slots, missing, **first)
+
+def count_wrong(layer, slots, ids):
+    # Of how many experts the bytes are not in their slots. Slots below 0 are none.
+    places = [(starts[books.first_slots[layer] + slot], slot) for slot in slots.tolist()]
+    there = [(begin, expert) for (begin, slot), expert in zip(places, ids.tolist()) if slot >= 0]
+    return sum(not torch.equal(arena[begin : begin + WORDS], host[layer * E + expert]) for begin, expert in there)
 
 def sent(missing):
     return [expert for expert in missing.tolist() if expert >= 0]
@@ -80,7 +86,8 @@ for turn in range(30):
         chances = liked[layer] / liked[layer].sum()
         ids = np.stack([random.choice(E, K, replace=False, p=chances) for _ in range(num_tokens)])
         weights = np.full((num_tokens, K), 1 / K, np.float32)
-        p = np.round(random.random((num_tokens, 1, E)) * liked[(layer + 1) % L], 1).astype(np.float32)  # many are equal
+        p = np.round(10 * random.random((num_tokens, 1, E)) * liked[(layer + 1) % L]) * 0.07  # many are equal
+        p = p.astype(np.float32)
         step = Step(turn, 1, layer, ids, weights, predicted=p if most else None, last=np.array([num_tokens - 1]))
         plan = controller.step(step)
         if is_host:
@@ -89,16 +96,18 @@ for turn in range(30):
                 arena[starts[load.slot] :][:WORDS] = host[load.key]
             continue
         books.stepped(layer)
-        decide.resolve(cache, layer, torch.from_numpy(ids[0]), slots, missing, is_ahead=bool(most))
-        fill(layer, slots, missing)
+        is_new = cache.unused[layer, torch.from_numpy(ids[0])] != 0  # prefetched, and not used yet
+        decide.resolve(cache, layer, torch.from_numpy(ids[0]), hits, arrivals, missing, is_ahead=bool(most))
+        wrong += count_wrong(layer, hits, ids[0])  # before the others have come
+        differing += int(((hits < 0) == (arrivals < 0)).sum() + ((arrivals >= 0) != ((missing >= 0) | is_new)).sum())
+        fill(layer, arrivals, missing)
         loads = {place.key % E for wave in plan.waves for place in wave.loads}
         differing += loads != set(sent(missing))
-        for slot, expert in zip(slots.tolist(), ids[0].tolist()):
-            begin = starts[books.first_slots[layer] + slot]
-            wrong += not torch.equal(arena[begin : begin + WORDS], host[layer * E + expert])
+        wrong += count_wrong(layer, arrivals, ids[0])
         if most:
-            decide.resolve_ahead(cache, layer, torch.from_numpy(p[0]), slots_ahead, missing_ahead, most=most)
-            fill((layer + 1) % L, slots_ahead, missing_ahead, is_ahead=True)
+            own_most = {"most": books.most_ahead, "least": books.least_p}
+            decide.resolve_ahead(cache, layer, torch.from_numpy(p[0]), slots_ahead, missing_ahead, **own_most)
+            fill((layer + 1) % L, slots_ahead, missing_ahead)
             differing += [place.key % E for place in plan.prefetches] != sent(missing_ahead)
     if not is_host:
         token = books.ended()
@@ -128,23 +137,32 @@ def test_it_decides_as_the_policy_and_brings_what_is_missing(
     """Loads, counters and last uses, or numbers of uses, are those of the controller, also where
     the host decides prompts between; with as many slots as a token has experts, with layers of
     different sizes, and with slots that stay free for long."""
-    assert interpret(DECIDED, json.dumps([*sizes, eviction, 0])) == ["0 0 1"]
+    assert interpret(DECIDED, json.dumps([*sizes, eviction, 0, 0])) == ["0 0 1"]
 
 
 @pytest.mark.parametrize(
-    ("sizes", "most", "eviction"),
-    [((2, 16, 13, 4), 2, "lru"), ((3, 9, 14, 2), 1, "lfu"), ((3, 9, 8, 2), 4, "lru")],
+    ("sizes", "most", "eviction", "least"),
+    [
+        ((2, 16, 13, 4), 2, "lru", 0),
+        ((3, 9, 14, 2), 1, "lfu", 0),
+        ((3, 9, 8, 2), 4, "lru", 0.21),
+        ((2, 16, 13, 4), 4, "late_horizon", 0.21),
+        ((3, 9, 8, 2), 4, "late_horizon", 0),
+    ],
     ids=str,
 )
-def test_it_prefetches_as_the_policy_does(sizes: tuple[int, ...], most: int, eviction: str) -> None:
+def test_it_prefetches_as_the_policy_does(
+    sizes: tuple[int, ...], most: int, eviction: str, least: float
+) -> None:
     """What is sent for, in its order, wasted bytes and collisions too; where a layer has no slot
-    for all that is named, and where a step has bytes for fewer or for more."""
-    assert interpret(DECIDED, json.dumps([*sizes, eviction, most])) == ["0 0 1"]
+    for all that is named, where a step has bytes for fewer or for more, and where probabilities are
+    those from which on experts are named: a float32 which is below the number of the policy."""
+    assert interpret(DECIDED, json.dumps([*sizes, eviction, most, least])) == ["0 0 1"]
 
 
 @pytest.mark.parametrize("capability", [80, 90, 120])
 def test_they_compile_and_read_16_bytes_a_thread(tmp_path: Path, capability: int) -> None:
-    from runtime.kernels.gpu.decide import _fill, _resolve, _resolve_ahead
+    from runtime.kernels.gpu.decide import _BLOCK, _PROGRAMS, _fill, _resolve, _resolve_ahead
 
     names = (
         "table",
@@ -155,6 +173,8 @@ def test_they_compile_and_read_16_bytes_a_thread(tmp_path: Path, capability: int
         "clock",
         "told",
         "slots",
+        "hits",
+        "arrivals",
         "missing",
         "host",
         "arena",
@@ -165,16 +185,12 @@ def test_they_compile_and_read_16_bytes_a_thread(tmp_path: Path, capability: int
         for kind, is_ahead in (("last use", True), ("uses", False), ("turns", False)):
             own = {"top_k": 8, "width": 32, "kind": kind, "is_ahead": is_ahead}
             assert compiled(_resolve, capability, tensors, odd=("layer",), **own)["cubin"]
-        own = {"num_named": 8, "width": 32, "num_p": 128, "block": 8}
+        own = {"num_named": 8, "least": 0.05, "width": 32, "num_p": 128, "block": 8}
         assert compiled(_resolve_ahead, capability, tensors, odd=("layer", "target"), **own)[
             "cubin"
         ]
-        for programs, turns in ((576, 1), (8, 72)):
-            own = {"programs": programs, "turns": turns, "block": 4096}
-            ptx = compiled(_fill, capability, tensors, odd=("first_key", "first_slot"), **own)[
-                "ptx"
-            ]
-            loads, stores = (
-                len(re.findall(rf"{kind}\.global[.\w:]*\.v4", ptx)) for kind in ("ld", "st")
-            )
-            assert loads == stores == 8
+        own = {"num_ranks": 8, "width": 8, "programs": _PROGRAMS, "turns": 48, "block": _BLOCK}
+        ptx = compiled(_fill, capability, tensors, odd=("first_key", "first_slot"), **own)["ptx"]
+        in_order = re.findall(r"(ld|st)\.global[.\w:]*\.v4", ptx)
+        # of the first words, of the next ones before each are stored, and of the last ones
+        assert in_order == [*8 * ["ld"], *8 * ["ld"], *8 * ["st"], *8 * ["st"]]

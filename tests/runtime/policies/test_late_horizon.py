@@ -1,6 +1,7 @@
 """`late_horizon` knows what `horizon` knew when the last pass ended."""
 
 import numpy as np
+import pytest
 
 from artifacts.shape import Shape
 from artifacts.traces.trace import DECODE
@@ -11,7 +12,9 @@ from tests.runtime.policies.test_horizon import ranked
 SHAPE = Shape(num_layers=2, num_experts=6, top_k=2, expert_nbytes=1)
 
 
-def test_it_ranks_as_horizon_did_a_pass_before() -> None:
+@pytest.mark.parametrize("predicts", [False, True])
+def test_it_ranks_as_horizon_did_a_pass_before(predicts: bool) -> None:
+    """Predictions change nothing: a host that does not see them ranks alike."""
     rng = np.random.default_rng(3)
     late = LateHorizon()
     now = Now()
@@ -25,7 +28,10 @@ def test_it_ranks_as_horizon_did_a_pass_before() -> None:
         for layer, selected in enumerate(layers):
             now.step = now.step + 1
             now.layer = layer
-            step = Step(number, DECODE, layer, np.array(selected), np.ones((1, 2), np.float32))
+            predicted = rng.random((1, 1, 6), np.float32) if predicts else None
+            own = {"predicted": predicted}
+            weights = np.ones((1, 2), np.float32)
+            step = Step(number, DECODE, layer, np.array(selected), weights, **own)
             late.used((np.unique(selected) + layer * SHAPE.num_experts).tolist(), step, now)
             known = ranked(SHAPE, passes[:number])
             assert np.array_equal(late.order(every, now)[0], known)

@@ -10,7 +10,7 @@ from artifacts.errors import BadUsage
 from artifacts.traces.next_use import NEVER, NextUse
 from artifacts.traces.trace import PREFILL
 from runtime.policies import parse
-from runtime.policies.base import Now
+from runtime.policies.base import Now, Step
 from runtime.policies.prefetch.score import percentile
 from tests.runtime.policies.examples import prepared, step
 
@@ -48,6 +48,26 @@ def test_next_gate_goes_through_the_layers_ahead_the_nearest_first() -> None:
     ]
     through = prepared("prefetch", "next_gate:distance=2,through=yes")
     assert through.propose(here, Now()).tolist() == [6 + 1, 6 + 4, 12 + 5, 12 + 0]
+
+
+def test_next_gate_leaves_out_what_is_less_likely_than_least() -> None:
+    """As the float32 nearest to it, for one token, through two layers, and for each of several
+    tokens; with all left out it proposes nothing."""
+    farther = [0.1, 0.1, 0.1, 0.1, 0.1, 0.5]
+    here = step([[0, 1]], predicted=[[AHEAD, farther]])
+
+    def proposed(options: str, of: Step) -> list[int]:
+        return prepared("prefetch", f"next_gate:{options}").propose(of, Now()).tolist()
+
+    assert proposed("least=0.3", here) == [6 + 1, 6 + 4]
+    assert proposed("least=0.31", here) == [6 + 1]
+    assert proposed("least=0.41", here) == []
+    assert proposed("distance=2,through=yes,least=0.2", here) == [6 + 1, 6 + 4, 12 + 5]
+    of_two = step([[0, 1], [2, 3]], predicted=[[AHEAD], [farther]])
+    assert proposed("least=0.35", of_two) == [6 + 5, 6 + 1], ".6 and .5 in sum"
+    assert proposed("least=0.6", of_two) == []
+    with pytest.raises(BadUsage, match="least < 1"):
+        parse("prefetch", "next_gate:least=1")
 
 
 def test_frequency_counts_the_requests_under_way() -> None:

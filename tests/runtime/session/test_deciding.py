@@ -37,10 +37,6 @@ SHAPE = Shape(num_layers=2, num_experts=8, top_k=2, expert_nbytes=64)
             {"policies": {"eviction": "lfu:decay=0.9"}},
             "no other policies than --eviction lfu or late_horizon",
         ),
-        (
-            {"policies": {"eviction": "late_horizon", "prefetch": "next_gate"}},
-            "leave out --prefetch or late_horizon",
-        ),
         ({"policies": {"residency": "split:theta=0.5"}}, "give --preset on-demand"),
         ({"scope": "global"}, "give --scope layer"),
         ({"experts": "exact"}, "give --experts fused"),

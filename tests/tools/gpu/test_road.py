@@ -33,7 +33,8 @@ road.told(way, found | {"device": [replace(found["device"][0], logits=found["dev
 def test_both_roads_are_measured_and_held_against_each_other(checkpoint: Checkpoint) -> None:
     layer, *lines = map(json.loads, interpret(PROBED, str(checkpoint("olmoe"))))
     assert layer["name"].endswith("captured") and layer["us"] > 0
-    for way, first in (("on demand", 0), ("next gate", 3)):
+    ways = ("on demand", "next gate", "late horizon, next gate where likely")
+    for way, first in zip(ways, (0, 3, 6), strict=True):
         host, device, both = lines[first : first + 3]
         assert (
             host["name"] == f"{way}, decided by the host"

@@ -39,7 +39,7 @@ RUNS = {
     "25%, decided on the device": {"budget": "25%", "experts": "fused", "decide": "device"},
     "25%, decided and prefetched on the device": {
         "budget": "25%",
-        "policies": {"prefetch": "next_gate"},
+        "policies": {"prefetch": "next_gate", "eviction": "late_horizon"},
         "experts": "fused",
         "decide": "device",
     },

@@ -1,7 +1,7 @@
 """Decoded tokens whose experts the host decides on, and the same decided by the device, in turns at
-a quarter of the experts, on demand and with prefetches: milliseconds a token, and whether both said
-and counted the same. And a layer of the device's road in a CUDA graph, all of whose experts are
-there.
+a quarter of the experts, on demand and with prefetches, in two orders: milliseconds a token, and
+whether both said and counted the same. And a layer of the device's road in a CUDA graph, all of
+whose experts are there.
 
 python -m tools.gpu.probes.road
 """
@@ -30,7 +30,14 @@ TOKENS = 32
 ROUNDS = 3
 CALLS = 20
 LAYERS = 2
-WAYS = {"on demand": {}, "next gate": {"prefetch": "next_gate"}}
+WAYS = {
+    "on demand": {},
+    "next gate": {"prefetch": "next_gate"},
+    "late horizon, next gate where likely": {
+        "eviction": "late_horizon",
+        "prefetch": "next_gate:least=0.02",
+    },
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
