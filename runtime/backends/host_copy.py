@@ -2,6 +2,7 @@
 of the near tier."""
 
 import time
+from collections.abc import Callable
 from itertools import accumulate
 from typing import ClassVar
 
@@ -14,6 +15,8 @@ from runtime.kernels.load import compiler, kernels
 
 _MOST = (1 << 30) - 1  # letters before their numbers begin anew
 _POLLS = 4096  # between looks at the stream, which say whether the GPU still works
+# some 30 us: a letter that is under way comes within it, and a thread that sleeps wakes later
+_SPINS = 256
 
 
 class HostCopy:
@@ -120,9 +123,14 @@ class Letter:
         then, so that nothing else writes there."""
         self._letter[0] = 0
 
+    def wait(self, meanwhile: Callable[[], None]) -> None:
+        """Wait for the letter, and call `meanwhile` again and again until it comes."""
+        wait_for(self._letter, self._number, self._device, meanwhile)
+
     def read(self) -> list[np.ndarray]:
         """Return the same arrays as `HostCopy` for the same tensors. Waits for the letter."""
-        wait_for(self._letter, self._number, self._device)
+        if self._letter[0] != self._number:
+            wait_for(self._letter, self._number, self._device)
         content = self._letter[1 : 1 + sum(self._widths)].view(np.float32)[None]
         return separated(content, self._widths)
 
@@ -169,11 +177,20 @@ class NumberedLetters:
         return letter[1:]
 
 
-def wait_for(letter: np.ndarray, number: int, device: torch.device) -> None:
-    """Wait until this number begins the letter. Raises OutOfResources where the GPU ends its work
-    without it."""
+def wait_for(
+    letter: np.ndarray,
+    number: int,
+    device: torch.device,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
+    """Wait until this number begins the letter, and call `meanwhile` from time to time. Raises
+    OutOfResources where the GPU ends its work without it."""
+    for _ in range(_SPINS):
+        if letter[0] == number:
+            return
     polls = 0
     while letter[0] != number:
+        meanwhile()
         time.sleep(0)  # the link's thread needs the interpreter meanwhile
         polls += 1
         if polls % _POLLS == 0 and _is_idle(device) and letter[0] != number:

@@ -129,6 +129,11 @@ class Controller:
         return prefetches
 
     @property
+    def may_choose(self) -> bool:
+        """True if the miss policy may choose something else than to fetch what is absent."""
+        return self._miss.chooses or self._miss.every_step
+
+    @property
     def cache(self) -> Cache:
         """The states, slots and pins of all keys."""
         return self.mover.cache

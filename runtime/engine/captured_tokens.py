@@ -1,8 +1,8 @@
 """Decoded tokens as CUDA graphs: the model's own forward is captured once, and replayed token by
 token.
 
-Where nothing of a token is left to decide on the host, because all experts are resident or the
-device decides, the token is one graph. Elsewhere a graph ends at each layer's router, and the next
+A token is one graph, also where the host decides: the graph then waits for its answers. Where an
+answer cannot say all that may have to be done, a graph ends at each layer's router, and the next
 one begins behind its experts.
 """
 
@@ -12,9 +12,11 @@ from functools import partial, wraps
 import torch
 
 from runtime.backends.streams import new_stream
+from runtime.devices import wait_for_compute
 from runtime.engine.captured_pass import CapturedPass, Launch
 from runtime.engine.device_road import DeviceRoad
 from runtime.engine.fixed_past import FixedPast, reason_not_lodged, twin_of
+from runtime.engine.host_road import HostRoad
 from runtime.engine.one_token import OneToken
 from runtime.engine.routers import Watcher
 from runtime.engine.step import StepExecutor
@@ -30,6 +32,7 @@ _COARSE = 5e-2
 _DEVICE = "device"
 _RESIDENT = "resident"
 _HOST = "host"
+_SEAMS = "seams"  # the host too, between graphs
 
 
 class CapturedTokens:
@@ -39,16 +42,24 @@ class CapturedTokens:
 
     `launch` replaces a layer's experts while a pass is captured, and is None otherwise. `why_not`
     is the reason why the last token could not be captured. After a capture that fails no other one
-    is tried.
+    is tried. `forget` is called where the host fails while a graph waits for it.
     """
 
     def __init__(
-        self, opened: MoeModel, steps: StepExecutor, road: DeviceRoad | None, watcher: Watcher
+        self,
+        opened: MoeModel,
+        steps: StepExecutor,
+        road: DeviceRoad | None,
+        watcher: Watcher,
+        forget: Callable[[], None],
     ) -> None:
         self.launch: Launch | None = None
         self.why_not: str | None = None
         self.num_tokens = self.num_captures = 0
+        self._opened = opened
         self._model = opened.model
+        self._forget = forget
+        self._hosted: HostRoad | None = None
         self._steps = steps
         self._road = road
         self._watcher = watcher
@@ -86,22 +97,23 @@ class CapturedTokens:
         one."""
         if self._past is not None:
             self._past.leave()
-        self._past = self._captured = self._key = self._seen = None
+        self._past = self._captured = self._key = self._seen = self._hosted = None
 
     def receipt(self) -> dict[str, object]:
-        """Return the number of tokens that were replayed, the number of graphs of each, the number
-        of captures, and `why_not`."""
+        """Return the number of tokens that were replayed, the number of graphs of each, who knows
+        their slots (`road`), the number of captures, and `why_not`."""
         graphs = self._captured.num_graphs if self._captured else 0
         return {
             "tokens": self.num_tokens,
             "graphs": graphs,
+            "road": self._key[0] if self._key else None,
             "captures": self.num_captures,
             "why_not": self.why_not,
         }
 
     def queue_again(self) -> None:
-        """Queue the last token once more, where it was a single graph: for measurements. Nothing is
-        counted."""
+        """Queue the last token once more, where its graph asks nothing of the host: for
+        measurements. Nothing is counted."""
         self._past.count(self._past.num_tokens - 1)
         self._captured.replay(_experts)
 
@@ -133,7 +145,7 @@ class CapturedTokens:
         return True
 
     def _way(self, token: OneToken) -> tuple[str | None, str | None]:
-        """Return where the token's slots are known (device, resident or host) and None; or
+        """Return where the token's slots are known (device, resident, host or seams) and None; or
         None and the reason why the token cannot be captured."""
         reason = (
             f"forwards are given {', '.join(token.others)}"
@@ -144,17 +156,31 @@ class CapturedTokens:
             reason = "the host sees every step"
         if reason is not None:
             return None, reason
-        return (_DEVICE if self._road else _RESIDENT if self._steps.is_settled() else _HOST), None
+        if self._road:
+            return _DEVICE, None
+        if self._steps.is_settled():
+            return _RESIDENT, None
+        return (_HOST if HostRoad.suits(self._steps) else _SEAMS), None
 
     def _capture(self, key: tuple, token: OneToken) -> bool:
         """Capture a token's pass without computing it. Returns False where that fails: nothing has
         happened then."""
         seen = self._seen
         self.drop()
-        launches = {_DEVICE: self._on_device, _RESIDENT: self._resident, _HOST: None}
+        launch, rehearsed, end = self._on_device, _nothing, _end
+        hosted = None
+        if key[0] is _RESIDENT:
+            launch = self._resident
+        elif key[0] is _SEAMS:
+            launch = None
+        elif key[0] is _DEVICE:
+            end = self._road.queue_counters
         try:
-            captured = CapturedPass(self._watcher, launches[key[0]])
             with torch.inference_mode(False), torch.no_grad(), self._watcher.captured(self._ids):
+                if key[0] is _HOST:
+                    hosted = HostRoad(self._opened, self._steps, self._watcher)
+                    launch, rehearsed = hosted.launch, hosted.rehearse
+                captured = CapturedPass(self._watcher, launch)
                 past = FixedPast(token.past, _room(token.num_tokens), self._ids.device)
                 self._put(token)
                 own = {
@@ -163,12 +189,10 @@ class CapturedTokens:
                     "past_key_values": past.cache,
                 }
                 forward = partial(self._forward, **own, use_cache=True)
-                self.launch = _nothing
+                self.launch = rehearsed
                 _rehearse(self._forward, forward, past, token)
                 self.launch = captured.experts
-                captured.capture(
-                    forward, self._stream, self._road.queue_counters if self._road else _end
-                )
+                captured.capture(forward, self._stream, end)
             _check_output(captured.output)
         except (
             Exception
@@ -181,6 +205,7 @@ class CapturedTokens:
             self.launch = None
         self._past = past
         self._captured = captured
+        self._hosted = hosted
         self._key = key
         self._seen = seen
         self.num_captures += 1
@@ -201,6 +226,8 @@ class CapturedTokens:
             self._positions.copy_(token.positions)
 
     def _replay(self, token: OneToken) -> object:
+        if self._hosted:
+            self._hosted.begin_token()
         self._show_embedded(token)
         self._past.count(token.num_tokens)
         self._put(token)
@@ -209,6 +236,8 @@ class CapturedTokens:
         self._captured.replay(_experts)
         if self._road:
             self._road.replayed()
+        elif self._hosted:
+            self._answer(self._hosted)
         elif self._key[0] is _RESIDENT:
             self._steps.count_settled(self._captured.chosen)
         self._past.num_tokens += 1
@@ -219,6 +248,16 @@ class CapturedTokens:
             if name != "past_key_values"
         }
         return type(self._captured.output)(past_key_values=token.past, **own)
+
+    def _answer(self, hosted: HostRoad) -> None:
+        """Answer the graph that is queued; where that fails, it ends before anything else does."""
+        try:
+            hosted.answer_all()
+        except BaseException:
+            hosted.stop()
+            wait_for_compute(self._model.device)
+            self._forget()
+            raise
 
     def _on_device(
         self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor

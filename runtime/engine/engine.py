@@ -82,7 +82,9 @@ class Engine:
         self.road = DeviceRoad(opened, on_device, resident, backend, settle) if on_device else None
         can_capture = backend.needs_no_host and devices.has_graphs(opened.model.device)
         self.captured = (
-            CapturedTokens(opened, self.steps, self.road, watcher) if can_capture else None
+            CapturedTokens(opened, self.steps, self.road, watcher, self.clear)
+            if can_capture
+            else None
         )
         self.stall_s: list[float] = []
         self._opened = opened

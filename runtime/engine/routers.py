@@ -145,9 +145,9 @@ class Watcher:
         if self.sees_embeddings and self._pass.ids is None:
             self._embed(kwargs["inputs_embeds"])
 
-    def step(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Step:
-        """Return one layer as policies see it, with ids and weights [T, K]. This is the only copy
-        of a step to the host."""
+    def step(self, layer: int, ids: torch.Tensor | None, weights: torch.Tensor | None) -> Step:
+        """Return one layer as policies see it, with ids and weights [T, K], or by the letter that
+        is expected. This is the only copy of a step to the host."""
         letter = self._letter
         self._letter = None
         if letter:

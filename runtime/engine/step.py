@@ -15,6 +15,7 @@ from runtime.engine.routers import Watcher
 from runtime.kernels.batched import is_worth_batching
 from runtime.kernels.cpu.decoder.compiled_layers import WholeExperts
 from runtime.kernels.cpu.threads import KernelThreads
+from runtime.links.cuda_flags import FlaggedCopies
 from runtime.links.link import DEMAND, PREFETCH, Transfer, Wanted
 from runtime.model.open import MoeLayer, MoeModel
 from runtime.policies.step import Opening, Step
@@ -52,6 +53,7 @@ class StepExecutor:
         self.link = tiers.link
         self.near = tiers.near
         self.pending: dict[int, Transfer] = {}
+        self._flagged: FlaggedCopies | None = None  # by which a token is loaded that is one graph
         self.num_not_landed = 0
         self.last_token: dict[int, Plan | torch.Tensor] = {}
         self.on_plan: Callable[[Step, Plan], None] | None = None
@@ -84,6 +86,7 @@ class StepExecutor:
         """Drop every reference to the slots. Raises OutOfResources where a copy into one does not
         end."""
         self.pending.clear()
+        self._end_flagged()
         self.link.clear()
         self.link.wait_for_copies()
         for arena in self.resident.slots.arenas:
@@ -94,24 +97,27 @@ class StepExecutor:
         """Cancel every transfer, and drop everything that the backend keeps of slots and of an
         unfinished step."""
         self.pending.clear()
+        self._end_flagged()
         self.link.clear()  # also transfers that were issued and not yet noted as pending
         self.backend.clear()
 
     def load_all(self) -> None:
         """Load every expert, where the fast tier has room for all of them. Nothing is counted."""
         places = self.controller.cache.admit_all()
-        self._issue(places, DEMAND)
+        self.issue(places, DEMAND)
         self._all_arrived(places)
 
     def open_pass(self, opening: Opening) -> None:
         """Issue the loads that the controller asks for before the first layer has run."""
-        self._issue(self.controller.open_pass(opening), PREFETCH)
+        self.issue(self.controller.open_pass(opening), PREFETCH)
 
     def run(
         self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """Compute the routed experts of one layer: hidden [T, H], ids and weights [T, K] -> [T,
         H]."""
+        if self._flagged:
+            self._end_flagged()
         is_token = hidden.shape[0] == 1
         if is_token and self.watcher.on_step is None:
             self.last_token[layer.index] = ids
@@ -123,10 +129,7 @@ class StepExecutor:
                 experts = ids.tolist()[0]
                 if places := self.controller.fixed_places(layer.index, experts):
                     return self.backend.forward(layer.experts, hidden, experts, places, weights)
-        step = self.watcher.step(layer.index, ids, weights)
-        plan = self.controller.step(step)
-        if self.on_plan is not None:
-            self.on_plan(step, plan)
+        step, plan = self._planned(layer.index, ids, weights)
         if is_token or self.watcher.decodes:
             self.last_token[layer.index] = plan
         rows = self.watcher.rows
@@ -149,6 +152,34 @@ class StepExecutor:
         )
         self._compute(plan, hidden.shape[0], backend)
         return backend.finish()
+
+    def plan(self, layer: int) -> tuple[Step, Plan]:
+        """Return the step of one token whose letter the watcher expects, and its plan."""
+        step, plan = self._planned(layer)
+        self.last_token[layer] = plan
+        return step, plan
+
+    def begin_flagged(self, copies: FlaggedCopies) -> None:
+        """Issue loads by these copies from here on, until `run` is called."""
+        if self._flagged is not copies:
+            self._end_flagged()
+            copies.begin(self.pending.values())
+            self._flagged = copies
+
+    def _end_flagged(self) -> None:
+        if self._flagged:
+            self._flagged.end(self.pending.values())
+            self._flagged = None
+
+    def _planned(
+        self, layer: int, ids: torch.Tensor | None = None, weights: torch.Tensor | None = None
+    ) -> tuple[Step, Plan]:
+        """Return a step and its plan, and tell who listens."""
+        step = self.watcher.step(layer, ids, weights)
+        plan = self.controller.step(step)
+        if self.on_plan is not None:
+            self.on_plan(step, plan)
+        return step, plan
 
     def _forward_whole(
         self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
@@ -214,11 +245,11 @@ class StepExecutor:
         if plan.near:
             self.near.begin(plan.near)
         if plan.placed:
-            self._issue(plan.placed, PREFETCH)
+            self.issue(plan.placed, PREFETCH)
         if not plan.waves:
-            self._issue(plan.prefetches, PREFETCH)
+            self.issue(plan.prefetches, PREFETCH)
         else:
-            self._issue(plan.waves[0].loads, DEMAND)
+            self.issue(plan.waves[0].loads, DEMAND)
         if plan.low:
             backend.add(plan.low)
         pending = self.pending
@@ -226,7 +257,7 @@ class StepExecutor:
         for wave, after in zip(waves, (*waves[1:], None), strict=False):
             following = {load.slot: load for load in after.loads} if after else {}
             if plan.prefetches and not after:
-                self._issue(plan.prefetches, PREFETCH)
+                self.issue(plan.prefetches, PREFETCH)
             coming = []
             ready = []
             for place in wave.resident:
@@ -240,7 +271,7 @@ class StepExecutor:
                 ready = []
             self._add_arrivals(coming, ready, num_tokens, backend, following)
             if following:
-                self._issue(tuple(following.values()), DEMAND)
+                self.issue(tuple(following.values()), DEMAND)
         if plan.near and not plan.waves:
             backend.add_near(plan.near, self.near, [])
         if plan.near:
@@ -289,7 +320,7 @@ class StepExecutor:
         for place in places:
             backend.add([place])
             if load := following.pop(place.slot, None):
-                self._issue((load,), DEMAND)
+                self.issue((load,), DEMAND)
 
     def _landed_or_replica(self, place: Place) -> Place:
         """Return the place at which to compute an expert without waiting: its slot if it has
@@ -307,18 +338,19 @@ class StepExecutor:
         self.link.collect_all([self.pending.pop(place.slot) for place in coming])
         return list(coming)
 
-    def _issue(self, loads: Sequence[Place], urgency: int) -> None:
+    def issue(self, loads: Sequence[Place], urgency: int) -> None:
         """Issue loads into slots, after cancelling the transfers that are under way into them, if
         any."""
         if not loads:
             return
+        carrier = self._flagged or self.link
         pending = self.pending
         wanted = []
         for place in loads:
             if place.slot in pending:
-                self.link.cancel(pending.pop(place.slot))
+                carrier.cancel(pending.pop(place.slot))
             wanted.append(Wanted(place.key, self.resident.room(place), place.bits))
-        transfers = self.link.issue_all(wanted, urgency=urgency)
+        transfers = carrier.issue_all(wanted, urgency=urgency)
         for place, transfer in zip(loads, transfers, strict=True):
             pending[place.slot] = transfer
 

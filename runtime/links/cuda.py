@@ -4,6 +4,7 @@ alone."""
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +33,8 @@ class CudaTransfer(ThreadTransfer):
     """A transfer to a GPU. `num_handed` of its `nbytes` bytes were handed over to a stream, the
     last of them by `copy`. `place` is the address of the slot. `is_taken`: the thread hands over no
     more. `unread`: after it, compute no longer reads the slot's old contents; None once a stream
-    waits for it."""
+    waits for it. `number` is what kernels wait for in the place of `copy`, on the road of
+    `runtime.links.cuda_flags`."""
 
     nbytes: int = 0
     place: int = 0
@@ -40,6 +42,7 @@ class CudaTransfer(ThreadTransfer):
     num_handed: int = 0
     copy: Copy | None = None
     is_taken: bool = False
+    number: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -106,7 +109,8 @@ class CudaLink(ThreadLink):
         # the ends of the thread's last pieces
         self._pieces = deque(torch.cuda.Event() for _ in range(_IN_FLIGHT))
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._is_pinned = is_pinned
+        self._is_pinned = self.takes_flags = is_pinned
+        self._flagged_stall_s = 0.0
         count = 0 if is_pinned else _IN_FLIGHT
         self._staging = deque(
             _Staging(aligned(slot_nbytes, pin=True), torch.cuda.Event()) for _ in range(count)
@@ -180,13 +184,15 @@ class CudaLink(ThreadLink):
         issued from here on."""
 
     def drain_stalls(self) -> float:
-        """Return the seconds for which the compute stream waited, by its own events. Waits for the
-        last of them."""
+        """Return the seconds for which the compute stream waited, by its own events, of which the
+        last one is waited for, or as its kernels said."""
         super().drain_stalls()
         self._measure()
         if self._waits:
             self._waits[-1][1].synchronize()
         stall_s = sum(asked.elapsed_time(resumed) for asked, resumed in self._waits) / 1e3
+        stall_s += self._flagged_stall_s
+        self._flagged_stall_s = 0.0
         for pair in self._waits:
             self._pool.give_back(*pair)
         self._waits.clear()
@@ -203,6 +209,37 @@ class CudaLink(ThreadLink):
         for stream in (self._demands, self._prefetches):
             # a prefetch may be under way to a slot whose memory is used again next
             stream.synchronize()
+
+    # For `FlaggedCopies`, on the computing thread
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes per second that copies have reached so far, 0 before any was measured."""
+        self._measure()
+        return self._copied_nbytes / self.copy_s if self.copy_s else 0.0
+
+    def join_streams(self) -> None:
+        """Make all that is queued from here on, copies or compute, wait for all that is queued."""
+        compute = torch.cuda.current_stream(self._device)
+        for stream in (self._demands, self._prefetches):
+            compute.wait_stream(stream)
+        for stream in (self._demands, self._prefetches):
+            stream.wait_stream(compute)
+
+    def queueing_demands(self) -> AbstractContextManager:
+        """Make the stream of demands the current one."""
+        return torch.cuda.stream(self._demands)
+
+    def queue_bytes(self, transfer: CudaTransfer, stop: int) -> None:
+        """Queue the bytes of a transfer up to `stop` on the current stream."""
+        self._hand_over(transfer, self._kept_view(transfer), stop)
+
+    def add_flagged(self, nbytes: int, bytes_per_s: float, stall_s: float) -> None:
+        """Count bytes that were copied without events, by the rate that events measured, and a
+        stall that kernels measured."""
+        self._flagged_stall_s += stall_s
+        self._copied_nbytes += nbytes
+        self.copy_s += nbytes / bytes_per_s
 
     def _late(self, transfers: Sequence[CudaTransfer]) -> list[CudaTransfer]:
         """Return the transfers for which compute has to wait; each copy is queried once."""

@@ -68,11 +68,13 @@ class ThreadTransfer(Transfer):
 class Link(Protocol):
     """Link between the slow tier and the fast tier. `kind` and `conditions` go into the receipt.
     `is_concurrent`: transfers share the bandwidth, so that those of one step land at about the same
-    time. `is_queued`: a device waits for transfers that are collected, and the host does not."""
+    time. `is_queued`: a device waits for transfers that are collected, and the host does not.
+    `takes_flags`: kernels can wait for copies (`runtime.links.cuda_flags`)."""
 
     kind: str
     is_concurrent: bool
     is_queued: bool = False
+    takes_flags: bool = False
 
     def issue(
         self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS

@@ -5,21 +5,31 @@ As on a GPU a capture computes nothing that lasts: what it has overwritten is pu
 and what it has made becomes NaN until the first replay. It refuses what CUDA refuses: whatever
 reads the device's memory on the host or copies from the host's, and page-locked memory. Import it
 under the interpreter only.
+
+A graph whose kernels wait for the host is replayed on a thread of its own. Kernels that are
+launched behind it, and copies of what it has made, wait for its end.
 """
 
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
 import torch
+import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import GridExecutor
 
 from runtime import devices
 from runtime.backends import host_copy
+from runtime.kernels.gpu import mailbox
+from tools.gpu.faked import counted_gpu
 
 counts: Counter[str] = Counter()
+_running: list[threading.Thread] = []  # the graph that is replayed on a thread, if any
+_PATIENCE_S = 60.0
 _READ_BY_HOST = {
     "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero", "lift_fresh",
     "repeat_interleave.Tensor", "bincount",
@@ -40,6 +50,7 @@ class Graph:
         self._work: list[Callable[[], object]] = []
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._made: dict[int, torch.Tensor] = {}
+        self._waits = False
 
     def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
         assert Graph.under_way is None and not self._work, (
@@ -62,6 +73,14 @@ class Graph:
 
     def replay(self) -> None:
         counts["graphs"] += 1
+        join()
+        if not self._waits:
+            self._replay()
+            return
+        _running.append(threading.Thread(target=self._replay, daemon=True))
+        _running[0].start()
+
+    def _replay(self) -> None:
         with torch.no_grad():
             for work in self._work:
                 work()
@@ -88,9 +107,10 @@ class Graph:
             self._work.append(lambda: _again(func, args, kwargs, result))
         return result
 
-    def launch(self, work: Callable[[], object]) -> None:
+    def launch(self, kernel: GridExecutor, work: Callable[[], object]) -> None:
         """Record a kernel's launch."""
         counts["captured kernels"] += 1
+        self._waits |= kernel.fn.__name__ == mailbox._receive.fn.__name__
         self._work.append(work)
 
 
@@ -144,15 +164,48 @@ def install(patch: pytest.MonkeyPatch) -> None:
 
     def launched(kernel: GridExecutor, *args: object, **kwargs: object) -> None:
         if Graph.under_way:
-            Graph.under_way.launch(lambda: launch(kernel, *args, **kwargs))
+            Graph.under_way.launch(kernel, lambda: launch(kernel, *args, **kwargs))
         else:
             counts["launches"] += 1
+            join()
             launch(kernel, *args, **kwargs)
 
     patch.setattr(GridExecutor, "__call__", launched)
+    patch.setattr(
+        counted_gpu.Stream, "query", lambda stream: not any(one.is_alive() for one in _running)
+    )
+    # what the interpreter cannot do
+    patch.setattr(mailbox, "globaltimer", lambda: tl.full((), clock_ns(), tl.int64))
+    patch.setattr(mailbox, "_acquired", _read)
+    clone = torch.Tensor.clone
+
+    def cloned(*args: object, **named: object) -> torch.Tensor:
+        if threading.current_thread() not in _running:
+            join()
+        return clone(*args, **named)
+
+    patch.setattr(torch.Tensor, "clone", cloned)
     for name in _ON_HOST:
         patch.setattr(torch.Tensor, name, _refused(getattr(torch.Tensor, name)))
     patch.setattr(host_copy, "page_locked", _refused(host_copy.page_locked))
+
+
+def join() -> None:
+    """Wait for the graph that is replayed on a thread, if there is one."""
+    if _running:
+        _running[0].join(_PATIENCE_S)
+        assert not _running[0].is_alive(), "the graph waits for something that the host does not do"
+        _running.clear()
+
+
+def clock_ns() -> int:
+    """The device's clock; the thread of a kernel that waits lets the host's go on."""
+    time.sleep(0)
+    return time.perf_counter_ns()
+
+
+def _read(number_ptr) -> tl.tensor:
+    return tl.load(number_ptr)
 
 
 def _refused(work: Callable) -> Callable:

@@ -68,9 +68,14 @@ class GpuForms:
     def are_cut(self) -> bool:
         return self.full is None
 
+    @property
+    def is_one(self) -> bool:
+        """True if `full` is the backend of all experts."""
+        return self._packed is not None and not self._packed
+
     def grouped(self, places: Sequence[Place]) -> dict[GpuForm, Sequence[Place]]:
         """Return the places grouped by the backend of the expert or segment there."""
-        if self._packed is not None and not self._packed:
+        if self.is_one:
             return {self.full: places}
         by_form: dict[GpuForm, list[Place]] = {}
         for place in places:

@@ -38,6 +38,10 @@ class NearExperts:
     def begin(self, hidden: torch.Tensor) -> None:
         """Begin to copy tokens [T, H] to the host, before the device is given more to do."""
         self._tokens.fetch(hidden)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let threads get ready to compute."""
         if self._kernels:
             self._threads.wake()
 
@@ -58,6 +62,14 @@ class NearExperts:
         pairs = [_pairs(assigned[expert], experts.shape[1]) for expert in found]
         outputs = [y.expand(len(own), -1) for own, y in zip(pairs, found.values(), strict=True)]
         return self._tokens.bring(np.concatenate(pairs), torch.cat(outputs))
+
+    def of_token(
+        self, module: nn.Module, places: Sequence[Place], near: NearTier, token: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """Return the output [1, H] of the expert at each of `places`, on a token [1, H] in the
+        host's memory."""
+        assigned = {place.key % self._num_experts: Assigned(None, 0) for place in places}
+        return self._computed(module, places, near, token, assigned)
 
     @cached_property
     def _kernels(self) -> TokenKernels | None:

@@ -5,7 +5,7 @@ in `runtime.backends.cpu.cpu_backend`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +39,17 @@ _NONE = -1
 _FEW = 8
 
 
+class TokenSlots(NamedTuple):
+    """Where a token's experts are, by rank, [1, K] on the device: slots of those that are `ready`
+    and of those that are `coming`, int32, -1 for none; their `keys`, int32, -1 for no expert, and
+    `weights`."""
+
+    ready: torch.Tensor
+    coming: torch.Tensor
+    keys: torch.Tensor
+    weights: torch.Tensor
+
+
 class TritonBackend(Backend):
     """Computes experts in Triton kernels, in one arena of slots.
 
@@ -48,7 +59,8 @@ class TritonBackend(Backend):
     dequantises. The host computes near experts meanwhile. The last kernel of a token's experts adds
     them up, if all experts that it computes lie as the checkpoint has them.
 
-    `whole` has the offset of each expert [E] of a layer that is noted.
+    `whole` has the offset of each expert [E] of a layer that is noted. `near` computes experts on
+    the host.
     """
 
     name: ClassVar[str] = "fused, triton"
@@ -63,7 +75,7 @@ class TritonBackend(Backend):
         self._forms = GpuForms(resident, opened.layers[0].experts)
         self._device = resident.slots.device
         self._is_wide = opened.sum_dtype is torch.float32  # how the model adds experts up
-        self._near = NearExperts(opened, resident, threads)
+        self.near = NearExperts(opened, resident, threads)
         self._done = torch.zeros(
             opened.layers[0].hidden_size, dtype=torch.int32, device=self._device
         )
@@ -135,9 +147,9 @@ class TritonBackend(Backend):
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
         """Do the same as `Backend.add_near`; `places` on the host while the GPU computes."""
-        self._near.begin(self._hidden)
+        self.near.begin(self._hidden)
         self.add(ready)
-        pairs, outputs = self._near.outputs(self._module, places, near, self._experts)
+        pairs, outputs = self.near.outputs(self._module, places, near, self._experts)
         self._left -= {place.key % self._num_experts for place in places}
         if self._forms.are_cut:
             self._y.index_add_(0, pairs, outputs.to(self._y.dtype))
@@ -221,6 +233,25 @@ class TritonBackend(Backend):
         self._forms.full.multiply(
             hidden.contiguous(), numbers, self._outputs(ids.numel()), starts=starts, total=total
         )
+        return total.out
+
+    @property
+    def has_one_form(self) -> bool:
+        """True if every expert is whole, and as the checkpoint has it: only then `forward_in_turn`
+        may be called."""
+        return self._forms.is_one
+
+    def forward_in_turn(
+        self, hidden: torch.Tensor, given: TokenSlots, arrive: Callable[[torch.Tensor], None]
+    ) -> torch.Tensor:
+        """Queue a whole step of one token [1, H]: the experts that are there, then the work of
+        `arrive`, which is given the outputs [K, H] and brings the others, then these."""
+        hidden = hidden.contiguous()
+        outputs = self._outputs(given.ready.numel())
+        total = self._total(given.keys, given.weights, hidden)
+        self._forms.full.multiply(hidden, given.ready, outputs)
+        arrive(outputs)
+        self._forms.full.multiply(hidden, given.coming, outputs, total=total)
         return total.out
 
     def clear(self) -> None:

@@ -185,7 +185,7 @@ class Bench:
 
     def coming(self, *places: Place, landed: bool = False) -> None:
         """Have prefetches under way."""
-        self.steps._issue(places, PREFETCH)
+        self.steps.issue(places, PREFETCH)
         if landed:
             self.link.landed |= {place.key for place in places}
 

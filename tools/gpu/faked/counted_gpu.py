@@ -13,6 +13,7 @@ from runtime.backends import host_copy
 from runtime.backends.cpu.cpu_backend import CpuBackend
 from runtime.backends.triton import triton_backend
 from runtime.links.cuda import CudaLink
+from runtime.links.cuda_flags import FlaggedCopies
 from runtime.session.session import Session
 from runtime.tiers import open as tiers
 
@@ -30,6 +31,9 @@ class Stream:
 
     def synchronize(self) -> None:
         counts["host waits"] += 1
+
+    def query(self) -> bool:
+        return True
 
 
 class Event:
@@ -82,6 +86,7 @@ def install() -> None:
     _count(host_copy, "wait_for", "host waits")
     _count(triton_backend.TritonBackend, "_to_device", "small copies")
     _count(CudaLink, "_hand_over", "copies of experts")
+    _count(FlaggedCopies, "_queue_number", "flags")
 
 
 def with_mailbox(session: Session) -> Session:

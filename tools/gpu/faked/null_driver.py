@@ -2,15 +2,18 @@
 then nothing runs, but for the kernels that send a token's ids, or counters, to the host."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import ClassVar
 
+import numpy as np
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from runtime import devices
+from runtime.backends import host_copy
 
 
 class NullDriver:
@@ -66,10 +69,11 @@ class NullDriver:
 
 
 class NullGraph:
-    """Stand-in for `torch.cuda.CUDAGraph`: a replay sends the letters that were captured, and does
-    nothing else."""
+    """Stand-in for `torch.cuda.CUDAGraph`: a replay sends the letters that were captured, each when
+    the host waits for it, and does nothing else."""
 
     under_way: "NullGraph | None" = None
+    to_send: ClassVar[deque[Callable[[], None]]] = deque()
     made: ClassVar[list["NullGraph"]] = []
 
     def __init__(self) -> None:
@@ -82,6 +86,14 @@ class NullGraph:
         torch.cuda.CUDAGraph = cls
         torch.cuda.graph_pool_handle = lambda: (0, 1)
         devices.has_graphs = lambda device: True
+        wait = host_copy.wait_for
+
+        def send_and_wait(letter: np.ndarray, number: int, *others: object) -> None:
+            while cls.to_send and letter[0] != number:
+                cls.to_send.popleft()()
+            wait(letter, number, *others)
+
+        host_copy.wait_for = send_and_wait
 
     @classmethod
     def letters(cls) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -99,8 +111,7 @@ class NullGraph:
         NullGraph.under_way = None
 
     def replay(self) -> None:
-        for send in self.sends:
-            send()
+        self.to_send += self.sends
 
 
 def _do(work: Callable[[], None]) -> None:
