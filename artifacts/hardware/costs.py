@@ -54,6 +54,9 @@ class Costs:
     each takes `near_host` of its time, and `near` is the time that an emulated near tier takes in
     addition.
 
+    `contention`: the part of the near tier's rate that it loses while the link is busy, because
+    both read the same memory; 0 where that is not known.
+
     `shares`: share of an expert's seconds in the fast tier by bits, where fewer bits do not save as
     much time as bytes. `deciding`: seconds per layer that a policy itself takes beyond the plain
     policy, by axis and text as in `prefetch next_gate`, or by its name where the text is missing.
@@ -71,6 +74,7 @@ class Costs:
     demand_s: float = 0.0
     wake_s: float = 0.0
     near_host: Work = Work(0.0)
+    contention: float = 0.0
     shares: Mapping[int, float] = field(default_factory=dict)
     deciding: Mapping[str, float] = field(default_factory=dict)
     reads_whole: bool = False
@@ -102,6 +106,7 @@ class Costs:
                 near_operations / (machine.near_tflops * 1e12),
                 machine.near_by_bits,
             ),
+            contention=machine.contention,
             rest=known(machine.layer_s, work(model.attention_nbytes + model.shared_nbytes)),
             head=known(machine.head_s, work(model.vocabulary * model.hidden * 2)),
         )
@@ -136,6 +141,12 @@ class Costs:
         share = DENSE[bits].nbytes / DENSE[bits].num_weights / 2 + 2
         return replace(self, rest=self.rest.scaled(share), head=self.head.scaled(share))
 
+    @property
+    def link_over_near(self) -> float:
+        """The bandwidth of the link over the near tier's, as `rounded_ratio` rounds it."""
+        near_s = max(self.near.memory_s, self.near_host.memory_s)
+        return rounded_ratio(near_s / (self.load_s + self.load_latency_s))
+
     def window_nbytes(self, expert_nbytes: int, top_k: int) -> int:
         """Bytes that the link moves while one layer of one token is computed."""
         layer_s = self.rest.seconds(1) + top_k * self.expert.seconds(1)
@@ -148,3 +159,9 @@ def rounded_window(num_experts: float, expert_nbytes: int) -> int:
     Without rounding, the noise of a measurement would change what a policy decides.
     """
     return max(1, round(2.0 ** round(math.log2(num_experts)) * expert_nbytes))
+
+
+def rounded_ratio(link_over_near: float) -> float:
+    """Return the bandwidth of a link over that of a near tier, rounded to a quarter of a power of
+    two, and then to three digits, as receipts show it. The reason is that of `rounded_window`."""
+    return float(f"{2.0 ** (round(4 * math.log2(link_over_near)) / 4):.3g}")

@@ -19,7 +19,9 @@ class Machine:
     `fast_tflops` is the fast tier's peak in 16 bits without sparsity, `link_latency_s` the time of
     one transfer before its first byte arrives. `source` says where the figures come from.
     `near_by_bits`: weights of few bits save the near tier as much arithmetic as bytes. `fast_gb`
-    and `near_gb` are capacities in GB (1e9 bytes), None where they vary.
+    and `near_gb` are capacities in GB (1e9 bytes), None where they vary. `ram_gbps` is what link and
+    near tier together get from the memory that both read, None where that is not known: then
+    neither is counted as slower while the other reads.
 
     `load_s`, `layer_s` and `head_s` are seconds, where they are known better than from bandwidths:
     of one expert over the link, of one layer without its routed experts, and of the head.
@@ -36,9 +38,17 @@ class Machine:
     near_by_bits: bool = False
     fast_gb: float | None = None
     near_gb: float | None = None
+    ram_gbps: float | None = None
     load_s: float | None = None
     layer_s: float | None = None
     head_s: float | None = None
+
+    @property
+    def contention(self) -> float:
+        """The part of the near tier's bandwidth that it loses while the link is busy, at most nine
+        tenths: the link's engine reads first. 0 where it is not known."""
+        left = self.near_gbps if self.ram_gbps is None else self.ram_gbps - self.link_gbps
+        return min(0.9, max(0.0, 1 - left / self.near_gbps))
 
 
 _PCIE4 = "PCIe 4.0 x16: 32 GB/s nominal, about 25 in practice"
@@ -59,6 +69,15 @@ _DESKTOP = (
 _DESKTOP5 = (
     "near: 2 channels DDR5-5600, 90 GB/s nominal, about 70 in practice; 16 cores of AVX2, 2 "
     "TFLOPS nominal, about 1 in practice"
+)
+
+_DESKTOP4 = (
+    "near: 2 channels DDR4-3200, 51 GB/s nominal, about 40 in practice; 8 cores of AVX2, 1 TFLOPS "
+    "nominal, about 0.6 in practice"
+)
+_VIRTUAL16 = (
+    "near: 16 cores of a Xeon of the Sapphire Rapids family, 94 GB/s read by all of them, of the 8 "
+    "channels DDR5-4800 of its host, about 200 in practice; about 1.5 TFLOPS in practice"
 )
 
 _NDP = (
@@ -135,6 +154,32 @@ MACHINES = {
             fast_gb=141.0,
         ),
         Machine(
+            "h100-16cores-pcie5",
+            2700.0,
+            989.4,
+            54.0,
+            5e-6,
+            94.0,
+            "measured: H100 80GB HBM3, copies in its memory, page-locked copies of 9 MiB over PCIe "
+            f"5.0 x16; {_VIRTUAL16}",
+            near_tflops=1.5,
+            fast_gb=80.0,
+            ram_gbps=200.0,
+        ),
+        Machine(
+            "rtx3060-12gb-pcie4",
+            360.0,
+            25.5,
+            25.0,
+            10e-6,
+            40.0,
+            f"RTX 3060 12GB data sheet, GDDR6, peak: a quarter of its AI TOPS, which are of 16 bits "
+            f"and sparse; {_PCIE4}; {_DESKTOP4}",
+            near_tflops=0.6,
+            fast_gb=12.0,
+            ram_gbps=40.0,
+        ),
+        Machine(
             "rtx4060-pcie4",
             272.0,
             30.2,
@@ -144,6 +189,7 @@ MACHINES = {
             f"RTX 4060 {_SHEET_4060}",
             near_tflops=1.0,
             fast_gb=8.0,
+            ram_gbps=70.0,
         ),
         Machine(
             "rtx4060ti-16gb-pcie4",
@@ -155,6 +201,7 @@ MACHINES = {
             f"RTX 4060 Ti 16GB {_SHEET_4060}",
             near_tflops=1.0,
             fast_gb=16.0,
+            ram_gbps=70.0,
         ),
         Machine(
             "rtx3090-pcie4",
@@ -177,6 +224,7 @@ MACHINES = {
             f"RTX 4090 data sheet, GDDR6X; {_PCIE4}; {_DESKTOP5}",
             near_tflops=1.0,
             fast_gb=24.0,
+            ram_gbps=70.0,
         ),
         Machine(
             "rtx5090-pcie5",
@@ -188,6 +236,7 @@ MACHINES = {
             f"RTX 5090 data sheet, GDDR7; {_PCIE5}; {_DESKTOP5}",
             near_tflops=1.0,
             fast_gb=32.0,
+            ram_gbps=70.0,
         ),
         Machine(
             "a6000-pcie4",

@@ -250,16 +250,26 @@ class StepResidents(Residents):
 
     Compares states only when a policy reads them; the step's missing experts are known beforehand.
 
-    `states` [E] is a view of the cache; `missing` are the absent experts of `selected` [T, K].
+    `states` [E] is a view of the cache; `missing` are the absent experts of `selected` [T, K];
+    `busy` and `room` as in `Residents`.
     """
 
     __slots__ = ("_missing", "_selected", "_states")
 
     def __init__(
-        self, states: np.ndarray, num_free: Sequence[int], selected: np.ndarray, missing: list[int]
+        self,
+        states: np.ndarray,
+        num_free: Sequence[int],
+        selected: np.ndarray,
+        missing: list[int],
+        *,
+        busy: float,
+        room: float,
     ) -> None:
         self._states = states
         self.num_free = num_free
+        self.busy = busy
+        self.room = room
         self._selected = selected
         self._missing = missing
 

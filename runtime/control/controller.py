@@ -207,7 +207,11 @@ class Controller:
             low = tuple([self._low_place(key) for key in used if key % num_experts in choice.low])
         if elsewhere := choice.near | choice.low if choice.low else choice.near:
             missing = [key for key in absent if key % num_experts not in elsewhere]
-            present = [key for key in present if key % num_experts not in elsewhere]
+            again = [key for key in present if key % num_experts in elsewhere]
+            if again:
+                present = [key for key in present if key not in again]
+                late = self.mover.cache.loading(again)
+                self.counters.add(Counter.LATE_ELSEWHERE, step.layer, len(late))
         if choice.behind:
             behind = [first + expert for expert in choice.behind]
         if choice.bits:
@@ -351,8 +355,17 @@ class Controller:
         experts = [key % num_experts for key in absent]
         missing = list(dict.fromkeys(experts)) if pieces.is_cut else experts
         states = pieces.layer_states(cache.state, step.layer)
+        nbytes = self.nbytes[FULL_BITS]
         choice = self._miss.choose(
-            step, StepResidents(states, cache.num_free(step.layer), step.selected, missing)
+            step,
+            StepResidents(
+                states,
+                cache.num_free(step.layer),
+                step.selected,
+                missing,
+                busy=self.mover.arrivals.in_flight / nbytes,
+                room=max(0.0, self.mover.arrivals.room / nbytes),
+            ),
         )
         near = sum(map(choice.near.__contains__, experts)) if choice.near else 0
         low = sum(map(choice.low.__contains__, experts)) if choice.low else 0

@@ -14,7 +14,9 @@ from runtime.control.pools import Partitions
 
 class Counter(IntEnum):
     """`requests = hits + late + misses`; `misses = fetched + near + low + spared`, spared by
-    stand-ins or dropping.
+    stand-ins or dropping. Of the late, those `late_elsewhere` were computed near or on a resident
+    replica, so that nothing waited for them. Prefetches are all loads that a step does not wait
+    for when they are sent, those behind its misses too.
 
     `at_b_bits` counts the experts computed at that precision in any tier; all others were computed
     at full precision.
@@ -39,6 +41,7 @@ class Counter(IntEnum):
     DEMAND_BYTES = auto()
     PREFETCH_BYTES = auto()
     WASTED_BYTES = auto()
+    LATE_ELSEWHERE = auto()
     AT_8_BITS = auto()
     AT_4_BITS = auto()
     AT_3_BITS = auto()
@@ -155,6 +158,8 @@ class Counters:
                 f"pass {number}: {requests} of {table[0]} requests"
             )
             assert (table[Counter.MISSES] == misses).all(), f"pass {number}: {misses} of the misses"
+            elsewhere = table[Counter.LATE_ELSEWHERE]
+            assert (elsewhere <= table[_LATE]).all(), f"pass {number}: {elsewhere} of the late"
         num_spread = len(self.passes) if self.is_spread else 0
         assert len(self.on_devices) == num_spread, (
             f"{len(self.on_devices)} passes by device of {num_spread}"

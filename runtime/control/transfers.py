@@ -50,6 +50,11 @@ class Arrivals:
         flight."""
         return self.window + self.lent - self._backlog
 
+    @property
+    def in_flight(self) -> int:
+        """Bytes still to be moved of the transfer in flight, which demand loads go behind."""
+        return self.queue[0].remaining if self.queue else 0
+
     def send(self, key: int, nbytes: int) -> None:
         self.queue.append(_Arrival(key, nbytes))
         self._backlog += nbytes

@@ -5,8 +5,8 @@ Other packages add policies by an entry point of the group `moectl.policies`, na
 by `register_policy`.
 """
 
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import partial
 from math import inf
 from types import UnionType
@@ -30,6 +30,7 @@ from runtime.policies.eviction.lru import Lru
 from runtime.policies.eviction.map import MapEviction
 from runtime.policies.eviction.random import Random
 from runtime.policies.eviction.score import ScoreEviction
+from runtime.policies.miss.behind import Behind
 from runtime.policies.miss.best_resident import BestResident
 from runtime.policies.miss.buddy import Buddy
 from runtime.policies.miss.cascade import Cascade
@@ -102,6 +103,7 @@ POLICIES: dict[str, dict[str, type]] = {
         "fetch": Fetch,
         "near": NearMiss,
         "qstar": QStar,
+        "behind": Behind,
         "drop": Drop,
         "buddy": Buddy,
         "substitute": Substitute,
@@ -137,7 +139,14 @@ class Policies:
     @property
     def brings_ahead(self) -> bool:
         """True if any data comes over the link ahead of its use, without a step waiting for it."""
-        return bool(self.prefetch.distance or self.residency.places or self.miss.reads_shadows)
+        return bool(self.prefetch.distance or self.residency.places or self.miss.loads_behind)
+
+    def with_ratio(self, ratio: Callable[[], float]) -> "Policies":
+        """Return the policies with the bandwidth of this machine's link over that of its near tier
+        where their miss policy leaves that open. `ratio` is called only then: it may measure."""
+        if not self.miss.ratio_is_open:
+            return self
+        return replace(self, miss=replace(self.miss, ratio=ratio()))
 
     @property
     def named_widths(self) -> set[int]:

@@ -89,6 +89,13 @@ class Residents:
     resident: np.ndarray  # [E] bool
     absent: np.ndarray  # [E] bool; experts that are neither are loading
     num_free: Sequence[int]  # empty slots of this layer's scope, on each device
+    busy: float = 0.0  # the part of an expert that the link has to move before a demand load
+    room: float = 0.0  # experts that the link moves in a step beyond those under way
+
+    def coming(self, step: Step) -> list[int]:
+        """Return the distinct experts that a step of this layer wants and that are loading."""
+        loading = ~(self.resident | self.absent)
+        return np.unique(step.selected[loading[step.selected]]).tolist()
 
     def missing(self, step: Step) -> list[int]:
         """Return the distinct absent experts that a step of this layer wants, those of most tokens
@@ -241,7 +248,9 @@ class Eviction(Policy, Protocol):
 class Miss(Policy, Protocol):
     chooses: ClassVar[bool]  # False: absent experts are fetched, and `choose` need not be called
     every_step: ClassVar[bool]  # False: `choose` is called only when a wanted expert is absent
-    reads_shadows: ClassVar[bool]  # whether choices name experts in `low` or `behind`
+    reads_shadows: ClassVar[bool]  # whether choices name experts in `low`
+    loads_behind: ClassVar[bool]  # whether choices name experts in `behind`
+    ratio_is_open: bool  # whether the bandwidth of the link over the near tier's is the machine's
 
     def choose(self, step: Step, residents: Residents) -> Choice:
         """Choose what becomes of absent experts. Loading experts are waited for unless they are
@@ -301,6 +310,8 @@ class Simple:
     chooses: ClassVar[bool] = True
     every_step: ClassVar[bool] = False
     reads_shadows: ClassVar[bool] = False
+    loads_behind: ClassVar[bool] = False
+    ratio_is_open: ClassVar[bool] = False
     follows_steps: ClassVar[bool] = True
     opens_passes: ClassVar[bool] = False
     follows_predictions: ClassVar[bool] = False

@@ -15,6 +15,7 @@ _WHOLE = (
     "fetch",
     "near",
     "qstar",
+    "behind",
     "cold",
 )  # what becomes of a miss where nothing else stands in for it
 

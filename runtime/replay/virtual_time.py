@@ -28,7 +28,8 @@ class PassTime:
 
 class ReplayTiming:
     """Times the plans of a replay. Resident experts are computed one after another, each arrival
-    once it has arrived, near experts at the same time; the step ends with its last expert."""
+    once it has arrived, near experts at the same time, and more slowly while the link is busy where
+    both read the same memory; the step ends with its last expert."""
 
     def __init__(self, costs: Costs, num_experts: int, nbytes: Mapping[int, int]) -> None:
         """`nbytes`: size of an expert, by bits."""
@@ -70,7 +71,7 @@ class ReplayTiming:
             self._seconds(self._costs.near_host, place, tokens, self._fast_share)
             for place in plan.near
         )
-        near_ends_s = self._now_s + near_s
+        begin_s = self._now_s
         self.passes[-1].near_s += max(near_s, host_s)
         self._issue(plan.placed, is_demand=False)
         if plan.is_ahead or not plan.waves:
@@ -86,7 +87,16 @@ class ReplayTiming:
             self._compute((*wave.resident, *wave.loads), tokens, following, near_s=host_s)
             host_s = 0.0
             self._issue(tuple(following.values()), is_demand=True)
-        self._now_s = max(self._now_s + host_s, near_ends_s)
+        near_s = self._beside_link(near_s, begin_s)
+        self._now_s = max(self._now_s + host_s, begin_s + near_s)
+
+    def _beside_link(self, near_s: float, begin_s: float) -> float:
+        """Return the seconds in which the near tier does the work of `near_s` from `begin_s` on, if
+        both read the same memory: while the link is busy, it computes more slowly."""
+        lost = self._costs.contention
+        if not lost or not near_s:
+            return near_s
+        return near_s + lost * min(self._link.busy_s(begin_s), near_s / (1 - lost))
 
     def summary(self) -> dict[str, float | None]:
         """Return milliseconds of a pass that only reads prompts, and of a pass that decodes,
@@ -202,6 +212,11 @@ class _Link:
         """Start every prefetch that begins before `now_s`."""
         while self.prefetches and max(self.free_s, self.prefetches[0].issued_s) < now_s:
             self._start(self.prefetches.pop(0))
+
+    def busy_s(self, since_s: float) -> float:
+        """Return the seconds of transfers from `since_s` on, those that wait included."""
+        waiting = sum([transfer.seconds for transfer in self.prefetches])
+        return max(0.0, self.free_s - since_s) + waiting
 
     def hurry(self, transfer: _Transfer) -> None:
         """Start a transfer that compute waits for, before all other prefetches."""

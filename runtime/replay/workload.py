@@ -81,7 +81,7 @@ class Workload:
     def run(self, setting: Setting, watch: Callable[[Step, Plan], None] | None = None) -> Outcome:
         """Replay the trace from an empty cache and call `watch` with every step. Raises BadUsage,
         BadInput or Incompatible."""
-        policies = setting.build()
+        policies = setting.build().with_ratio(lambda: self._costs.link_over_near)
         shape = self.model.shape
         scope = Scope(setting.scope or preset(setting.preset).scope)
         check_columns(self.trace, policies)

@@ -7,12 +7,13 @@ from dataclasses import fields, replace
 import torch
 
 from artifacts.errors import BadUsage
+from artifacts.hardware.costs import rounded_ratio
 from artifacts.hardware.machines import HERE, machine
 from artifacts.quantisation.widths import NOTHING
 from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.shape import FULL_BITS
 from runtime.backends.backend import Backend
-from runtime.backends.choose import choose_backend
+from runtime.backends.choose import choose_backend, open_backend
 from runtime.control import sizes
 from runtime.control.build import build_controller, fast_tier, lay_out, pools
 from runtime.control.controller import Controller
@@ -34,9 +35,15 @@ from runtime.policies.prefetch.none import NoPrefetch
 from runtime.policies.presets import Scope, preset
 from runtime.session.link_choice import link_name, resolve_link
 from runtime.session.parts import Choices, Parts
-from runtime.session.probe import link_bytes_per_second, prefetch_window, scaled_window
+from runtime.session.probe import (
+    link_bytes_per_second,
+    near_bytes_per_second,
+    prefetch_window,
+    scaled_window,
+)
 from runtime.session.settings import FUSED, HOST, Settings
 from runtime.session.warm_up import warm_up
+from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.open import Tiers, open_tiers
 from runtime.tiers.replica_store import open_replicas, verify_files
 from runtime.tiers.shadow_replicas import Shadows
@@ -59,6 +66,8 @@ def build_parts(
     tiers = _open_tiers(choices, artefacts, undo)
     window = _measured_window(choices, slots, tiers) if given_window is None else given_window
     window = whole_experts(choices, window)
+    policies = choices.policies.with_ratio(lambda: _measured_ratio(choices, slots, tiers))
+    choices = replace(choices, policies=policies)
     controller = _build_controller(choices, artefacts, window)
     watcher = _watch_routers(choices, artefacts, controller, undo)
     engine = Engine(
@@ -279,14 +288,39 @@ def _measured_window(choices: Choices, slots: Slots, tiers: Tiers) -> int:
         return 0
     if choices.settings.scaled_to:
         return scaled_window(choices.opened.shape, machine(choices.settings.scaled_to))
-    num_experts = choices.partitions.num_experts
-    num_devices = choices.partitions.count
-    bytes_per_s = tiers.bandwidth or link_bytes_per_second(
-        tiers.link, slots.alike(), num_experts, num_devices=num_devices
-    )
+    bytes_per_s = _link_bytes_per_s(choices, slots, tiers)
     return prefetch_window(
         choices.opened, bytes_per_s, is_fused=choices.is_fused, dense=choices.dense
     )
+
+
+def _link_bytes_per_s(choices: Choices, slots: Slots, tiers: Tiers) -> float:
+    """Return the rate of an emulated link, or measure that of another."""
+    return tiers.bandwidth or link_bytes_per_second(
+        tiers.link,
+        slots.alike(),
+        choices.partitions.num_experts,
+        num_devices=choices.partitions.count,
+    )
+
+
+def _measured_ratio(choices: Choices, slots: Slots, tiers: Tiers) -> float:
+    """Return the bandwidth of the link over that of the near tier, each measured by a few experts
+    unless it is emulated."""
+    near = choices.link.near
+    if near is None:
+        opened = choices.opened
+        resident = ResidentExperts(opened, slots, tiers.slow, None, is_fused=choices.is_fused)
+        is_together = not choices.is_fused and not slots.are_apart
+        backend = open_backend(
+            opened,
+            resident,
+            choices.threads,
+            batched=tiers.slow.together(opened) if is_together else None,
+            is_fused=choices.is_fused,
+        )
+        near = near_bytes_per_second(opened, tiers.near, backend)
+    return rounded_ratio(_link_bytes_per_s(choices, slots, tiers) / near)
 
 
 def _build_controller(choices: Choices, artefacts: Artefacts, window: int) -> Controller:

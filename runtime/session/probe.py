@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -15,7 +16,9 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from artifacts.hardware.costs import rounded_window
 from artifacts.hardware.machines import Machine
 from artifacts.shape import Shape
+from runtime.backends.backend import Backend, StepTokens
 from runtime.backends.choose import choose_backend
+from runtime.control.plan import NO_SLOT, Place
 from runtime.devices import made_current, wait_for_compute
 from runtime.engine.engine import NAME as ENGINE
 from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
@@ -25,6 +28,7 @@ from runtime.model.arithmetic import expert_forward
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel
 from runtime.model.row_attention import one_token_each
+from runtime.tiers.near import NearTier
 
 _NO_EXPERTS = "moectl-no-experts"
 _NUM_EXPERTS = 8
@@ -129,6 +133,36 @@ def link_bytes_per_second(
     seconds = _median_seconds(load, slots[0].device, warm_up=0, turns=_NUM_EXPERTS)
     link.drain_stalls()  # no compute waited for these loads
     return slots[0].nbytes / seconds
+
+
+def near_bytes_per_second(opened: MoeModel, near: NearTier, backend: Backend) -> float:
+    """Measure the rate at which a near tier reads experts of the first layer while `backend`
+    computes one token's there; all experts take turns."""
+    layer = opened.layers[0]
+    top_k = opened.shape.top_k
+    num_experts = opened.shape.num_experts
+    device = opened.model.device
+    hidden = torch.zeros(1, layer.hidden_size, dtype=opened.dtype, device=device)
+    weights = torch.ones(1, top_k, dtype=opened.dtype, device=device)
+
+    def compute(turn: int) -> None:
+        experts = (turn * top_k + np.arange(top_k)[None]) % num_experts
+        step = StepTokens(
+            layer.experts,
+            hidden,
+            experts=experts,
+            ids=torch.from_numpy(experts).to(device),
+            router_weights=weights,
+            host_weights=weights.float().cpu().numpy(),
+            are_planned=False,
+            are_routed=True,
+        )
+        places = [Place(expert, NO_SLOT) for expert in experts[0].tolist()]
+        begun = backend.begin(step)
+        begun.add_near(places, near, [])
+        begun.finish()
+
+    return top_k * opened.shape.expert_nbytes / _median_seconds(compute, device, turns=16)
 
 
 def expert_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:

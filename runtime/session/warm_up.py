@@ -25,6 +25,8 @@ def warm_up(parts: Parts) -> None:
     most = getattr(config, "max_position_embeddings", _NUM_TOKENS[0])
     vocabulary = opened.model.get_input_embeddings().num_embeddings
     modules = [layer.experts for layer in opened.layers]
+    if parts.dense:
+        parts.dense.install()
     for module in modules:
         module.forward = _zeros
     if slots := _usable(parts):
@@ -38,6 +40,8 @@ def warm_up(parts: Parts) -> None:
     finally:
         for module in modules:
             del module.forward
+        if parts.dense:
+            parts.dense.uninstall()
 
 
 def _usable(parts: Parts) -> list[int]:

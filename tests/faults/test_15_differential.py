@@ -21,7 +21,15 @@ AHEAD = "next_gate:distance=2,overfetch=0.5,through=yes"
 CHOSEN = {
     **{
         name: (name, {})
-        for name in ("on-demand", "near", "mixtral-offloading", "moe-infinity", "specmd", "horizon")
+        for name in (
+            "on-demand",
+            "near",
+            "behind",
+            "mixtral-offloading",
+            "moe-infinity",
+            "specmd",
+            "horizon",
+        )
     },
     "hot experts here, cold ones near": ("monde-static", {}),
     "hot experts here at once, the others fetched": (

@@ -3,6 +3,7 @@ q*; lossless)."""
 
 from dataclasses import dataclass
 from math import inf
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,15 +23,17 @@ class QStar(Simple):
     the near tier takes longer, prefetches may use what is left of the link.
     """
 
+    name: ClassVar[str] = "qstar"
+
     ratio: float = 0.5
     tokens: float = inf
 
     def __post_init__(self) -> None:
         if not self.tokens > 0:
-            raise BadUsage(f"qstar needs tokens above 0, not {self.tokens}")
-        if not 0 < self.ratio < float("inf"):
+            raise BadUsage(f"{self.name} needs tokens above 0, not {self.tokens}")
+        if self.ratio is not None and not 0 < self.ratio < inf:
             raise BadUsage(
-                f"qstar needs a ratio of link to near bandwidth above 0, not {self.ratio}"
+                f"{self.name} needs a ratio of link to near bandwidth above 0, not {self.ratio}"
             )
 
     def choose(self, step: Step, residents: Residents) -> Choice:
@@ -44,11 +47,14 @@ class QStar(Simple):
             lent=max(0.0, near_time * self.ratio - fetched),
         )
 
-    def num_fetched(self, each: np.ndarray) -> int:
-        """Return f, given the near tier's time for each miss, `each` [m], in reads of an expert."""
+    def num_fetched(self, each: np.ndarray, *, busy: float = 0.0, near_time: float = 0.0) -> int:
+        """Return f, given the near tier's time for each miss, `each` [m], in reads of an expert,
+        beside `near_time` that it computes anyway. `busy` is the part of an expert that the link
+        has to move before any of them."""
         fetched = np.arange(len(each), -1, -1)
+        link = (fetched + busy * (fetched > 0)) / self.ratio
         left = np.append(0.0, each[::-1].cumsum())  # of the last 0, 1, ... of them
-        return int(fetched[np.maximum(fetched / self.ratio, left).argmin()])
+        return int(fetched[np.maximum(link, left + near_time).argmin()])
 
     def _near_times(self, missing: list[int], step: Step) -> np.ndarray:
         if self.tokens == inf or len(step.selected) == 1:

@@ -10,7 +10,7 @@ from artifacts.errors import BadUsage
 from artifacts.quantisation.widths import column_of
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
-from runtime.policies.step import fitting
+from runtime.policies.miss.shared import count_uses, paying
 
 
 @dataclass
@@ -27,6 +27,7 @@ class ShadowMiss(Simple):
     requires: ClassVar[frozenset[str]] = frozenset({"replicas"})
     every_step: ClassVar[bool] = True
     reads_shadows: ClassVar[bool] = True
+    loads_behind: ClassVar[bool] = True
 
     margin: float = 2.0
     half_life: float = 64.0
@@ -50,22 +51,12 @@ class ShadowMiss(Simple):
         return Choice(
             step.selected,
             low=frozenset(low.tolist()),
-            behind=tuple(self._paying(absent, worth, residents).tolist()),
+            behind=paying(absent, worth, residents, self.margin),
         )
 
     def _worth(self, step: Step) -> np.ndarray:
         """Return [E] the loss of each expert of the layer times its uses so far, this step
         included."""
         uses = self._uses[step.layer]
-        uses *= 0.5 ** (len(step.selected) / self.half_life)
-        np.add.at(uses, step.selected, step.shares**2)
+        count_uses(uses, step, step.shares**2, self.half_life)
         return self._loss[step.layer] * uses
-
-    def _paying(self, absent: np.ndarray, worth: np.ndarray, residents: Residents) -> np.ndarray:
-        """Return those of `absent` that are worth a load, best first."""
-        best = absent[np.argsort(-worth[absent], kind="stable")]
-        bar = self.margin * worth[residents.resident].min(initial=np.inf)
-        pays = worth[best] > bar
-        if any(residents.num_free):
-            pays |= np.isin(best, fitting(best.tolist(), residents.num_free))
-        return best[pays]

@@ -58,6 +58,25 @@ def beyond_free(step: Step, residents: Residents, *, fill: bool) -> np.ndarray:
     return missing & ~np.isin(step.selected, filled)
 
 
+def count_uses(uses: np.ndarray, step: Step, weight: float | np.ndarray, half_life: float) -> None:
+    """Let the `uses` [E] of a layer decay by the step's tokens, then count those of the step, each
+    as its `weight` [T, K]."""
+    uses *= 0.5 ** (len(step.selected) / half_life)
+    np.add.at(uses, step.selected, weight)
+
+
+def paying(
+    absent: np.ndarray, worth: np.ndarray, residents: Residents, margin: float
+) -> tuple[int, ...]:
+    """Return those of `absent` that are worth a load which no step waits for, best first: more than
+    `margin` times the least `worth` [E] of a resident, or as many as there are empty slots."""
+    best = absent[np.argsort(-worth[absent], kind="stable")]
+    pays = worth[best] > margin * worth[residents.resident].min(initial=np.inf)
+    if any(residents.num_free):
+        pays |= np.isin(best, fitting(best.tolist(), residents.num_free))
+    return tuple(best[pays].tolist())
+
+
 def check_replicas(name: str, artefacts: Artefacts, *needed: int) -> None:
     """Raise Incompatible when the store lacks a precision that a policy picks."""
     replicas = artefacts.replicas

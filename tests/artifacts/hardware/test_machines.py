@@ -1,5 +1,7 @@
 """The table of named machines."""
 
+from dataclasses import replace
+
 import pytest
 
 from artifacts.errors import BadUsage
@@ -34,6 +36,15 @@ def test_the_machine_of_table_2():
         pytest.approx(64 * 4 * 4 * 2 * 1e9 / 1e12),
     )
     assert device.near_by_bits and device.near_gb == 512.0
+
+
+def test_near_tiers_lose_what_the_link_reads_of_the_same_memory():
+    """Two channels are shared by all; the 16 cores read less than their host's eight channels
+    have."""
+    assert machine("rtx3060-12gb").contention == pytest.approx(25 / 40)
+    assert machine("rtx5090").contention == pytest.approx(50 / 70)
+    assert machine("h100-16cores").contention == machine("a100").contention == 0
+    assert replace(machine("rtx4090"), link_gbps=69.0).contention == 0.9
 
 
 def test_the_link_may_be_left_out_of_a_name():

@@ -155,7 +155,7 @@ def built(
         texts["miss"] = PLAIN["miss"]
     if parse("routing", texts["routing"]).follows_predictions:
         texts["prefetch"] = "next_gate"
-    policies = build(texts)
+    policies = build(texts).with_ratio(lambda: 0.5)
     known = artefacts(case.shape, case.trace, maps)
     prepare(policies, case.shape, known)
     budget = case.num_slots * case.shape.expert_nbytes

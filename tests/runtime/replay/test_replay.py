@@ -101,7 +101,7 @@ def replayed(
     """Replay what a session recorded, as `live_and_replayed` does."""
     write_parquet(trace, path)
     again = build_controller(
-        build(settings.texts()),
+        build(settings.texts()).with_ratio(lambda: session.parts.policies.miss.ratio),
         session.opened.shape,
         num_slots=session.parts.fast.num_slots,
         shadows=session.parts.fast.shadows,
@@ -163,6 +163,7 @@ def test_live_equals_replay(
     ("preset", "policies"),
     [
         ("moe-infinity", {"miss": "qstar:ratio=0.5,tokens=2"}),
+        ("behind", {"prefetch": "frequency", "miss": "behind:ratio=0.2,margin=1,tokens=2"}),
         ("horizon", {"prefetch": "blend:maps=yes"}),
         ("fmoe", {"prefetch": "affinity:distance=2"}),
         ("context-aware", {"prefetch": "frequency:distance=2"}),
@@ -199,6 +200,22 @@ def test_requests_that_share_passes_equal_their_replay(
     assert any(
         len({*step.request.tolist()}) == 3 and step.phase == PREFILL for step in trace.steps()
     )
+
+
+@pytest.mark.parametrize("near", [None, "4GB/s"])
+def test_live_equals_replay_where_misses_are_brought_behind(
+    checkpoint: Checkpoint, tmp_path: Path, near: str | None
+) -> None:
+    """The replay takes the ratio that the session measured, or was told by both rates."""
+    opened = open_model(str(checkpoint("olmoe")))
+    settings = Settings("behind", budget="25%", window="3KiB", link="100MB/s", near=near)
+    known = artefacts(opened.shape)
+    live, again = live_and_replayed(opened, settings, known, tmp_path / "trace.parquet")
+    assert np.array_equal(live.counters.passes, again.counters.passes)
+    assert np.array_equal(live.cache.state, again.cache.state)
+    totals = live.counters.totals()
+    assert near is None or totals["near"] > 0 and totals["prefetches"] > 0
+    assert totals["requests"] == totals["hits"] + totals["late"] + totals["misses"]
 
 
 def test_a_trace_of_another_model_is_refused(checkpoint: Checkpoint) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from artifacts.hardware.costs import Costs, Work, rounded_window
+from artifacts.hardware.costs import Costs, Work, rounded_ratio, rounded_window
 from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import MODELS
 from runtime.control.plan import NO_SLOT, Place, Plan, Wave
@@ -130,6 +130,18 @@ def test_near_experts_are_computed_at_the_same_time() -> None:
     assert taken(plan(Wave(places(0), ()), near=elsewhere(1, 2))) == (7, 0)
     assert taken(plan(near=elsewhere(1))) == (4, 0)
     assert taken(plan(Wave(places(0, 1, 2, 3), ()), near=elsewhere(4))) == (9, 0)
+
+
+def test_near_experts_take_longer_while_the_link_reads_the_same_memory() -> None:
+    """A load from 1 to 6 beside near experts of 3 s each, which lose half of their rate until
+    then: two have done 2.5 of their 6 s at 6, and end at 9.5; one has done its 3 s at 7, as the
+    prefetch behind goes on."""
+    shared = replace(COSTS, contention=0.5)
+    two = plan(Wave((), places(0)), near=elsewhere(1, 2))
+    assert taken(two, costs=shared) == (9.5, 5) and taken(two) == (8, 5)
+    behind = plan(near=elsewhere(1), prefetches=places(0))
+    assert taken(behind, costs=shared) == (1 + 5.5, 0) and taken(behind) == (4, 0)
+    assert taken(plan(near=elsewhere(1)), costs=shared) == (4, 0), "the link is idle"
 
 
 def test_near_experts_of_the_computing_thread_are_computed_during_a_load() -> None:
@@ -323,3 +335,20 @@ def test_a_machine_s_own_seconds_replace_those_of_its_bandwidths() -> None:
 )
 def test_windows_are_powers_of_two_of_experts(experts: float, nbytes: int) -> None:
     assert rounded_window(experts, 1000) == nbytes
+
+
+@pytest.mark.parametrize(
+    ("ratio", "rounded"),
+    [(0.5, 0.5), (0.574, 0.595), (0.357, 0.354), (0.6, 0.595), (1.0, 1.0), (6.9, 6.73)],
+)
+def test_ratios_are_quarters_of_powers_of_two(ratio: float, rounded: float) -> None:
+    assert rounded_ratio(ratio) == rounded == rounded_ratio(rounded)
+
+
+def test_the_ratio_of_a_machine_is_that_of_its_loads_and_near_experts() -> None:
+    model = MODELS["gpt-oss-20b"]
+    assert Costs.of(model, machine("rtx4090")).link_over_near == 0.354
+    on_cpu = replace(COSTS, near=Work(0), near_host=Work(10))
+    assert (COSTS.link_over_near, on_cpu.link_over_near) == (0.595, 2.0)
+    assert Costs.of(model, machine("rtx4090")).contention == pytest.approx(25 / 70)
+    assert Costs.of(model, machine("rtx3090")).contention == 0, "its memory is not known"

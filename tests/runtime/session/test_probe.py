@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from runtime.backends.backend import StepTokens
+from runtime.control.plan import NO_SLOT, Place
 from runtime.links.link import DEMAND
 from runtime.model.open import MoeModel
 from runtime.session import probe
@@ -154,6 +156,34 @@ def test_several_experts_of_the_first_layer_take_turns_on_one_token(
     for expert in range(3):
         opened.store.read(0, expert, content)
         assert torch.equal(opened.store.layout.views(content)["down_proj"], first[expert])
+
+
+def test_a_near_tier_is_timed_on_one_token_s_experts_of_the_first_layer_in_turns(
+    opened: MoeModel, now_s: list[float]
+) -> None:
+    steps = []
+
+    class Recorded:
+        """Takes a second for each step, and notes its experts."""
+
+        def begin(self, tokens: StepTokens) -> "Recorded":
+            assert tokens.hidden.shape == (1, opened.config.hidden_size) and tokens.are_routed
+            assert tokens.ids.tolist() == tokens.experts.tolist()
+            return self
+
+        def add_near(self, places: list[Place], near: str, ready: list[Place]) -> None:
+            assert near == "near" and not ready
+            assert {place.slot for place in places} == {NO_SLOT}
+            steps.append([place.key for place in places])
+
+        def finish(self) -> None:
+            now_s[0] += 1.0
+
+    rate = probe.near_bytes_per_second(opened, "near", Recorded())
+    shape = opened.shape
+    assert rate == shape.top_k * shape.expert_nbytes
+    used = [key for keys in steps for key in keys]
+    assert used[: shape.num_experts] == list(range(shape.num_experts)) and len(steps) == 10 + 16
 
 
 def test_a_fused_expert_is_timed_by_its_own_code(

@@ -35,6 +35,9 @@ LOSSLESS = {
         window="1KiB",
         policies={"prefetch": "next_gate", "miss": "qstar"},
     ),
+    "near now and brought behind": Settings(
+        preset="behind", budget="25%", link="1GB/s", near="4GB/s", window="1KiB"
+    ),
     "everything resident": Settings(preset="full"),
 }
 
