@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from artifacts.common.host_memory import host_memory
 from artifacts.errors import BadUsage
 
 
@@ -51,9 +52,9 @@ def gpu_of(device: torch.device) -> tuple[str, int] | None:
     return torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
 
 
-def free_nbytes(gpu: torch.device) -> int:
-    """Return the bytes of its memory that a GPU has free."""
-    return torch.cuda.mem_get_info(gpu)[0]
+def free_nbytes(device: torch.device) -> int:
+    """Return the bytes of a device's memory that are free; on a CPU those of RAM."""
+    return host_memory()[1] if is_host(device) else torch.cuda.mem_get_info(device)[0]
 
 
 def made_current(device: torch.device) -> AbstractContextManager:

@@ -52,7 +52,8 @@ class Costs:
     takes `copy_s`, and `demand_s` more for a demand load; compute that has waited resumes `wake_s`
     late. Where the device that computes all other experts computes near experts too, as on a CPU,
     each takes `near_host` of its time, and `near` is the time that an emulated near tier takes in
-    addition.
+    addition. A step with near experts takes the near tier `near_step_s` besides, however many there
+    are.
 
     `contention`: the part of the near tier's rate that it loses while the link is busy, because
     both read the same memory; 0 where that is not known.
@@ -75,6 +76,7 @@ class Costs:
     wake_s: float = 0.0
     near_host: Work = Work(0.0)
     contention: float = 0.0
+    near_step_s: float = 0.0
     shares: Mapping[int, float] = field(default_factory=dict)
     deciding: Mapping[str, float] = field(default_factory=dict)
     reads_whole: bool = False

@@ -13,6 +13,7 @@ from artifacts.modelshapes import MODELS
 from moectl import bundled
 from moectl.cli import completion
 from moectl.cli.groups import fill
+from moectl.shared.defaults import FREE
 from moectl.shared.names import names_in
 from runtime.model.files.locate import check_name
 
@@ -155,15 +156,15 @@ Threads = Annotated[
 Experts = Annotated[
     str,
     typer.Option(
-        help="exact, or fused: compiled, the same within rounding.",
-        autocompletion=completion.words(("exact", "fused")),
+        help="exact, or fused: compiled, the same within rounding; auto: fused where it can be.",
+        autocompletion=completion.words(("auto", "exact", "fused")),
     ),
 ]
 Decide = Annotated[
     str,
     typer.Option(
-        help="host, or device: the GPU itself evicts, by lru.",
-        autocompletion=completion.words(("host", "device")),
+        help="host, or device: the GPU itself evicts; auto: the device where it can.",
+        autocompletion=completion.words(("auto", "host", "device")),
     ),
 ]
 Base = Annotated[
@@ -268,7 +269,15 @@ class PresetOptions:
     preset: Annotated[
         str, typer.Option(metavar="NAME", help=_AUTO, autocompletion=completion.presets_or_auto)
     ] = "auto"
-    budget: Budget = "25%"
+    budget: Annotated[
+        str,
+        typer.Option(
+            "--budget",
+            metavar="SIZE",
+            help="The fast tier: 25%, 96x (experts), 2GiB; auto: what is free.",
+            autocompletion=completion.words((FREE, *completion.BUDGETS)),
+        ),
+    ] = FREE
     scope: Scope = None
 
     def settings(
@@ -286,7 +295,8 @@ class PresetOptions:
         from runtime.session.presets import check_stored, find_presets
         from runtime.session.settings import Settings
 
-        check_budget(self.budget)
+        if self.budget != FREE:
+            check_budget(self.budget)
         preset = {AUTO.name: AUTO}
         try:
             preset |= find_presets([self.preset], store)
@@ -341,8 +351,8 @@ class RunOptions:
     window: Window = None
     base: Base = 16
     dense: Dense = None
-    experts: Experts = "exact"
-    decide: Decide = "host"
+    experts: Experts = "auto"
+    decide: Decide = "auto"
     reconfigure_every: ReconfigureEvery = None
     device: Device = "auto"
     devices: Devices = 1

@@ -9,37 +9,46 @@ from moectl.serving.app import Serving
 from moectl.serving.guard import ServerLimits
 from moectl.serving.request import ServeRequest
 from moectl.serving.scheduler import Scheduler
-from moectl.shared.opening import existing
-from moectl.shared.preset_choice import with_choice
+from moectl.shared.opening import CONTEXT, Settled, existing, open_session, settled
 from moectl.shared.text import tokenizer_of
 from runtime.model.open import MoeModel
 from runtime.policies import build
 from runtime.policies.presets import Preset, preset, presets
 from runtime.session.presets import tuned_presets
-from runtime.session.session import Session, Settings
+from runtime.session.session import Session
+from runtime.session.settings import Settings
 
 
 def open_serving(opened: MoeModel, name: str, request: ServeRequest, *, model: str) -> Serving:
     """Start the scheduler of a model that was opened by `name` and that clients call `model`."""
     tokenizer_of(opened)
     store = request.store
-    settings, why = with_choice(opened, request.settings, existing(store))
-    scheduler = scheduler_of(opened, name, settings, request.limits, store=store, base=request.base)
+    choice = settled(
+        opened,
+        request.settings,
+        existing(store),
+        num_cached=request.limits.num_rows * CONTEXT,
+        together=request.replicas or 1,
+    )
+    choice.tell()
+    scheduler = scheduler_of(opened, name, choice, request.limits, store=store, base=request.base)
     scheduler.start()
-    return Serving(scheduler, model, offered(opened, settings, store), why)
+    offers = offered(opened, choice.settings, store)
+    return Serving(scheduler, model, offers, choice.why)
 
 
 def scheduler_of(
-    opened: MoeModel, name: str, settings: Settings, limits: ServerLimits, *, store: Path, base: int
+    opened: MoeModel, name: str, choice: Settled, limits: ServerLimits, *, store: Path, base: int
 ) -> Scheduler:
     """Return a scheduler for the model and the presets of a store; the caller starts it."""
+    settings = choice.settings
     choices = _presets(opened, settings, store)
 
-    def open_session(chosen: str) -> Session:
-        chosen_settings = replace(settings, preset=choices[chosen])
-        return Session.over(opened, chosen_settings, store=existing(store), base=base, name=name)
+    def open_chosen(name_of_preset: str) -> Session:
+        own = replace(choice, settings=replace(settings, preset=choices[name_of_preset]))
+        return open_session(opened, own, store=existing(store), base=base, name=name)
 
-    return Scheduler(open_session, preset(settings.preset).name, limits)
+    return Scheduler(open_chosen, preset(settings.preset).name, limits)
 
 
 def offered(opened: MoeModel, settings: Settings, store: Path) -> dict[str, str]:

@@ -7,3 +7,4 @@ KV = FAST, SLOW = (
     "fast",
     "slow",
 )  # where the keys and values of a batch lie: beside the model, or in RAM
+FREE = "auto"  # the budget that is what memory is free

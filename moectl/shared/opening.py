@@ -1,12 +1,29 @@
-"""Models as commands open them, without the messages of the libraries below."""
+"""Models and sessions as commands open them: without the messages of the libraries below, and in
+the memory that is free."""
 
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers.utils import logging
 
+from artifacts.errors import BadInput
+from artifacts.modelshapes.attention import attention_of
 from artifacts.store.runs import ModelInfo
-from runtime.devices import resolve_device
+from moectl.shared.defaults import FREE
+from moectl.shared.preset_choice import with_choice
+from runtime.backends.choose import choose_backend
+from runtime.control import sizes
+from runtime.devices import free_nbytes, resolve_device, spread_over
 from runtime.model.open import MoeModel, open_model
+from runtime.policies.presets import preset
+from runtime.session import settings as ways
+from runtime.session.session import Session
+from runtime.session.settings import Settings
+from runtime.tiers.slots import NoRoom
+
+CONTEXT = 4096  # tokens, as of `moectl plan`
+RESERVE_NBYTES = 1 << 30  # at least, or a tenth: for activations, buffers, and the driver
 
 
 def quieten() -> None:
@@ -30,3 +47,118 @@ def model_info(name: str, opened: MoeModel) -> ModelInfo:
 def existing(store: Path) -> Path | None:
     """Return the path of the store, None when there is no such file: most runs need no store."""
     return store if store.exists() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Settings without anything left to choose, why this preset was chosen, empty where the user
+    named it, and a line on each choice. `is_budget_free`: the budget is what memory was free."""
+
+    settings: Settings
+    why: str = ""
+    told: tuple[str, ...] = ()
+    is_budget_free: bool = False
+
+    def tell(self) -> None:
+        """Print the lines on stderr."""
+        for line in self.told:
+            print(line, file=sys.stderr)
+
+
+def settled(
+    opened: MoeModel,
+    settings: Settings,
+    store: Path | None,
+    *,
+    num_cached: int | None = None,
+    together: int = 1,
+) -> Settled:
+    """Return the settings with a choice in the place of each `auto`. Room is left for the keys and
+    values of `num_cached` tokens; `together` such runs share the memory."""
+    told = []
+    if settings.experts == ways.AUTO:
+        settings, line = _with_kernels(opened, settings)
+        told.append(line)
+    is_free = settings.budget == FREE
+    if is_free and (own := preset(settings.preset).budget):
+        settings = replace(settings, budget=own)
+    elif is_free:
+        budget, line = free_budget(
+            opened, num_cached, num_devices=settings.devices, together=together
+        )
+        settings = replace(settings, budget=budget)
+        told.append(line)
+    settings, why = with_choice(opened, settings, store)
+    if why:
+        told.append(f"Preset {preset(settings.preset).name}: {why}")
+    return Settled(settings, why, tuple(told), is_free)
+
+
+def _with_kernels(opened: MoeModel, settings: Settings) -> tuple[Settings, str]:
+    """Return the settings with compiled kernels where there are any for this model's experts, and a
+    line that says so."""
+    if choose_backend(opened, num_devices=settings.devices) is None:
+        line = f"Experts exact: there are no kernels for those of {opened.family}"
+        return replace(settings, experts=ways.EXACT), line
+    line = "Experts fused: equal within rounding; --experts exact gives the model's own bits"
+    return replace(settings, experts=ways.FUSED), line
+
+
+def free_budget(
+    opened: MoeModel, num_cached: int | None = None, *, num_devices: int = 1, together: int = 1
+) -> tuple[str, str]:
+    """Return as a budget what the fast tier's memory has free, less the keys and values of
+    `num_cached` tokens and a reserve, and at least a token's experts, and a line that says so.
+    `together` runs share the memory; experts may lie on several devices."""
+    shape = opened.shape
+    num_cached = num_cached or CONTEXT
+    places = set(spread_over(opened.model.device, num_devices))
+    free = free_nbytes(opened.model.device) // together
+    cache = num_cached * _cached_nbytes(opened)
+    reserve = max(RESERVE_NBYTES, free // 10)
+    least = shape.num_layers * shape.top_k * shape.expert_nbytes
+    room = min(shape.nbytes, max(least, (free - cache - reserve) * len(places)))
+    shown = [f"{nbytes / 2**30:.1f}" for nbytes in (free, cache, reserve)]
+    line = (
+        f"Budget {100 * room / shape.nbytes:.0f}% of experts ({shown[0]} GiB free, less {shown[1]} "
+        f"for {num_cached:,} tokens and {shown[2]} in reserve)"
+    )
+    return "100%" if room == shape.nbytes else f"{room}B", line
+
+
+def _cached_nbytes(opened: MoeModel) -> int:
+    """Return the bytes of one token's keys and values, by the model's config."""
+    config = opened.config.get_text_config()
+    num_layers = getattr(config, "num_hidden_layers", opened.shape.num_layers)
+    return num_layers * _cache_width(opened, config.to_dict()) * opened.dtype.itemsize
+
+
+def _cache_width(opened: MoeModel, config: dict[str, object]) -> int:
+    """Return the numbers of a layer's keys and values for a token: where the config does not say,
+    as many as without grouped queries."""
+    try:
+        attention = attention_of(config, Path(opened.family))
+    except BadInput:
+        return 2 * opened.layers[0].hidden_size
+    if latent := attention.latent:  # transformers keeps what it makes of the compressed ones
+        return attention.heads * (latent.nope + latent.rope + latent.value)
+    return attention.cache_width
+
+
+def open_session(opened: MoeModel, chosen: Settled, **own: object) -> Session:
+    """Open a session over the model as `Session.over` does. A budget that was taken for free and
+    does not fit is halved, which is told in a line, as long as a token's experts fit it."""
+    settings = chosen.settings
+    shape = opened.shape
+    while True:
+        try:
+            return Session.over(opened, settings, **own)
+        except NoRoom as full:
+            num_experts = sizes.budget_nbytes(settings.budget, shape) // shape.expert_nbytes // 2
+            if not chosen.is_budget_free or num_experts < shape.num_layers * shape.top_k:
+                raise
+            print(f"Budget halved to {num_experts} experts: {full}", file=sys.stderr)
+            chosen_preset = preset(settings.preset)
+            if chosen_preset.budget:  # `full` has one of its own
+                chosen_preset = preset("on-demand")
+            settings = replace(settings, budget=f"{num_experts}x", preset=chosen_preset)

@@ -1,5 +1,5 @@
-"""Choice of a preset when the user names none: the best that loses nothing, by facts known before
-the first token."""
+"""Choice of a preset when the user names none: the fastest that loses nothing, by facts known before
+the first token and by a short replay."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from artifacts.errors import Problem
 from runtime.control import sizes
 from runtime.policies.presets import Preset, preset
-from runtime.session.settings import DEVICE, Settings
+from runtime.session import settings as ways
+from runtime.session.settings import Settings
 
 if TYPE_CHECKING:  # which imports torch
     from runtime.model.open import MoeModel
@@ -21,23 +22,17 @@ AUTO = Preset(
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Facts about a run that decide its preset.
+    """Facts about a run that decide its preset before anything is measured.
 
-    `names_policies`: the user names policies. `fits`: every expert fits the budget.
-    `decides_on_device`: the GPU itself evicts, which it does as one preset. `tuned`: the lossless
-    preset that `moectl tune` found for this model, machine and budget. `is_emulated`: the link and
-    near tier of another machine are emulated. `has_predictors`: the store has predictors for this
-    model. `is_in_memory`: the memory of this machine holds the model's files, so that a load from
-    disk is a copy. `note` says what could not be looked at.
+    `names_policies`: the user names policies. `fits`: every expert fits the budget. `tuned`: the
+    lossless preset that `moectl tune` found for this model, machine and budget. `has_predictors`:
+    the store has predictors for this model. `note` says what could not be looked at.
     """
 
     names_policies: bool = False
     fits: bool = False
-    decides_on_device: bool = False
     tuned: Preset | None = None
-    is_emulated: bool = False
     has_predictors: bool = False
-    is_in_memory: bool = False
     note: str = ""
 
 
@@ -49,51 +44,52 @@ class PresetChoice:
     why: str
 
 
-def choose(known: Known) -> PresetChoice:
-    """Return the best lossless preset for the known facts. The origin of the rules is in
-    docs/running.md."""
+def choose(known: Known) -> PresetChoice | None:
+    """Return the best lossless preset by the known facts; None where they leave it to a replay."""
     if known.names_policies:
         return PresetChoice("on-demand", "the policies named replace its own")
     if known.fits:
         return PresetChoice("full", "every expert fits the budget")
-    if known.decides_on_device:
-        return PresetChoice("on-demand", "the GPU itself evicts, as its lru does")
     if known.tuned:
         return PresetChoice(known.tuned, "`moectl tune` found it")
-    if known.is_emulated:
-        return PresetChoice("near", "the emulated machine has a near tier")
-    if known.is_in_memory:
-        return PresetChoice("on-demand", "the fastest exact one while memory holds the files")
-    if known.has_predictors:
-        return PresetChoice("foresight", "the store has predictors")
-    return PresetChoice("horizon", "loads are slow: fewest of them")
+    return None
 
 
 def with_choice(opened: "MoeModel", settings: Settings, store: Path | None) -> tuple[Settings, str]:
     """Return the settings with the chosen preset in the place of AUTO, and the reason for the
     choice. Settings with a preset of the user's are returned as they are, with an empty text."""
-    if settings.preset is not AUTO:
+    if settings.preset != AUTO:  # by value: a copy comes to another process
         return settings, ""
     known = known_of(opened, settings, store)
-    choice = choose(known)
+    choice = choose(known) or _replayed(opened, settings, known)
     chosen = replace(preset(choice.preset), note=known.note) if known.note else choice.preset
     return replace(settings, preset=chosen), choice.why
 
 
+def _replayed(opened: "MoeModel", settings: Settings, known: Known) -> PresetChoice:
+    """Return the candidate that is the fastest in a replay with what is measured now."""
+    from runtime.policies.presets import CANDIDATES
+    from runtime.replay.candidates import fastest
+    from runtime.session.run_costs import by_device, road_costs
+
+    decides = settings.decide == ways.DEVICE
+    names = tuple(name for name in CANDIDATES if not decides or name in by_device(settings))
+    share = sizes.budget_nbytes(settings.budget, opened.shape) / opened.shape.nbytes
+    name, ms = fastest(road_costs(opened, settings), opened.shape, share, names=names)
+    if name == "horizon" and known.has_predictors:
+        return PresetChoice("foresight", "as horizon, by the predictors of the store")
+    return PresetChoice(name, f"the fastest of {len(names)} by replay, {ms:.3g} ms a token")
+
+
 def known_of(opened: "MoeModel", settings: Settings, store: Path | None) -> Known:
-    """Return what model, machine and store say."""
-    budget_nbytes = sizes.budget_nbytes(settings.budget, opened.shape)
+    """Return what model, budget and store say."""
     looks = store and not settings.policies
     tuned, has_predictors, note = _stored(opened, settings, store) if looks else (None, False, "")
     return Known(
         names_policies=bool(settings.policies),
-        fits=budget_nbytes >= opened.shape.nbytes,
-        decides_on_device=settings.decide == DEVICE,
+        fits=sizes.budget_nbytes(settings.budget, opened.shape) >= opened.shape.nbytes,
         tuned=tuned,
-        is_emulated=settings.scaled_to is not None,
         has_predictors=has_predictors,
-        is_in_memory=_reads_files(opened, settings)
-        and opened.shape.nbytes + budget_nbytes <= _available_nbytes(),
         note=note,
     )
 
@@ -126,17 +122,3 @@ def _stored(opened: "MoeModel", settings: Settings, store: Path) -> tuple[Preset
             return next(tuned, None), held.latest_run(COMMAND, model_id) is not None, ""
     except Problem as problem:
         return None, False, f"no preset that moectl tune may have stored was looked for: {problem}"
-
-
-def _reads_files(opened: "MoeModel", settings: Settings) -> bool:
-    """Return whether experts come from the model's files by way of the page cache."""
-    from runtime.links.choose import default_kind
-
-    link = default_kind(opened.model.device) if settings.link == "auto" else settings.link
-    return settings.scaled_to is None and link == "disk"
-
-
-def _available_nbytes() -> int:
-    from profilers.hardware.this_machine import LocalMachine
-
-    return LocalMachine.glance("cpu", 1).available_nbytes

@@ -62,9 +62,9 @@ class Backend:
         raise NotImplementedError
 
     @staticmethod
-    def timed_expert(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
-        """Return a function to be timed: it computes expert number i of `contents`, uint8 on the
-        model's device, on one token."""
+    def timed_experts(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """Return a function to be timed: it computes the experts of `contents`, uint8 on the
+        model's device, all of them on one token."""
         raise NotImplementedError
 
     def begin(self, tokens: StepTokens) -> "Backend":

@@ -19,6 +19,17 @@ _WHOLE = (
     "cold",
 )  # what becomes of a miss where nothing else stands in for it
 
+CANDIDATES = (
+    "on-demand:eviction=late_horizon",
+    "on-demand",
+    "mixtral-offloading",
+    "horizon",
+    "near:miss=qstar",
+    "near",
+)
+"""What `auto` chooses from where a part of the experts does not fit; of equally fast ones it takes
+the first. All lose nothing and need no artefact."""
+
 
 class Scope(StrEnum):
     """Slots that an expert may take: those of its own layer's share, or any."""

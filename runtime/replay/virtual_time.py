@@ -67,6 +67,7 @@ class ReplayTiming:
         near_s = sum(
             self._seconds(self._costs.near, place, tokens, self._share) for place in plan.near
         )
+        near_s += self._costs.near_step_s if plan.near else 0.0
         host_s = sum(
             self._seconds(self._costs.near_host, place, tokens, self._fast_share)
             for place in plan.near

@@ -41,7 +41,7 @@ from runtime.session.probe import (
     prefetch_window,
     scaled_window,
 )
-from runtime.session.settings import FUSED, HOST, Settings
+from runtime.session.settings import AUTO, DEVICE, EXACT, FUSED, HOST, Settings
 from runtime.session.warm_up import warm_up
 from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.open import Tiers, open_tiers
@@ -139,7 +139,7 @@ def _choose(
         )
     has_replicas = fast.shadows is not None or any(bits != FULL_BITS for bits in policies.widths)
     fused = choose_backend(opened, num_devices=settings.devices, has_replicas=has_replicas)
-    is_asked = settings.experts == FUSED and fused is not None
+    is_asked = settings.experts != EXACT and fused is not None
     link = resolve_link(
         opened,
         link=settings.link,
@@ -147,7 +147,7 @@ def _choose(
         scaled_to=settings.scaled_to,
         is_fused=is_asked,
     )
-    return Choices(
+    choices = Choices(
         opened=opened,
         settings=settings,
         policies=policies,
@@ -167,6 +167,20 @@ def _choose(
         maps_run=artefacts.maps_run,
         origins=artefacts.origins,
     )
+    return replace(choices, settings=_settled(choices))
+
+
+def _settled(choices: Choices) -> Settings:
+    """Return the settings with what runs in the place of each AUTO."""
+    settings = choices.settings
+    if settings.experts == AUTO:
+        settings = replace(settings, experts=FUSED if choices.is_fused else EXACT)
+    if settings.decide == AUTO:
+        may_decide = settings.may_decide_on_device and not _reason_not_on_device(
+            choices, choices.fast.num_slots
+        )
+        settings = replace(settings, decide=DEVICE if may_decide else HOST)
+    return settings
 
 
 def _decoder(
@@ -392,30 +406,29 @@ def cache_on_device(choices: Choices, controller: Controller) -> CacheOnDevice |
     or nothing is left to decide. Raises BadUsage where the device is to decide and cannot."""
     if choices.settings.decide == HOST:
         return None
-    device = choices.opened.model.device
-    shape = choices.opened.shape
+    if reason := _reason_not_on_device(choices, controller.cache.num_slots):
+        raise BadUsage(f"--decide device {reason}")
+    return None if controller.holds_all else CacheOnDevice(controller, choices.policies)
+
+
+def _reason_not_on_device(choices: Choices, num_slots: int) -> str:
+    """Return why the device cannot decide, and what to give; an empty text where it can."""
+    opened = choices.opened
+    device = opened.model.device
+    shape = opened.shape
     kind = choices.link.kind
     if choices.fused is None or not choices.fused.needs_no_host:
-        raise BadUsage(
-            "--decide device needs a GPU with Triton and kernels for the experts, and there are "
-            f"none for {choices.opened.family} on {kind_of(device)} (docs/gpu.md): leave it out"
+        return (
+            "needs a GPU with Triton and kernels for the experts, and there are none for "
+            f"{opened.family} on {kind_of(device)} (docs/gpu.md): leave it out"
         )
     if kind == "disk" or not is_host(device) and kind != "cuda":
-        raise BadUsage(
-            "--decide device has the GPU read experts from page-locked memory: give --link cuda"
-        )
-    if min(pool.num_slots for pool in controller.cache.pools) < shape.top_k:
-        least = shape.num_layers * shape.top_k
-        raise BadUsage(
-            "--decide device needs room for all experts of a token in every layer: give --budget "
-            f"{least}x"
-        )
+        return "has the GPU read experts from page-locked memory: give --link cuda"
+    if num_slots < (least := shape.num_layers * shape.top_k):
+        return f"needs room for all experts of a token in every layer: give --budget {least}x"
     if choices.policies.prefetch.distance and shape.num_layers == 1:
-        raise BadUsage(
-            "--decide device prefetches for the next layer, and there is one only: leave out "
-            "--prefetch"
-        )
-    return None if controller.holds_all else CacheOnDevice(controller, choices.policies)
+        return "prefetches for the next layer, and there is one only: leave out --prefetch"
+    return ""
 
 
 def whole_experts(choices: Choices, window: int) -> int:

@@ -16,11 +16,14 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from artifacts.hardware.costs import rounded_window
 from artifacts.hardware.machines import Machine
 from artifacts.shape import Shape
+from runtime import devices
 from runtime.backends.backend import Backend, StepTokens
 from runtime.backends.choose import choose_backend
+from runtime.backends.streams import GraphSequence, new_stream
 from runtime.control.plan import NO_SLOT, Place
 from runtime.devices import made_current, wait_for_compute
 from runtime.engine.engine import NAME as ENGINE
+from runtime.engine.fixed_past import FixedPast, reason_not_lodged
 from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
 from runtime.kernels.gpu.dense.decoder import TritonDecoder
 from runtime.links.link import DEMAND, Link
@@ -32,6 +35,7 @@ from runtime.tiers.near import NearTier
 
 _NO_EXPERTS = "moectl-no-experts"
 _NUM_EXPERTS = 8
+_ROOM = 64  # tokens, for those that are timed
 _MOST_TIMED = 64  # rows: the time of more is in proportion
 
 
@@ -84,7 +88,8 @@ def prefetch_window(
     them, if given."""
     shape = opened.shape
     experts_s = shape.top_k * expert_seconds(opened, is_fused=is_fused)
-    layer_s = rest_seconds(opened, dense=dense) / shape.num_layers + experts_s
+    rest_s = rest_seconds(opened, dense=dense, is_fused=is_fused)
+    layer_s = rest_s / shape.num_layers + experts_s
     return rounded_window(link_bytes_per_s * layer_s / shape.expert_nbytes, shape.expert_nbytes)
 
 
@@ -167,14 +172,16 @@ def near_bytes_per_second(opened: MoeModel, near: NearTier, backend: Backend) ->
 
 def expert_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:
     """Measure the seconds in which torch, or fused kernels if `is_fused`, compute one resident
-    expert on one token. Several experts take turns."""
+    expert on one token. Kernels compute all experts of a token together, from a graph where decoded
+    tokens are graphs; torch computes one after another."""
     device = opened.model.device
     module = opened.layers[0].experts
     contents = _some_contents(opened)
     if is_fused:
-        return _median_seconds(
-            choose_backend(opened).timed_expert(opened, contents), device, turns=200
-        )
+        contents = contents[: opened.shape.top_k]
+        compute = choose_backend(opened).timed_experts(opened, contents)
+        work = replayed(lambda _: compute(), device)
+        return _median_seconds(work, device, turns=100) / len(contents)
     views = [opened.store.layout.views(content) for content in contents]
     project = opened.store.layout.project
     x = torch.zeros(1, opened.layers[0].hidden_size, dtype=opened.dtype, device=device)
@@ -192,22 +199,57 @@ def _some_contents(opened: MoeModel) -> list[torch.Tensor]:
 
 
 def rest_seconds(
-    opened: MoeModel, *, dense: CompiledDecoder | TritonDecoder | None = None
+    opened: MoeModel,
+    *,
+    dense: CompiledDecoder | TritonDecoder | None = None,
+    is_fused: bool = False,
 ) -> float:
     """Measure the seconds of one decoded token without its routed experts; `dense` computes the
-    modules that it knows, if given."""
-    model = opened.model
-    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    modules that it knows, if given. If `is_fused`, decoded tokens are graphs where the device has
+    any, and so is this one."""
+    device = opened.model.device
     if dense:
         dense.install()
     try:
         with without_experts(opened):
-            return _median_seconds(
-                lambda _: model(input_ids=token), model.device, warm_up=2, turns=8
-            )
+            given = _next_token(opened, in_place=is_fused and devices.has_graphs(device))
+            forward = partial(opened.model, **given)
+            work = replayed(lambda _: forward(), device) if is_fused else lambda _: forward()
+            return _median_seconds(work, device, warm_up=2, turns=8)
     finally:
         if dense:
             dense.uninstall()
+
+
+def _next_token(opened: MoeModel, *, in_place: bool) -> dict[str, object]:
+    """Return the inputs of a token; `in_place` of one that follows another, whose keys and values
+    lie where a graph reads them, if the model's can."""
+    token = torch.zeros(1, 1, dtype=torch.int64, device=opened.model.device)
+    given: dict[str, object] = {"input_ids": token}
+    if in_place:
+        with torch.no_grad():
+            past = opened.model(**given, use_cache=True).past_key_values
+        if reason_not_lodged(past) is None:
+            fixed = FixedPast(past, _ROOM, token.device)
+            fixed.count(1)
+            given |= {"position_ids": token + 1, "past_key_values": fixed.cache, "use_cache": True}
+    return given
+
+
+def replayed(work: Callable[[int], object], device: torch.device) -> Callable[[int], object]:
+    """Return a function that replays `work` as a graph, or `work` itself where the device has no
+    graphs or cannot capture it: then sessions launch it too, and say so in the receipt."""
+    if not devices.has_graphs(device):
+        return work
+    sequence = GraphSequence()
+    try:
+        with torch.no_grad(), made_current(device):
+            work(0)  # compiles kernels, and makes the buffers of libraries
+            with sequence.capturing(new_stream(device)):
+                work(0)
+    except Exception:  # of the model's own code, of the driver, or of too little memory
+        return work
+    return lambda _: sequence.graphs[-1].replay()
 
 
 @contextmanager

@@ -19,6 +19,8 @@ FUSED = "fused"
 # side that decides which experts a decoded token evicts
 HOST = "host"
 DEVICE = "device"
+# in the place of both: what is the fastest for this model on this device, settled at opening
+AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,8 @@ class Settings:
             )
         check_experts(self.experts)
         check_dense(self.dense)
-        if self.decide not in (HOST, DEVICE):
-            raise BadUsage(unknown("who decides", self.decide, (HOST, DEVICE)))
+        if self.decide not in (AUTO, HOST, DEVICE):
+            raise BadUsage(unknown("who decides", self.decide, (AUTO, HOST, DEVICE)))
         if self.scope not in (None, *Scope):
             raise BadUsage(f"scope is layer or global, not {self.scope!r}")
         object.__setattr__(self, "policies", as_texts(self.policies))
@@ -90,12 +92,21 @@ class Settings:
             raise BadUsage(
                 "--decide device keeps each layer's experts in slots of its own: give --scope layer"
             )
-        if self.experts != FUSED:
+        if self.experts == EXACT:
             raise BadUsage(
                 "--decide device leaves slot numbers to the kernels of a GPU: give --experts fused"
             )
         if self.devices > 1:
             raise BadUsage("--decide device knows one GPU: leave out --devices")
+
+    @property
+    def may_decide_on_device(self) -> bool:
+        """True where a device could decide as the policies would."""
+        try:
+            self._check_device_decides(build(self.texts()))
+        except BadUsage:
+            return False
+        return True
 
     def texts(self) -> dict[str, str]:
         """The text of every axis: the preset's, unless `policies` overrides it."""
@@ -114,5 +125,5 @@ class Settings:
 
 def check_experts(name: str) -> None:
     """Raise BadUsage unless `name` is a way to compute a token's experts."""
-    if name not in (EXACT, FUSED):
-        raise BadUsage(unknown("way to compute experts", name, (EXACT, FUSED)))
+    if name not in (AUTO, EXACT, FUSED):
+        raise BadUsage(unknown("way to compute experts", name, (AUTO, EXACT, FUSED)))

@@ -14,7 +14,7 @@ from runtime.tiers.double_mapping import map_twice
 
 class Slots:
     """`slots[i]` is uint8 [nbytes of its pool] on its pool's device and begins on a 64-byte border.
-    Raises OutOfResources.
+    Raises NoRoom.
 
     `arenas` are the buffers by device, and `starts[i]` is the offset of slot i in its arena; with
     one arena, kernels find an expert by the number of its slot. For a few slots of the same size on
@@ -73,12 +73,16 @@ class Slots:
         return fit and len(self.starts) > 1 and set(sizes) == {nbytes} and not any(self.device_of)
 
 
+class NoRoom(OutOfResources):
+    """No memory for the slots of a budget: a smaller one would do."""
+
+
 def _new_arena(nbytes: int, device: torch.device) -> torch.Tensor:
-    if is_host(device):
-        return aligned(nbytes)
     try:
+        if is_host(device):
+            return aligned(nbytes)
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
-    except torch.OutOfMemoryError as error:
-        raise OutOfResources(
+    except (OutOfResources, torch.OutOfMemoryError) as error:
+        raise NoRoom(
             f"no room for {nbytes / 2**30:.2f} GiB of slots on {device}: give a smaller --budget"
         ) from error

@@ -15,6 +15,7 @@ from moectl.serving.app import Serving
 from moectl.serving.guard import LOOPBACK, ServerLimits
 from moectl.serving.opening import offered, scheduler_of
 from moectl.serving.scheduler import Scheduler
+from moectl.shared.opening import Settled
 from runtime.model.open import MoeModel
 from runtime.session.session import Settings
 
@@ -41,7 +42,7 @@ def serving(
     opened: MoeModel, settings: Settings, limits: ServerLimits, store: Path
 ) -> Iterator[Running]:
     """Serve `opened` as model `tiny` with the API key `secret`."""
-    scheduler = scheduler_of(opened, "tiny", settings, limits, store=store, base=16)
+    scheduler = scheduler_of(opened, "tiny", Settled(settings), limits, store=store, base=16)
     scheduler.start()
     server = Server("tiny", limits, api_key="secret", hosts=LOOPBACK)
     server.begin(Serving(scheduler, "tiny", offered(opened, settings, store)))

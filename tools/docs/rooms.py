@@ -46,7 +46,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "tiers": f"links kernels model devices {_DECIDES}",
         "backends": f"{_MOVES} control",
         "engine": f"backends {_MOVES} {_DECIDES}",
-        "session": f"engine backends {_MOVES} {_DECIDES}",
+        "session": f"replay engine backends {_MOVES} {_DECIDES}",
     },
     "profilers": {
         "text": "",

@@ -33,7 +33,7 @@ from tools.gpu.groups import tell
 from tools.gpu.models import SHAPES
 from tools.gpu.rows import Rates, Row, Text
 
-PRESETS = ("on-demand", "mixtral-offloading")
+PRESETS = ("on-demand", "mixtral-offloading", "near")
 BUDGETS = ("50%", "25%", "12.5%", "5%")
 AIMED_AT = "25%"  # where perfect prefetching, tuned policies and Accelerate run
 EMULATED_GBPS = 0.05  # of the emulated link without a GPU; its models are very small
@@ -229,7 +229,8 @@ class Runs:
             self.opened, "on-demand", AIMED_AT, link=self._link, decide=DEVICE
         )
         row = gpu_rows.session_row(self.opened, settings, self.text, self.rates)
-        return replace(row, stall_ms=None)  # loads and products are kernels of one stream
+        # loads and products are kernels of one stream
+        return replace(row, stall_ms=None, predicted_ms=self._predicted(settings))
 
     def _prompts(self) -> Iterator[Run]:
         length = self.options.long_prompt

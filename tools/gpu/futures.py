@@ -6,23 +6,27 @@ from operator import attrgetter
 
 import numpy as np
 
-from artifacts.hardware.costs import Costs, Work
+from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import HERE, Machine
 from artifacts.modelshapes.known import guessed
 from artifacts.traces.next_use import NextUse
 from artifacts.traces.trace import Trace
+from runtime import devices
+from runtime.control.sizes import budget_nbytes
 from runtime.kernels.load import has_numba
 from runtime.model.open import MoeModel
 from runtime.policies import build
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import preset
+from runtime.replay.candidates import RoadCosts
 from runtime.search import space
 from runtime.search.results import SearchPlan, Tried
 from runtime.search.search import Search
 from runtime.search.space import Combination
-from runtime.session.probe import expert_seconds, rest_seconds
+from runtime.session.link_choice import resolve_link
+from runtime.session.run_costs import measured_costs, roads_of
 from runtime.session.session import Session, Settings
-from runtime.session.settings import FUSED
+from runtime.session.settings import FUSED, HOST
 from tools.gpu.packages import experts_by
 from tools.gpu.rows import Rates, Text
 
@@ -71,25 +75,21 @@ class Forecast:
 
     def __init__(self, opened: MoeModel, text: Text, rates: Rates, *, link: str) -> None:
         self._trace = recorded(opened, text, link=link, prefetch=_SEEN_AHEAD)
-        shape = opened.shape
-        nbytes = opened.shape.expert_nbytes
-        expert_s = expert_seconds(opened, is_fused=experts_by(opened.model.device) == FUSED)
-        self._costs = Costs(
-            expert=Work(expert_s),
-            load_s=nbytes / rates.link,
-            load_latency_s=0.0,
-            near=Work(float("inf")),
-            rest=Work(rest_seconds(opened) / shape.num_layers),
-            head=Work(0.0),
-        )
-        fast = nbytes / expert_s / 1e9
+        self._opened = opened
+        self._link = resolve_link(opened, link=link, near=None, scaled_to=None)
+        self._load_s = opened.shape.expert_nbytes / rates.link
+        self._roads: dict[bool, RoadCosts] = {}  # by whether kernels compute the experts
         gbps = rates.link / 1e9
-        self._machine = Machine(HERE, fast, float("inf"), gbps, 0.0, gbps, "measured")
-        self._model = replace(guessed(shape), name="measured", assumed=())  # only its shape counts
+        # the window is that of the costs: of the machine only the link is asked
+        self._machine = Machine(HERE, gbps, float("inf"), gbps, 0.0, gbps, "measured")
+        # only its shape counts
+        self._model = replace(guessed(opened.shape), name="measured", assumed=())
 
-    def search(self, budget: str) -> Search:
-        own = {"artefacts": Artefacts(), "budget": budget, "costs": self._costs}
-        return Search(self._trace, self._model, self._machine, **own)
+    def search(self, budget: str, costs: Costs | None = None) -> Search:
+        is_fused = experts_by(self._opened.model.device) == FUSED
+        own = {"artefacts": Artefacts(), "budget": budget}
+        costs = costs or self._measured(is_fused=is_fused).host
+        return Search(self._trace, self._model, self._machine, **own, costs=costs)
 
     def predicted_ms(self, settings: Settings) -> float | None:
         """Milliseconds of a decoded token; None for policies that need artefacts."""
@@ -97,10 +97,23 @@ class Forecast:
         if policies.requires:
             return None
         scope = settings.scope or preset(settings.preset).scope
-        search = self.search(preset(settings.preset).budget or settings.budget)
+        budget = preset(settings.preset).budget or settings.budget
+        roads = self._measured(is_fused=settings.experts == FUSED)
+        shape = self._opened.shape
+        asks_host = settings.decide == HOST and budget_nbytes(budget, shape) < shape.nbytes
+        search = self.search(budget, roads.host if asks_host else roads.device)
         return search.replay(
             Combination(**settings.texts(), scope=str(scope)), search.num_passes
         ).ms
+
+    def _measured(self, *, is_fused: bool) -> RoadCosts:
+        """Return costs measured as the run computes, with loads at the link's rate."""
+        if is_fused not in self._roads:
+            costs = measured_costs(self._opened, self._link, is_fused=is_fused)
+            costs = replace(costs, load_s=self._load_s, host_s=0.0)
+            has_graphs = is_fused and devices.has_graphs(self._opened.model.device)
+            self._roads[is_fused] = roads_of(costs, has_graphs=has_graphs)
+        return self._roads[is_fused]
 
 
 def _candidates() -> list[Combination]:

@@ -35,10 +35,14 @@ if TYPE_CHECKING:
     from moectl.generating.answer_file import AnswerFile
     from moectl.generating.prompts import PromptFile, PromptRow
     from moectl.generating.work import BatchWork
+    from moectl.shared.opening import Settled
     from moectl.show.waiting import Waiting
     from runtime.model.open import MoeModel
     from runtime.session.generation.sampling import Sampling
     from runtime.session.settings import Settings
+
+
+_USUAL_BATCH = 8  # requests whose keys and values an automatic budget leaves room for
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class _Job:
     prompts: "PromptFile"
     answers: "AnswerFile"
     out: Path
-    settings: "Settings"
+    choice: "Settled"
     sampling: "Sampling"
     base: int
     batch: int | None
@@ -127,11 +131,10 @@ def generate(
             from artifacts.quantisation.replicas import check_base
             from moectl.generating.answer_file import appended
             from moectl.generating.prompts import PromptFile
-            from moectl.shared.opening import existing, open_quietly
-            from moectl.shared.preset_choice import with_choice
+            from moectl.shared.opening import CONTEXT, existing, open_quietly, settled
+            from profilers.hardware.this_machine import num_cores
             from profilers.workers.choose import check_device, check_executor, is_spread
             from runtime.devices import is_host
-            from runtime.policies.presets import preset
 
         sampling = drawn.sampling()
         check_executor(executor)
@@ -152,17 +155,23 @@ def generate(
                 "--kv slow is for a model on a GPU: here keys and values lie in RAM already"
             )
         run = _digest(opened, prompts, settings, sampling, options.base)
-        settings, why = with_choice(opened, settings, existing(store))
+        choice = settled(
+            opened,
+            settings,
+            existing(store),
+            num_cached=(batch or _USUAL_BATCH) * CONTEXT if kv == FAST else None,
+            together=jobs or (num_cores() if spread else 1),
+        )
         with appended(out, run) as answers:
-            if why and not json:
-                print(f"Preset {preset(settings.preset).name}: {why}", file=sys.stderr)
+            if not json:
+                choice.tell()
             job = _Job(
                 name,
                 opened,
                 prompts,
                 answers,
                 out,
-                settings,
+                choice,
                 sampling,
                 options.base,
                 batch,
@@ -204,11 +213,11 @@ def _digest(
 def _answer(job: _Job, waiting: "Waiting") -> None:
     from moectl.generating.answering import Answering
     from moectl.shared.batch_size import batch_size
+    from moectl.shared.opening import open_session
     from runtime.session.generation.round_robin import open_batch
-    from runtime.session.session import Session
 
-    with Session.over(
-        job.opened, job.settings, store=job.store, base=job.base, name=job.name
+    with open_session(
+        job.opened, job.choice, store=job.store, base=job.base, name=job.name
     ) as session:
         waiting.end()
         size = batch_size(session, job.batch, in_ram=job.in_ram)
@@ -230,7 +239,7 @@ def _spread(job: _Job, waiting: "Waiting") -> None:
         waiting.end()
         work = AnswerRows(
             SameModel.of(job.name, job.opened),
-            job.settings,
+            job.choice.settings,
             store=job.store,
             base=job.base,
             sampling=job.sampling,

@@ -74,9 +74,7 @@ def run(
         with importing(says=""):
             from artifacts.quantisation.replicas import check_base
             from moectl.generating.chat import chat
-            from moectl.shared.opening import existing, open_quietly
-            from moectl.shared.preset_choice import with_choice
-            from runtime.session.session import Session
+            from moectl.shared.opening import existing, open_quietly, open_session, settled
 
         sampling = drawn.sampling()
         check_base(options.base)
@@ -88,13 +86,13 @@ def run(
             check_store(store)
         name = model or str(demo_model())
         opened = open_quietly(name, device=settings.device, dense=settings.dense)
-        settings, why = with_choice(opened, settings, existing(store))
-        with Session.over(
-            opened, settings, store=existing(store), base=options.base, name=name
+        choice = settled(opened, settings, existing(store))
+        with open_session(
+            opened, choice, store=existing(store), base=options.base, name=name
         ) as session:
             load_s = waiting.end()
-            if why and not json:
-                print(f"Preset {session.receipt()['preset']}: {why}", file=sys.stderr)
+            if not json:
+                choice.tell()
             with keeping_maps(session, name, store=store):
                 if prompt is None:
                     chat(session, sampling, load_s=load_s, verbose=verbose)

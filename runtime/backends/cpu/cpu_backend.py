@@ -63,16 +63,16 @@ class CpuBackend(Backend):
         return has_kernels and opened.dtype in AS_NUMPY and is_host(opened.model.device)
 
     @staticmethod
-    def timed_expert(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
+    def timed_experts(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[], None]:
         first = opened.layers[0]
         form = form_of(opened.store.layout, opened.dtype, clamped_gate(first.experts))
         hidden = first.hidden_size
         like = like_of(opened.dtype)
         x = np.zeros(hidden, np.float32)
-        y = np.zeros((1, hidden), np.float32)
-        operands = TokenOperands(x, np.zeros(1, np.int64), y, like)
+        y = np.zeros((len(contents), hidden), np.float32)
+        operands = TokenOperands(x, np.arange(len(contents)), y, like)
         starts = [content.data_ptr() for content in contents]
-        return lambda turn: form.multiply((), [starts[turn % len(starts)]], operands)
+        return lambda: form.multiply((), starts, operands)
 
     def begin(self, tokens: StepTokens) -> Backend:
         if len(tokens.hidden) > 1:

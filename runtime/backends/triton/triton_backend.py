@@ -95,20 +95,22 @@ class TritonBackend(Backend):
         return has_kernels and _runs_on(opened.model.device)
 
     @staticmethod
-    def timed_expert(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
+    def timed_experts(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[], None]:
         layout = opened.store.layout
-        device = contents[0].device
         first = opened.layers[0]
-        x = torch.zeros(1, first.hidden_size, dtype=layout.dtype, device=device)
-        zero = torch.zeros(1, 1, dtype=torch.int32, device=device)
-        y = torch.empty(1, x.shape[1], device=device)
-        gate = gate_of(first.experts)
-        is_transposed = first.experts.is_transposed
-        forms = [
-            full_form(gate, layout, content, [0], is_transposed=is_transposed)
-            for content in contents
-        ]
-        return lambda turn: forms[turn % len(forms)].multiply(x, zero, y)
+        arena = torch.cat(tuple(contents))
+        count = len(contents)
+        x = torch.zeros(1, first.hidden_size, dtype=layout.dtype, device=arena.device)
+        numbers = torch.arange(count, dtype=torch.int32, device=arena.device)[None]
+        y = torch.empty(count, x.shape[1], device=arena.device)
+        form = full_form(
+            gate_of(first.experts),
+            layout,
+            arena,
+            [number * len(contents[0]) for number in range(count)],
+            is_transposed=first.experts.is_transposed,
+        )
+        return lambda: form.multiply(x, numbers, y)
 
     def begin(self, tokens: StepTokens) -> "TritonBackend":
         experts = tokens.experts

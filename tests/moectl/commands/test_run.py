@@ -56,7 +56,8 @@ def test_a_run_imports_nothing_that_it_does_not_use(tmp_path: Path) -> None:
         "    def flush(self): pass\n"
         "    def isatty(self): return False\n"
         "sys.stderr = Stderr()\n"
-        f"assert main(['run', '--prompt', {PROMPT!r}, '--greedy', '--max-new-tokens', '1']) == 0\n"
+        f"typed = ['run', '--prompt', {PROMPT!r}, '--greedy', '--max-new-tokens', '1']\n"
+        "assert main([*typed, '--experts', 'exact']) == 0\n"
         "print([told[0], *sorted({name.partition('.')[0] for name in sys.modules})])"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -124,18 +125,22 @@ def test_a_text_and_one_line_and_the_rest_on_request(
     assert main(["run", *map(str, options)]) == 0
     said = capfd.readouterr()
     assert said.out == f"{text}\n"
-    loading, choice, line = said.err.splitlines()
+    loading, fused, budget, choice, line = said.err.splitlines()
     size = human_bytes(sum(path.stat().st_size for path in model.glob("*.safetensors")))
-    assert loading == f"Loading {model}: {size}, preset auto, budget 25%"
-    assert choice == "Preset on-demand: the fastest exact one while memory holds the files"
-    told = r"\d+\.\d tokens/s, first \d+ ms; hits \d+%; stall \d+ ms; on-demand 25%; load \d\.\d s"
+    assert loading == f"Loading {model}: {size}, preset auto, budget auto"
+    assert fused == (
+        "Experts fused: equal within rounding; --experts exact gives the model's own bits"
+    )
+    assert re.match(r"Budget 100% of experts \(.* free, less .* for 4,096 tokens and", budget)
+    assert choice == "Preset full: every expert fits the budget"
+    told = r"\d+\.\d tokens/s, first \d+ ms; hits \d+%; stall \d+ ms; full 100%; load \d\.\d s"
     assert re.fullmatch(told, line) and len(line) <= 80
     assert main(["run", *map(str, options), "--preset", "near", "--verbose"]) == 0
     said = capfd.readouterr()
     assert said.out.startswith(f"{text}\n\nCounters")
     assert "│ all " in said.out and "8 tokens; first after" in said.out
     assert "Receipt" in said.out and "│ policies.eviction " in said.out
-    assert said.err.count("\n") == 2
+    assert said.err.count("\n") == 4
 
 
 def test_text_comes_token_by_token(

@@ -214,7 +214,7 @@ def test_experts_of_a_known_kind_and_type_on_a_cpu_suit(monkeypatch: pytest.Monk
         )
 
 
-def test_a_timed_expert_multiplies_one_token_by_each_in_turn(
+def test_timed_experts_multiply_one_token_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[tuple] = []
@@ -230,7 +230,7 @@ def test_a_timed_expert_multiplies_one_token_by_each_in_turn(
         store=SimpleNamespace(layout=None), dtype=torch.float32, layers=[layer]
     )
     contents = [SimpleNamespace(data_ptr=lambda start=start: start) for start in (10, 20)]
-    work = CpuBackend.timed_expert(opened, contents)
-    for turn in range(3):
-        work(turn)
-    assert calls == [((), [start], (H,), [0], (1, H), np.float32) for start in (10, 20, 10)]
+    work = CpuBackend.timed_experts(opened, contents)
+    for _ in range(2):
+        work()
+    assert calls == [((), [10, 20], (H,), [0, 1], (2, H), np.float32)] * 2

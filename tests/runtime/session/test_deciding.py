@@ -17,7 +17,7 @@ from runtime.model.open import open_model
 from runtime.policies import build
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Scope
-from runtime.session.build import cache_on_device, whole_experts
+from runtime.session.build import _settled, cache_on_device, whole_experts
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
 
@@ -99,6 +99,32 @@ def test_it_is_used_where_something_is_left_to_decide() -> None:
     assert np.array_equal(cache_on_device(decided(), controller_of(5)).num_slots, [3, 2])
     assert cache_on_device(decided(), controller_of(16)) is None
     assert cache_on_device(decided("host"), controller_of(5)) is None
+
+
+@pytest.mark.parametrize(
+    ("chosen", "num_slots", "decide"),
+    [
+        ({}, 5, "device"),
+        ({"preset": "horizon"}, 5, "host"),
+        ({}, 3, "host"),
+        ({"kind": "disk"}, 8, "host"),
+        ({"fused": CpuBackend, "device": "cpu"}, 8, "host"),
+    ],
+    ids=str,
+)
+def test_what_is_left_open_is_decided_where_it_can_be(
+    chosen: dict[str, object], num_slots: int, decide: str
+) -> None:
+    choices = decided("auto", **chosen)
+    choices.settings = replace(choices.settings, experts="auto")
+    choices.fast = SimpleNamespace(num_slots=num_slots)
+    choices.is_fused = True
+    settled = _settled(choices)
+    assert (settled.decide, settled.experts) == (decide, "fused")
+    choices.is_fused = False
+    choices.fused = None
+    settled = _settled(choices)
+    assert (settled.decide, settled.experts) == ("host", "exact")
 
 
 AHEAD = {"policies": {"prefetch": "next_gate"}}

@@ -65,7 +65,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 def test_every_row_is_measured_or_says_why_not(found: dict) -> None:
     rows = {(row["name"], row["budget"]): row for row in found["models"]["mixtral-8x7b"]["rows"]}
-    assert len(rows) == 3 + NUM_ROWS + 2 * 2
+    assert len(rows) == 3 + NUM_ROWS + 2 * 3
     for row in rows.values():
         if row["why_not"]:
             assert "needs a GPU" in row["why_not"] and row["name"] == "Accelerate, CPU offload"

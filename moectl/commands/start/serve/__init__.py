@@ -120,7 +120,7 @@ class ServeOptions:
     window: Window = None
     base: Base = 16
     dense: Dense = None
-    experts: Experts = "exact"
+    experts: Experts = "auto"
     device: Device = "auto"
     threads: Threads = DEFAULT_THREADS
 
@@ -145,7 +145,7 @@ def serve(
         raise BadInput(f"serving needs {missing.name}: pip install 'moectl[serve]'") from None
 
     settings = chosen.settings(
-        store, options, model=model, base=options.base, policies=policies.given()
+        store, options, model=model, base=options.base, policies=policies.given(), decide="auto"
     )
     limits = server.limits()
     request = fill(
@@ -192,8 +192,7 @@ def _serve_replicas(name: str, request: "ServeRequest") -> None:
     model = _called(name)
     at = _address(request)
     with importing():
-        from moectl.shared.opening import existing, open_quietly
-        from moectl.shared.preset_choice import with_choice
+        from moectl.shared.opening import open_quietly
         from profilers.workers.choose import LOCAL, check_executor
         from profilers.workers.same_model import SameModel
         from runtime.policies.presets import preset
@@ -207,14 +206,12 @@ def _serve_replicas(name: str, request: "ServeRequest") -> None:
             f"--replicas need Ray Serve ({first_line(missing)}): pip install 'moectl[ray]'"
         ) from None
     opened = open_quietly(name, device="cpu", dense=request.settings.dense)
-    settings, why = with_choice(opened, request.settings, existing(request.store))
-    spec = ReplicaSpec(SameModel.of(name, opened), model, replace(request, settings=settings))
+    spec = ReplicaSpec(SameModel.of(name, opened), model, request)
     _say(f"{request.replicas} replicas of {model} are loading")
     with replicas(spec), ending() as wait:
-        chosen = f"preset {preset(settings.preset).name}" + (f" ({why})" if why else "")
         _say(
-            f"{request.replicas} replicas of {model} behind Ray Serve, {chosen}: {at}/v1 for "
-            f"clients, {at}/ to chat"
+            f"{request.replicas} replicas of {model} behind Ray Serve, preset "
+            f"{preset(request.settings.preset).name}: {at}/v1 for clients, {at}/ to chat"
         )
         wait()
 
