@@ -19,8 +19,8 @@ class Machine:
     `fast_tflops` is the fast tier's peak in 16 bits without sparsity, `link_latency_s` the time of
     one transfer before its first byte arrives. `source` says where the figures come from.
     `near_by_bits`: weights of few bits save the near tier as much arithmetic as bytes. `fast_gb`
-    and `near_gb` are capacities in GB (1e9 bytes), None where they vary. `ram_gbps` is what link and
-    near tier together get from the memory that both read, None where that is not known: then
+    and `near_gb` are capacities in GB (1e9 bytes), None where they vary. `ram_gbps` is what link
+    and near tier together get from the memory that both read, None where that is not known: then
     neither is counted as slower while the other reads.
 
     `load_s`, `layer_s` and `head_s` are seconds, where they are known better than from bandwidths:
@@ -173,8 +173,8 @@ MACHINES = {
             25.0,
             10e-6,
             40.0,
-            f"RTX 3060 12GB data sheet, GDDR6, peak: a quarter of its AI TOPS, which are of 16 bits "
-            f"and sparse; {_PCIE4}; {_DESKTOP4}",
+            f"RTX 3060 12GB data sheet, GDDR6, peak: a quarter of its AI TOPS, which are of 16 "
+            f"bits and sparse; {_PCIE4}; {_DESKTOP4}",
             near_tflops=0.6,
             fast_gb=12.0,
             ram_gbps=40.0,

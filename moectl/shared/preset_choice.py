@@ -1,5 +1,5 @@
-"""Choice of a preset when the user names none: the fastest that loses nothing, by facts known before
-the first token and by a short replay."""
+"""Choice of a preset when the user names none: the fastest that loses nothing, by facts known
+before the first token and by a short replay."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

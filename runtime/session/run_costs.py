@@ -1,5 +1,5 @@
-"""Costs of a run, measured in a moment when it opens, as the run will compute: for the choice of its
-preset."""
+"""Costs of a run, measured in a moment when it opens, as the run will compute: for the choice of
+its preset."""
 
 import math
 import statistics

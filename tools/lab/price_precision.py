@@ -22,8 +22,8 @@ from runtime.control.build import check_required
 from runtime.model.open import MoeModel
 from runtime.policies import build
 from runtime.policies.base import Artefacts
-from runtime.policies.miss.shared import check_replicas
 from runtime.policies.residency.shadow import prefix_bits
+from runtime.policies.shared.misses import check_replicas
 from runtime.session.session import Session, Settings
 
 AVERAGES = (3.0, 2.5, 2.0, 1.75, 1.5)

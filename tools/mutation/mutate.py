@@ -96,7 +96,7 @@ TESTS = {
         f"runtime/policies/miss/{name}.py": _policy("miss", name, _MISSES)
         for name in ("best_resident", "random_resident", "substitute", "zero")
     },
-    "runtime/policies/miss/shared.py": (_MISSES,),
+    "runtime/policies/shared/misses.py": (_MISSES,),
     "runtime/session/session.py": ("tests/runtime/session/test_requests.py",),
     "runtime/session/parts.py": ("tests/runtime/session/test_observers.py",),
     **{

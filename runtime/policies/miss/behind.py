@@ -11,7 +11,7 @@ from artifacts.shape import Shape
 from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Artefacts, Choice, Residents, Step
 from runtime.policies.miss.qstar import QStar
-from runtime.policies.miss.shared import count_uses, paying
+from runtime.policies.shared.misses import count_uses, paying
 
 
 @dataclass

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from runtime.policies.base import Choice, Residents, Simple, Step
-from runtime.policies.miss.shared import beyond_free, by_probability, stand_in
+from runtime.policies.shared.misses import beyond_free, by_probability, stand_in
 
 
 @dataclass

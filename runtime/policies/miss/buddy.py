@@ -10,7 +10,7 @@ from artifacts.errors import BadUsage
 from artifacts.routing.entropy import EntropyHistogram, token_entropy
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step, check_choice
-from runtime.policies.miss.shared import by_probability, drawn, keep_sum, stand_in
+from runtime.policies.shared.misses import by_probability, drawn, keep_sum, stand_in
 
 BUDDY = "buddy"
 RANDOM = "random_resident"

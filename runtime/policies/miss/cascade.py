@@ -9,7 +9,7 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
-from runtime.policies.miss.shared import check_replicas
+from runtime.policies.shared.misses import check_replicas
 
 LOW = 4
 LOWEST = 2

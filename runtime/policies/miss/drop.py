@@ -9,7 +9,7 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
-from runtime.policies.miss.shared import keep_sum
+from runtime.policies.shared.misses import keep_sum
 
 _ALIKE = (
     "no sensitivity of layers is stored: drop takes all for equally sensitive; `moectl profile` "

@@ -10,8 +10,8 @@ from artifacts.errors import BadUsage
 from artifacts.quantisation.widths import Width, as_width
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
-from runtime.policies.miss.shared import check_replicas
 from runtime.policies.prefetch.score import percentile
+from runtime.policies.shared.misses import check_replicas
 
 
 @dataclass

@@ -6,7 +6,7 @@ import numpy as np
 
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
-from runtime.policies.miss.shared import beyond_free, drawn, stand_in
+from runtime.policies.shared.misses import beyond_free, drawn, stand_in
 
 
 @dataclass

@@ -10,7 +10,7 @@ from artifacts.errors import BadUsage
 from artifacts.quantisation.widths import column_of
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
-from runtime.policies.miss.shared import count_uses, paying
+from runtime.policies.shared.misses import count_uses, paying
 
 
 @dataclass

@@ -8,7 +8,7 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from runtime.policies.base import Choice, Residents, Simple, Step
-from runtime.policies.miss.shared import stand_in
+from runtime.policies.shared.misses import stand_in
 
 
 @dataclass

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.policies.base import Choice, Residents, Simple, Step
-from runtime.policies.miss.shared import beyond_free, keep_sum
+from runtime.policies.shared.misses import beyond_free, keep_sum
 
 
 @dataclass

@@ -13,7 +13,7 @@ from artifacts.quantisation.widths import USUAL_WIDTHS, columns_of
 from artifacts.shape import FULL_BITS, Shape
 from artifacts.traces.trace import DECODE, PREFILL
 from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step, check_choice
-from runtime.policies.miss.shared import check_replicas
+from runtime.policies.shared.misses import check_replicas
 from runtime.policies.step import fitting
 
 BEFORE = "before"

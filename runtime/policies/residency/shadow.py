@@ -20,7 +20,7 @@ from artifacts.quantisation.widths import (
 )
 from artifacts.shape import FULL_BITS, Shape
 from runtime.policies.base import Artefacts, FastTier, SimpleResidency
-from runtime.policies.miss.shared import check_replicas
+from runtime.policies.shared.misses import check_replicas
 
 _CHOICES = ("mixed", "pruned", "uniform", "prefix", "random", *map(str, MADE_WIDTHS))
 

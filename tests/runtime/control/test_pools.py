@@ -18,8 +18,8 @@ from runtime.control.pools import Partitions, Pool, check_each_has_a_slot, whole
 from runtime.policies import build, parse
 from runtime.policies.base import Artefacts, Residents, Step
 from runtime.policies.miss.near import NearMiss
-from runtime.policies.miss.shared import beyond_free
 from runtime.policies.presets import Scope
+from runtime.policies.shared.misses import beyond_free
 from runtime.policies.step import fitting
 from tests.runtime.policies.contract import PLAIN, Case, keep_the_contract, routed
 

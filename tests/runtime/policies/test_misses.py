@@ -10,7 +10,7 @@ from artifacts.traces.trace import PREFILL
 from runtime.policies import parse
 from runtime.policies.base import Artefacts
 from runtime.policies.miss.qstar import QStar
-from runtime.policies.miss.shared import keep_sum
+from runtime.policies.shared.misses import keep_sum
 from tests.runtime.policies.examples import SHAPE, prepared, residents, step
 
 P = [[0.40, 0.25, 0.15, 0.10, 0.06, 0.04]]

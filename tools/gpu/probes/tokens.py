@@ -34,6 +34,7 @@ from tools.gpu.rows import Rates, Text
 
 EMULATED_GBPS = 0.05  # of the emulated link without a GPU
 PROFILED = 4  # tokens
+LIKELY = "next_gate:least=0.05"
 _LEAST_US = 5.0  # of a token, below which a kernel or a call is left out
 _FUNCTIONS = 40
 _IN_MEMORY = Path("/dev/shm")
@@ -59,7 +60,8 @@ WAYS = (
     Way("full", "100%"),
     Way("on-demand", "25%", DEVICE),
     Way("on-demand", "25%", DEVICE, {"eviction": "late_horizon"}),
-    Way("on-demand", "25%", DEVICE, {"prefetch": "next_gate"}),
+    Way("on-demand", "25%", DEVICE, {"eviction": "late_horizon", "prefetch": LIKELY}),
+    Way("behind", "25%"),
     Way("on-demand", "25%"),
     Way("mixtral-offloading", "25%"),
     Way("horizon", "25%"),
