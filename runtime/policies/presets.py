@@ -24,6 +24,7 @@ CANDIDATES = (
     "on-demand",
     "mixtral-offloading",
     "horizon",
+    "behind",
     "near:miss=qstar",
     "near",
 )

@@ -74,6 +74,6 @@ def with_rates(name: str, costs: Costs) -> str:
     miss = parse("miss", preset(name).miss)
     near_s = max(costs.near.memory_s, costs.near_host.memory_s)
     load_s = costs.load_s + costs.load_latency_s + costs.host_s
-    if not getattr(miss, "ratio", 0.0) or not 0 < near_s < float("inf"):
+    if getattr(miss, "ratio", 0.0) == 0.0 or not 0 < near_s < float("inf"):
         return name
     return f"{name}{',' if ':' in name else ':'}ratio={near_s / load_s:.3g}"

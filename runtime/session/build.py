@@ -161,7 +161,7 @@ def _choose(
         # torch too, and by more: compiled code computes it unasked on a CPU. The GPU's kernels are
         # used only when the user asks for them.
         is_fused=is_asked or fast.split is not None and fused is not None and fused.takes_splits,
-        dense=_decoder(opened, fused, threads) if is_asked else None,
+        dense=open_decoder(opened, fused, threads) if is_asked else None,
         threads=threads,
         link=link,
         maps_run=artefacts.maps_run,
@@ -183,7 +183,7 @@ def _settled(choices: Choices) -> Settings:
     return settings
 
 
-def _decoder(
+def open_decoder(
     opened: MoeModel, fused: type[Backend], threads: KernelThreads
 ) -> CompiledDecoder | TritonDecoder:
     """Return compiled code for the modules beside the experts, which `fused` computes."""

@@ -12,13 +12,13 @@ from artifacts.common.host_memory import host_memory
 from artifacts.hardware.costs import Costs, Work
 from runtime import devices
 from runtime.backends.choose import choose_backend
-from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.links.choose import default_kind
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel
 from runtime.policies.presets import CANDIDATES, preset
 from runtime.replay.candidates import RoadCosts
+from runtime.session.build import open_decoder
 from runtime.session.link_choice import resolve_link
 from runtime.session.probe import expert_seconds, rest_seconds, seconds_of
 from runtime.session.settings import EXACT, HOST, Settings
@@ -84,7 +84,7 @@ def measured_costs(opened: MoeModel, link: LinkChoice, *, is_fused: bool) -> Cos
     """Measure an expert, a layer's rest, a load over the link and an expert computed near."""
     threads = KernelThreads(torch.get_num_threads())
     try:
-        dense = CompiledDecoder(opened, threads) if is_fused else None
+        dense = open_decoder(opened, choose_backend(opened), threads) if is_fused else None
         rest_s = rest_seconds(opened, dense=dense, is_fused=is_fused)
     finally:
         threads.close()
