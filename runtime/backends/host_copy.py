@@ -15,8 +15,9 @@ from runtime.kernels.load import compiler, kernels
 
 _MOST = (1 << 30) - 1  # letters before their numbers begin anew
 _POLLS = 4096  # between looks at the stream, which say whether the GPU still works
-# some 30 us: a letter that is under way comes within it, and a thread that sleeps wakes later
-_SPINS = 256
+# looks at a letter until a thread sleeps between them, some 2 ms: one that sleeps wakes 60 us later
+_SPINS = 16_384
+_TURN = 32  # looks between calls of what is done meanwhile
 
 
 class HostCopy:
@@ -185,14 +186,13 @@ def wait_for(
 ) -> None:
     """Wait until this number begins the letter, and call `meanwhile` from time to time. Raises
     OutOfResources where the GPU ends its work without it."""
-    for _ in range(_SPINS):
-        if letter[0] == number:
-            return
     polls = 0
     while letter[0] != number:
-        meanwhile()
-        time.sleep(0)  # the link's thread needs the interpreter meanwhile
         polls += 1
+        if polls % _TURN == 0:
+            meanwhile()
+        if polls > _SPINS:
+            time.sleep(0)  # other threads need the interpreter meanwhile
         if polls % _POLLS == 0 and _is_idle(device) and letter[0] != number:
             raise OutOfResources(
                 "the GPU ended its work and did not send what the host waits for: run it again"

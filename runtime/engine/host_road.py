@@ -136,7 +136,8 @@ class HostRoad:
         for layer, letter in zip(self._layers, letters, strict=True):
             self._wait_for(letter)
             self._watcher.expect(letter)
-            self._decide(layer)
+            with self._copies.queueing():
+                self._decide(layer)
         self._wait_for(ending)
         *waited_ns, landed = ending.read()[0][0].tolist()
         self._copies.told(landed, sum(waited_ns) / 1e9)
@@ -206,7 +207,6 @@ class HostRoad:
         _, rows = self._near
         steps.near.begin(places)
         outputs = self._backend.near.of_token(layer.experts, places, steps.near, self._token)
-        for row, output in zip(rows, outputs, strict=False):
-            row.copy_(output[0])
+        rows[: len(places)].copy_(outputs)
         steps.near.finish()
         self._near_number[0] = self._num_near % self._num_numbers

@@ -3,7 +3,8 @@ one graph computes a token, the host queues what it decides."""
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -37,6 +38,7 @@ class FlaggedCopies:
         self._queue: deque[CudaTransfer] = deque()
         self._last = self._known = 0  # numbers: queued last, and known to have come
         self._free_at_s = 0.0  # when all that was handed over will have been copied
+        self._is_current = False  # the stream of copies
         self._nbytes = 0  # handed over since the device spoke
         self._bytes_per_s = _USUAL_RATE
 
@@ -55,6 +57,20 @@ class FlaggedCopies:
         self._hand_over_all([one for one in pending if not one.is_whole])
         self._link.join_streams()
         _note_landed(pending)
+
+    @contextmanager
+    def queueing(self) -> Iterator[None]:
+        """Make the stream of copies the current one, for several calls: torch takes long to change
+        it."""
+        if self._is_current:
+            yield
+            return
+        self._is_current = True
+        try:
+            with self._link.queueing_demands():
+                yield
+        finally:
+            self._is_current = False
 
     def issue_all(self, loads: Iterable[Wanted], *, urgency: int) -> list[CudaTransfer]:
         """Queue transfers: the bytes of demands at once, those of prefetches by `pump`."""
@@ -105,7 +121,7 @@ class FlaggedCopies:
 
     def _hand_over_next(self, nbytes: int) -> None:
         transfer = self._queue[0]
-        with self._link.queueing_demands():
+        with self.queueing():
             self._copy(transfer, min(transfer.nbytes, transfer.num_handed + nbytes))
         if transfer.is_whole:
             self._queue.popleft()
@@ -113,7 +129,7 @@ class FlaggedCopies:
 
     def _hand_over_all(self, transfers: Sequence[CudaTransfer]) -> None:
         if transfers:
-            with self._link.queueing_demands():
+            with self.queueing():
                 for transfer in transfers:
                     self._copy(transfer, transfer.nbytes)
 
@@ -131,7 +147,7 @@ class FlaggedCopies:
         for transfer in transfers:
             transfer.number = self._last
         place = self._last % len(self._numbers)
-        with self._link.queueing_demands():
+        with self.queueing():
             self._landed.copy_(self._numbers[place : place + 1], non_blocking=True)
 
 

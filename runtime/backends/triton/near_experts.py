@@ -65,11 +65,13 @@ class NearExperts:
 
     def of_token(
         self, module: nn.Module, places: Sequence[Place], near: NearTier, token: torch.Tensor
-    ) -> list[torch.Tensor]:
-        """Return the output [1, H] of the expert at each of `places`, on a token [1, H] in the
-        host's memory."""
+    ) -> torch.Tensor:
+        """Return the outputs [n, H] of the experts at `places`, on a token [1, H] in the host's
+        memory."""
+        if (outputs := self._of_one(places, near, token)) is not None:
+            return outputs
         assigned = {place.key % self._num_experts: Assigned(None, 0) for place in places}
-        return self._computed(module, places, near, token, assigned)
+        return torch.cat(self._computed(module, places, near, token, assigned))
 
     @cached_property
     def _kernels(self) -> TokenKernels | None:
@@ -93,15 +95,25 @@ class NearExperts:
         assigned: dict[int, Assigned],
     ) -> list[torch.Tensor]:
         """Return the output [t, H] of each of `places` on its tokens of `tokens` [T, H]."""
-        if self._kernels and len(tokens) == 1 and (contents := near.contents_in_ram(places)):
-            starts = [content.data_ptr() for content in contents]
-            return list(self._kernels.outputs(tokens, places, starts).unbind())
+        if len(tokens) == 1 and (outputs := self._of_one(places, near, tokens)) is not None:
+            return list(outputs[:, None].unbind())
         xs = [gather(tokens, assigned[place.key % self._num_experts]) for place in places]
         outputs = self._by_kernels(places, near, xs)
         for i, (place, x) in enumerate(zip(places, xs, strict=True)):
             if i not in outputs:
                 outputs[i] = self._one(module, place, near, x)
         return [outputs[i] for i in range(len(places))]
+
+    def _of_one(
+        self, places: Sequence[Place], near: NearTier, token: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Return the outputs [n, H] of a token's experts, if kernels compute all where they lie in
+        RAM."""
+        contents = near.contents_in_ram(places) if self._kernels else None
+        if not contents:
+            return None
+        starts = [content.data_ptr() for content in contents]
+        return self._kernels.outputs(token, places, starts).view(len(places), -1)
 
     def _by_kernels(
         self, places: Sequence[Place], near: NearTier, xs: Sequence[torch.Tensor]
