@@ -31,6 +31,8 @@ RUNS = {
         "policies": {"prefetch": "next_gate"},
         "experts": "fused",
     },
+    "25%, near on the host, fused": {"preset": "near", "budget": "25%", "experts": "fused"},
+    "25%, brought behind, fused": {"preset": "behind", "budget": "25%", "experts": "fused"},
     "25%, cut in two, fused": {
         "budget": "25%",
         "policies": {"residency": "split:theta=0.5", "prefetch": "next_gate"},
