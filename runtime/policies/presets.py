@@ -22,11 +22,8 @@ _WHOLE = (
 CANDIDATES = (
     "on-demand:eviction=late_horizon",
     "on-demand",
-    "mixtral-offloading",
     "horizon",
     "behind",
-    "near:miss=qstar",
-    "near",
 )
 """What `auto` chooses from where a part of the experts does not fit; of equally fast ones it takes
 the first. All lose nothing and need no artefact."""

@@ -12,8 +12,7 @@ from artifacts.modelshapes.known import ModelShape
 from artifacts.shape import Shape
 from artifacts.traces.synthetic import Dials, generate
 from artifacts.traces.trace import Trace
-from runtime.policies import parse
-from runtime.policies.presets import CANDIDATES, preset
+from runtime.policies.presets import CANDIDATES
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
 
@@ -53,27 +52,18 @@ def fastest(
 def decoded_ms(
     roads: RoadCosts, trace: Trace, shape: Shape, share: float, *, names: tuple[str, ...]
 ) -> Iterator[tuple[str, float]]:
-    """Yield each candidate that the trace can tell of and the machine can run, with what its
-    policies measure taken from the costs, and its milliseconds for a decoded token of the trace."""
+    """Yield each candidate that the trace can tell of and the machine can run, and its milliseconds
+    for a decoded token of the trace."""
     model = ModelShape("measured", shape, hidden=1)
     for name in names:
         costs = roads.of(name)
-        measured = with_rates(name, costs)
-        workload = Workload(trace, model, _ANY, costs=costs)
+        setting = Setting(name, name, budget=f"{100 * share:.6f}%")
+        near_s = max(costs.near.memory_s, costs.near_host.memory_s)
+        if setting.build().miss.ratio_is_open and not isfinite(near_s):
+            continue
         try:
-            times = workload.run(Setting(name, measured, budget=f"{100 * share:.6f}%")).times
+            times = Workload(trace, model, _ANY, costs=costs).run(setting).times
         except Problem:
             continue
         if isfinite(times["tpot_ms"]):
-            yield measured, times["tpot_ms"]
-
-
-def with_rates(name: str, costs: Costs) -> str:
-    """Return the candidate with the `ratio` of link to near bandwidth that these costs have, where
-    its miss policy goes by one."""
-    miss = parse("miss", preset(name).miss)
-    near_s = max(costs.near.memory_s, costs.near_host.memory_s)
-    load_s = costs.load_s + costs.load_latency_s + costs.host_s
-    if getattr(miss, "ratio", 0.0) == 0.0 or not 0 < near_s < float("inf"):
-        return name
-    return f"{name}{',' if ':' in name else ':'}ratio={near_s / load_s:.3g}"
+            yield name, times["tpot_ms"]

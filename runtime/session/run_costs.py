@@ -25,12 +25,13 @@ from runtime.session.settings import EXACT, HOST, Settings
 from runtime.tiers.open import LinkChoice
 
 # Seconds of a layer beyond its link and kernels on an H100 with 16 cores (docs/gpu.md): where the
-# host decides, what is added where it prefetches, where misses are computed near, and where the
-# host orders evictions by what was seen.
-HOST_LAYER_S = 0.19e-3
+# device decides, where the host does, what is added where the host prefetches, where misses are
+# computed near, and where the host orders evictions by what was seen.
+DEVICE_LAYER_S = 0.04e-3
+HOST_LAYER_S = 0.12e-3
 HOST_AHEAD_S = 0.25e-3
-NEAR_STEP_S = 1e-3
-ORDER_S = 0.05e-3
+NEAR_STEP_S = 0.4e-3
+ORDER_S = 0.04e-3
 _READ_NBYTES = 128 << 20
 _TURNS = 4
 
@@ -65,11 +66,12 @@ def roads_of(
     the host's own work is part of what was measured."""
     costs = replace(costs, deciding={"eviction late_horizon": ORDER_S})
     ahead = {"prefetch next_gate": HOST_AHEAD_S, "prefetch blend": HOST_AHEAD_S}
-    host_s = HOST_LAYER_S if has_graphs else 0.0
+    host_s, device_s = (HOST_LAYER_S, DEVICE_LAYER_S) if has_graphs else (0.0, 0.0)
     by_host = replace(
         costs, rest=Work(costs.rest.memory_s + host_s), deciding=costs.deciding | ahead
     )
-    return RoadCosts(by_host, costs, by_device)
+    by_itself = replace(costs, rest=Work(costs.rest.memory_s + device_s))
+    return RoadCosts(by_host, by_itself, by_device)
 
 
 def by_device(settings: Settings) -> frozenset[str]:

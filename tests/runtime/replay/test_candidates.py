@@ -14,8 +14,8 @@ from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import Trace
 from runtime.policies import build
 from runtime.policies.presets import CANDIDATES, preset
-from runtime.replay.candidates import RoadCosts, decoded_ms, fastest, with_rates
-from runtime.session.run_costs import by_device, roads_of
+from runtime.replay.candidates import RoadCosts, decoded_ms, fastest
+from runtime.session.run_costs import NEAR_STEP_S, by_device, roads_of
 from runtime.session.settings import Settings
 from tests import ROOT
 
@@ -33,7 +33,7 @@ def gpu(*, memory: float, link: float, near: float, rest_s: float) -> RoadCosts:
         near=Work(NBYTES / near / 1e9),
         rest=Work(rest_s),
         head=Work(0.0),
-        near_step_s=1e-3,
+        near_step_s=NEAR_STEP_S,
     )
     return roads_of(costs, has_graphs=True, by_device=DECIDED)
 
@@ -55,7 +55,7 @@ def cpu(*, memory: float, load: float, shared: float, near_s: float) -> RoadCost
 
 
 MACHINES = {
-    "h100": gpu(memory=2300, link=54, near=89, rest_s=0.14e-3),
+    "h100": gpu(memory=2300, link=54, near=89, rest_s=0.07e-3),
     "rtx4090": gpu(memory=900, link=25, near=60, rest_s=0.1e-3),
     "rtx3060": gpu(memory=330, link=12, near=40, rest_s=0.15e-3),
     "a GPU behind a slow link": gpu(memory=900, link=5, near=60, rest_s=0.1e-3),
@@ -76,11 +76,6 @@ TRACES = {
 }
 
 
-# Here late_horizon takes 0.80 of near's time on gpt-oss-20b's routing and 1.11 of it on the demo's:
-# no choice before the first token is within 5 % on both.
-ALLOWED = {("rtx3060", 0.25, "the demo"): 1.12}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.125, 0.25, 0.5])
 @pytest.mark.parametrize("machine", MACHINES)
@@ -93,8 +88,7 @@ def test_on_recorded_routing_the_choice_is_within_5_percent_of_the_best(
     for name, path in TRACES.items():
         times = dict(decoded_ms(roads, beginning(path), SHAPE, share, names=CANDIDATES))
         if chosen in times:  # a trace without predictions tells nothing of prefetching
-            allowed = ALLOWED.get((machine, share, name), 1.05)
-            assert times[chosen] <= allowed * min(times.values()), (name, chosen, times)
+            assert times[chosen] <= 1.05 * min(times.values()), (name, chosen, times)
             told += 1
     assert told
 
@@ -110,7 +104,7 @@ def test_the_fastest_is_taken() -> None:
     free = replace(costs, load_s=0.0, load_latency_s=1e-12)
     assert fastest(RoadCosts(free, free), SHAPE, 0.25)[0] == "on-demand"
     chosen, ms = fastest(MACHINES["a GPU behind a slow link"], SHAPE, 0.25)
-    assert chosen.startswith("near")
+    assert chosen == "behind"
     assert fastest(MACHINES["a GPU behind a slow link"], replace(SHAPE, num_layers=8), 0.25) == (
         chosen,
         pytest.approx(2 * ms),
@@ -119,13 +113,16 @@ def test_the_fastest_is_taken() -> None:
     assert fastest(MACHINES["cpu, from disk"], SHAPE, 0.25, names=only)[0] in only
 
 
-def test_a_miss_policy_with_a_ratio_gets_the_measured_one() -> None:
-    costs = MACHINES["rtx3060"].host
-    assert with_rates("near:miss=qstar", costs) == "near:miss=qstar,ratio=0.3"
-    assert with_rates("on-demand", costs) == "on-demand"
-    assert with_rates("near:miss=qstar", MACHINES["cpu, from disk"].host) == "near:miss=qstar"
+def test_what_computes_near_is_left_out_where_nothing_is_near() -> None:
+    """The trace has no predictions, so that horizon is left out, too."""
+    trace = beginning(TRACES["gpt-oss-20b"])
+    names = {
+        machine: [name for name, _ in decoded_ms(roads, trace, SHAPE, 0.25, names=CANDIDATES)]
+        for machine, roads in MACHINES.items()
+    }
+    assert "behind" not in names["cpu, from disk"] and "behind" in names["rtx3060"]
 
 
 def test_a_device_that_decides_has_its_own_costs() -> None:
     roads = MACHINES["h100"]
-    assert roads.of("on-demand") is roads.device and roads.of("near") is roads.host
+    assert roads.of("on-demand") is roads.device and roads.of("behind") is roads.host
