@@ -61,7 +61,7 @@ def decoded_ms(
         measured = with_rates(name, costs)
         workload = Workload(trace, model, _ANY, costs=costs)
         try:
-            times = workload.run(Setting(name, measured, budget=f"{100 * share:.6f}%")).times
+            times = workload.run(Setting(name, measured, budget=f"{100 * share:.12f}%")).times
         except Problem:
             continue
         if isfinite(times["tpot_ms"]):
