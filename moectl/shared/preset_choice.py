@@ -67,13 +67,18 @@ def with_choice(opened: "MoeModel", settings: Settings, store: Path | None) -> t
 
 
 def _replayed(opened: "MoeModel", settings: Settings, known: Known) -> PresetChoice:
-    """Return the candidate that is the fastest in a replay with what is measured now."""
-    from runtime.policies.presets import CANDIDATES
+    """Return the candidate that is the fastest in a replay with what is measured now. Raises
+    BadUsage for a budget below one expert in each place that needs one."""
+    from runtime.policies.presets import CANDIDATES, Scope
     from runtime.replay.candidates import fastest
     from runtime.session.run_costs import by_device, road_costs
 
     decides = settings.decide == ways.DEVICE
     names = tuple(name for name in CANDIDATES if not decides or name in by_device(settings))
+    is_per_layer = Scope(settings.scope or AUTO.scope) is Scope.LAYER
+    sizes.num_slots(
+        settings.budget, opened.shape, per_layer=is_per_layer, num_devices=settings.devices
+    )
     share = sizes.budget_nbytes(settings.budget, opened.shape) / opened.shape.nbytes
     name, ms = fastest(road_costs(opened, settings), opened.shape, share, names=names)
     if name == "horizon" and known.has_predictors:

@@ -57,7 +57,7 @@ def decoded_ms(
     model = ModelShape("measured", shape, hidden=1)
     for name in names:
         costs = roads.of(name)
-        setting = Setting(name, name, budget=f"{100 * share:.6f}%")
+        setting = Setting(name, name, budget=f"{100 * share:.12f}%")
         near_s = max(costs.near.memory_s, costs.near_host.memory_s)
         if setting.build().miss.ratio_is_open and not isfinite(near_s):
             continue

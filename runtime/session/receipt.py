@@ -182,6 +182,6 @@ def fallbacks_of(parts: Parts) -> list[str]:
         lines.append(NOT_ANEW)
     if parts.fast.split and parts.link.kind == "disk":
         lines.append("link disk reads more than a segment for each: use a link from RAM")
-    if parts.fast.holds(opened.shape) and parts.budget != "100%":
+    if parts.fast.holds(opened.shape) and parts.settings.budget != "100%":
         lines.append(f"budget {parts.budget} holds the whole model: every expert stays resident")
     return [*lines, *opened.unfollowed]

@@ -43,7 +43,9 @@ def test_a_server_ends_well(checkpoint: Checkpoint, tmp_path: Path) -> None:
         with pytest.raises(openai.InternalServerError, match="is loading: try again") as refused:
             client.models.list()
         assert refused.value.code == "loading"
-        assert f" of 16 experts in the fast tier: {url}/v1 for clients" in process.stderr.readline()
+        *told, listens = [process.stderr.readline() for _ in range(4)]
+        assert [line.split()[0] for line in told] == ["Experts", "Budget", "Preset"]
+        assert f" of 16 experts in the fast tier: {url}/v1 for clients" in listens
         [model] = client.models.list()
         asked = EXACT | {"model": model.id, "prompt": "sheep", "max_tokens": 200, "stream": True}
         stream = client.completions.create(**asked)

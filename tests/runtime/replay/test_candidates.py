@@ -126,3 +126,9 @@ def test_what_computes_near_is_left_out_where_nothing_is_near() -> None:
 def test_a_device_that_decides_has_its_own_costs() -> None:
     roads = MACHINES["h100"]
     assert roads.of("on-demand") is roads.device and roads.of("behind") is roads.host
+
+
+def test_one_slot_a_layer_is_a_budget() -> None:
+    """A 48th of 48 experts is one, whatever the digits of the share are."""
+    _, ms = fastest(MACHINES["h100"], replace(SHAPE, num_experts=48), 1 / 48, names=("on-demand",))
+    assert ms > 0

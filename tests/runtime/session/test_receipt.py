@@ -22,6 +22,7 @@ def parts_of(**own: object) -> SimpleNamespace:
     devices = own.pop("devices", CPU)
     settings = {
         "preset": "on-demand",
+        "budget": "25%",
         "experts": EXACT,
         "devices": len(devices),
         "scaled_to": None,
