@@ -87,12 +87,12 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 
 def test_the_fastest_candidate_is_taken_and_told(opened: MoeModel, replayed: list[tuple]) -> None:
     settings, why = with_choice(opened, Settings(AUTO, budget="50%"), None)
-    assert (settings.preset, why) == ("horizon", "the fastest of 7 by replay, 1.25 ms a token")
+    assert (settings.preset, why) == ("horizon", "the fastest of 4 by replay, 1.25 ms a token")
     device = Settings(AUTO, experts="fused", decide="device")
-    assert "of 3 by replay" in with_choice(opened, device, None)[1]
+    assert "of 2 by replay" in with_choice(opened, device, None)[1]
     assert replayed == [
         ("costs", 0.5, CANDIDATES),
-        ("costs", 0.25, CANDIDATES[:3]),
+        ("costs", 0.25, CANDIDATES[:2]),
     ]
 
 

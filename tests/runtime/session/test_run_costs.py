@@ -9,7 +9,13 @@ from artifacts.hardware.costs import Costs, Work
 from runtime import devices
 from runtime.model.open import MoeModel, open_model
 from runtime.session import run_costs
-from runtime.session.run_costs import HOST_AHEAD_S, HOST_LAYER_S, by_device, road_costs
+from runtime.session.run_costs import (
+    DEVICE_LAYER_S,
+    HOST_AHEAD_S,
+    HOST_LAYER_S,
+    by_device,
+    road_costs,
+)
 from runtime.session.settings import Settings
 from tests.conftest import Checkpoint
 from tests.helpers.triton_process import interpret, needs_triton
@@ -80,14 +86,15 @@ def test_on_a_cpu_near_experts_take_the_time_of_compute_and_are_never_read_twice
     assert cold.host_s == 0 < cold.load_s and cold.near_host.memory_s == math.inf
 
 
-def test_where_tokens_are_graphs_the_host_costs_a_layer_and_the_device_nothing(
+def test_where_tokens_are_graphs_a_layer_costs_more_if_the_host_decides(
     opened: MoeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_costs, "measured_costs", lambda *_, **__: COSTS)
     assert road_costs(opened, Settings(experts="fused")).host.rest == COSTS.rest
     monkeypatch.setattr(devices, "has_graphs", lambda device: True)
     roads = road_costs(opened, Settings(experts="fused"))
-    assert roads.device.rest == COSTS.rest and "prefetch next_gate" not in roads.device.deciding
+    assert roads.device.rest.memory_s == pytest.approx(COSTS.rest.memory_s + DEVICE_LAYER_S)
+    assert "prefetch next_gate" not in roads.device.deciding
     assert roads.host.rest.memory_s == pytest.approx(COSTS.rest.memory_s + HOST_LAYER_S)
     assert roads.host.deciding["prefetch next_gate"] == HOST_AHEAD_S
     assert not roads.by_device, "there is no GPU here"
@@ -95,7 +102,7 @@ def test_where_tokens_are_graphs_the_host_costs_a_layer_and_the_device_nothing(
 
 def test_candidates_that_a_device_decides() -> None:
     found = by_device(Settings(experts="auto", decide="auto"))
-    assert found == {"on-demand", "on-demand:eviction=late_horizon", "mixtral-offloading"}
+    assert found == {"on-demand", "on-demand:eviction=late_horizon"}
     assert not by_device(Settings(experts="exact", decide="host"))
     assert not by_device(Settings(experts="auto", devices=2))
 
