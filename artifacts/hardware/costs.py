@@ -14,6 +14,8 @@ DENSE_ON_GPU = (
     "each use; counted as written and read once at 16 bits, while torch moves more"
 )
 
+_MOST_RATIO = 1024.0
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -165,5 +167,7 @@ def rounded_window(num_experts: float, expert_nbytes: int) -> int:
 
 def rounded_ratio(link_over_near: float) -> float:
     """Return the bandwidth of a link over that of a near tier, rounded to a quarter of a power of
-    two, and then to three digits, as receipts show it. The reason is that of `rounded_window`."""
-    return float(f"{2.0 ** (round(4 * math.log2(link_over_near)) / 4):.3g}")
+    two, and then to three digits, as receipts show it. The reason is that of `rounded_window`.
+    A tier that takes no time, or for ever, is taken for a thousand times as fast, or as slow."""
+    finite = min(max(link_over_near, 1 / _MOST_RATIO), _MOST_RATIO)
+    return float(f"{2.0 ** (round(4 * math.log2(finite)) / 4):.3g}")

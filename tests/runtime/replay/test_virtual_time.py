@@ -2,6 +2,7 @@
 in the near tier; a layer takes 1 s before its experts, a pass half a second after its layers."""
 
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
@@ -350,5 +351,8 @@ def test_the_ratio_of_a_machine_is_that_of_its_loads_and_near_experts() -> None:
     assert Costs.of(model, machine("rtx4090")).link_over_near == 0.354
     on_cpu = replace(COSTS, near=Work(0), near_host=Work(10))
     assert (COSTS.link_over_near, on_cpu.link_over_near) == (0.595, 2.0)
+    unmeasured = replace(COSTS, near=Work(0))
+    absent = replace(unmeasured, near_host=Work(inf))
+    assert (unmeasured.link_over_near, absent.link_over_near) == (0.000977, 1020.0)
     assert Costs.of(model, machine("rtx4090")).contention == pytest.approx(25 / 70)
     assert Costs.of(model, machine("rtx3090")).contention == 0, "its memory is not known"
