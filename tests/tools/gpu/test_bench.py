@@ -144,8 +144,10 @@ def test_on_a_gpu_a_row_has_it_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Runs("mixtral-8x7b", opened, None, None, None, "cuda", options, {}).all(
         "the GPU decides"
     )
+    monkeypatch.setattr(Runs, "_predicted", lambda self, settings: 1.25)
     ((_, budget, work),) = runs
-    assert budget == "25%" and work().stall_ms is None
+    row = work()
+    assert (budget, row.stall_ms, row.predicted_ms) == ("25%", None, 1.25)
     assert (given[0].decide, given[0].experts, given[0].link) == ("device", "fused", "auto")
 
 
