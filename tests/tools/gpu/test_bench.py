@@ -126,7 +126,7 @@ def test_the_table_has_every_row(found: dict) -> None:
 def test_what_there_is_no_time_for_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_plain", lambda *_: [])
     rows = report(tmp_path, limit=0.0)["models"]["mixtral-8x7b"]["rows"]
-    assert [row["why_not"] for row in rows] == [NO_TIME] * (NUM_ROWS + 2 * 2)
+    assert [row["why_not"] for row in rows] == [NO_TIME] * (NUM_ROWS + 2 * 3)
 
 
 def test_on_a_gpu_a_row_has_it_decide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,8 +144,10 @@ def test_on_a_gpu_a_row_has_it_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Runs("mixtral-8x7b", opened, None, None, None, "cuda", options, {}).all(
         "the GPU decides"
     )
+    monkeypatch.setattr(Runs, "_predicted", lambda self, settings: 1.25)
     ((_, budget, work),) = runs
-    assert budget == "25%" and work().stall_ms is None
+    row = work()
+    assert (budget, row.stall_ms, row.predicted_ms) == ("25%", None, 1.25)
     assert (given[0].decide, given[0].experts, given[0].link) == ("device", "fused", "auto")
 
 
