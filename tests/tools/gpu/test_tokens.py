@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.policies.presets import CANDIDATES
 from tools.gpu.probes import tokens
 
 pytestmark = pytest.mark.slow
@@ -30,6 +31,18 @@ def test_each_way_has_a_row_beside_llama_cpp_and_a_profile(
     (calls,) = (line["rows"] for line in lines if "host" in line)
     assert all(count > 0 and us >= 5 for _, count, us in calls) and calls
     assert "function calls" in lines[-1]["text"]
+
+
+def test_what_auto_chooses_is_a_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    options = ["--tiny", "--device", "cpu", "--threads", "1", "--sequences", "1"]
+    sizes = ["--prompt", "8", "--tokens", "4", "--only", "auto"]
+    monkeypatch.setattr(sys, "argv", ["tokens", *options, *sizes])
+    tokens.main()
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line[0] == "{"]
+    (row,) = (line for line in lines if "hit_rate" in line)
+    assert row["name"] == "auto" and row["preset"] in CANDIDATES and row["tpot_ms"] > 0, row
 
 
 def test_names_of_ways_differ_at_each_budget() -> None:

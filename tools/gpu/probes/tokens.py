@@ -21,7 +21,10 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from moectl.shared.preset_choice import AUTO, with_choice
 from runtime.model.open import MoeModel, open_model
+from runtime.policies.presets import preset
+from runtime.session import settings as ways
 from runtime.session.session import Session, Settings
 from runtime.session.settings import DEVICE, HOST
 from runtime.tiers.ram import RamStore
@@ -30,6 +33,7 @@ from tools.gpu import models, sparse
 from tools.gpu import rows as gpu_rows
 from tools.gpu.check import forget
 from tools.gpu.groups import tell
+from tools.gpu.packages import experts_by
 from tools.gpu.rows import Rates, Text
 
 EMULATED_GBPS = 0.05  # of the emulated link without a GPU
@@ -58,6 +62,7 @@ class Way:
 
 WAYS = (
     Way("full", "100%"),
+    Way(AUTO.name, "25%", ways.AUTO),
     Way("on-demand", "25%", DEVICE),
     Way("on-demand", "25%", DEVICE, {"eviction": "late_horizon"}),
     Way("on-demand", "25%", DEVICE, {"eviction": "late_horizon", "prefetch": LIKELY}),
@@ -150,17 +155,28 @@ def _measure(
     model: str, opened: MoeModel, text: Text, rates: Rates, way: Way, options: object
 ) -> None:
     """Print the row of a way; a row that fails says why."""
-    link = "auto" if options.device != "cpu" else f"{EMULATED_GBPS}GB/s"
-    own = {"link": link, "policies": way.policies, "decide": way.decide}
-    settings = gpu_rows.settings_of(opened, way.preset, way.budget, **own)
+    settings = _settings(opened, way, options.device)
     begin_s = time.perf_counter()
     row = gpu_rows.attempt(
         way.name, way.budget, lambda: gpu_rows.session_row(opened, settings, text, rates)
     )
     told = asdict(replace(row, name=way.name)) | {"floor_share": row.floor_share}
-    tell(model=model, **told, took_s=time.perf_counter() - begin_s)
+    took_s = time.perf_counter() - begin_s
+    tell(model=model, **told, preset=preset(settings.preset).name, took_s=took_s)
     if not row.why_not and options.profile and options.profile in ("all", *way.name.split()):
         _profile(opened, settings, text, name=way.name)
+
+
+def _settings(opened: MoeModel, way: Way, device: str) -> Settings:
+    """Return the settings of a way, with what `auto` chooses for this model on this machine."""
+    link = "auto" if device != "cpu" else f"{EMULATED_GBPS}GB/s"
+    if way.preset != AUTO.name:
+        own = {"link": link, "policies": way.policies, "decide": way.decide}
+        return gpu_rows.settings_of(opened, way.preset, way.budget, **own)
+    asked = Settings(
+        AUTO, budget=way.budget, link=link, experts=experts_by(device), decide=way.decide
+    )
+    return with_choice(opened, asked, None)[0]
 
 
 def _profile(opened: MoeModel, settings: Settings, text: Text, *, name: str) -> None:
