@@ -54,8 +54,9 @@ def test_a_run_and_its_replay(model: str, said: Said, tmp_path: Path) -> None:
     counters agree."""
     trace = str(tmp_path / "trace.parquet")
     whole = said("run", model, "--base", "4", "--preset", "full", *PROMPT)
-    ran = said("run", model, "--base", "4", "--budget", "50%", *PROMPT, "--trace", trace)
-    plain = said("run", model, "--budget", "50%", *PROMPT)
+    loading = ("--preset", "on-demand", "--budget", "50%", *PROMPT)
+    ran = said("run", model, "--base", "4", *loading, "--trace", trace)
+    plain = said("run", model, *loading)
     assert ran["token_ids"] == whole["token_ids"]
     receipt = ran["receipt"]
     assert receipt["base_bits"] == 4 and plain["receipt"]["base_bits"] == 16

@@ -120,7 +120,7 @@ def test_it_runs_without_the_network_and_what_machines_for_gpus_lack(tmp_path: P
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert lines[-1]["ended"] == "well", done.stderr
     rows = [line for line in lines if "ended" not in line]
-    assert len(rows) == 4 + 4 + 2 and not any(row["why_not"] for row in rows), rows
+    assert len(rows) == 4 + 4 + 3 and not any(row["why_not"] for row in rows), rows
     for row in rows:
         assert row["floor_share"] > 0 and (row["tpot_ms"] is None or row["experts"] == "torch")
         assert row["predicted_ms"] or row["tpot_ms"] is None or "perfect" in row["name"]
