@@ -98,7 +98,7 @@ class HostRoad:
         none = [_NONE] * ids.shape[1]
         self._write([none, none], none, [_NONE, _NONE], none)
         out = self.launch(layer, hidden, ids, weights)
-        self._letters.clear()  # nobody reads them
+        self._letters.clear()  # the rehearsal reads none of them
         return out
 
     def launch(

@@ -23,8 +23,8 @@ class FlaggedCopies:
     page-locked int32 [N], has its own places; number i is copied from place i modulo N.
 
     Nothing but the order of calls orders the accesses of a slot. It is written after the copies
-    into it that were queued before, as there is one stream. Whoever issues a transfer answers for
-    it that no compute still reads the slot's old contents, as `runtime.engine.host_road` does.
+    into it that were queued before, as there is one stream. The caller makes sure that no
+    compute still reads the slot's old contents, as `runtime.engine.host_road` does.
 
     Prefetches are handed over piece by piece by `pump`, so that a demand waits for some two pieces
     at most. No copy is asked whether it has ended: the rate that events measured says when the
@@ -84,7 +84,7 @@ class FlaggedCopies:
         return transfers
 
     def cancel(self, transfer: CudaTransfer) -> None:
-        """Copy nothing more of the transfer; what comes next into its slot is copied behind it."""
+        """Copy nothing more of the transfer. The next transfer into its slot is copied behind it."""
         if not transfer.is_whole:
             self._queue.remove(transfer)
 

@@ -1,4 +1,4 @@
-"""What comes beside a token's kernels, missing or prefetched, is there when a layer computes with
+"""An expert copied beside a token's kernels, missing or prefetched, is there when a layer computes with
 it, in whatever order streams run."""
 
 import json

@@ -191,7 +191,7 @@ class _Shares:
 
 class TritonAttention(TokenAttention):
     """Attention module in kernels, for a cache at fixed addresses whose layers count tokens on the
-    device. The count is left as it was: whoever owns the cache sets it before each token."""
+    device. The kernels leave the count as it was: `FixedPast` sets it before each token."""
 
     def __init__(
         self,
