@@ -84,7 +84,7 @@ class FlaggedCopies:
         return transfers
 
     def cancel(self, transfer: CudaTransfer) -> None:
-        """Copy nothing more of the transfer. The next transfer into its slot is copied behind it."""
+        """Copy nothing more of the transfer. The next one into its slot is copied behind it."""
         if not transfer.is_whole:
             self._queue.remove(transfer)
 
