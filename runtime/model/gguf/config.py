@@ -8,8 +8,8 @@ from pathlib import Path
 from artifacts.errors import BadInput
 from artifacts.formats.gguf.gguf_header import PLAIN, GgufHeader, GgufTensor, read_header
 from runtime.model.files.locate import parts_of
-from runtime.model.gguf.architectures import architecture_of, head_dim
-from runtime.model.gguf.layout import Architecture
+from runtime.model.gguf.architectures import architecture_of
+from runtime.model.gguf.layout import Architecture, head_dim
 
 _TOKENS = {
     "tokenizer.ggml.bos_token_id": "bos_token_id",

@@ -3,6 +3,7 @@ transformers."""
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 # how routers' scores are made (`expert_gating_func`)
 SOFTMAX = 1
@@ -31,8 +32,50 @@ _NAMES = (
     (r"\.post_attention_norm\.", ".post_attention_layernorm."),
     (r"\.ffn_gate_inp\.", ".mlp.gate."),
 )
+EXPERTS = {"expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size"}
+LOCAL_EXPERTS = {
+    "expert_count": "num_local_experts",
+    "expert_feed_forward_length": "intermediate_size",
+}
+GROUPED = {  # DeepSeek's router without its attention
+    "expert_count": "n_routed_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_weights_scale": "routed_scaling_factor",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
 Entries = Mapping[str, object]
 """Entries of a file, without the prefix of its architecture."""
+
+
+def head_dim(own: Entries) -> int:
+    """Return the size of a head, where attention is not latent."""
+    return own.get("attention.key_length") or own["embedding_length"] // own["attention.head_count"]
+
+
+def shared(module: str) -> tuple[tuple[str, str], ...]:
+    """Return the patterns of the names of shared experts' tensors, with their names in `module`."""
+    return tuple(
+        (rf"\.ffn_{part}_shexp\.", f".mlp.{module}.{part}_proj.") for part in ("gate", "up", "down")
+    )
+
+
+GROUPED_NAMES = (
+    (r"\.exp_probs_b\.bias", ".mlp.gate.e_score_correction_bias"),
+    *shared("shared_experts"),
+)
+
+
+class Rule(NamedTuple):
+    """A parameter that is computed: the patterns of its tensors in a file, the end of its name, and
+    the names of operations in their order (`mapping.OPERATIONS`)."""
+
+    sources: tuple[str, ...]
+    target: str
+    operations: tuple[str, ...]
 
 
 def _nothing(own: Entries, tensors: Container[str]) -> dict[str, object]:
@@ -44,11 +87,11 @@ class Architecture:
     """An architecture of GGUF files: how its entries and tensors become those of transformers.
 
     `own_fields` are config fields by the file's entries, and `own_names` names of tensors, tried
-    before the names that all architectures share. `experts` is the path of a layer's experts, and
-    `shared_gate_up` the parameter that holds both gate and up of its shared experts, if there is
-    one. `fixed` and `fixed_scaling` are fields of the config, and of its scaling of positions, that
-    files lack or may lack. `counted` computes fields from several entries, or from the names of
-    tensors.
+    before the names that all architectures share; `rules` are for parameters that are computed.
+    `experts` is the path of a layer's experts, and `shared_gate_up` the parameter that holds both
+    gate and up of its shared experts, if there is one. `fixed` and `fixed_scaling` are fields of
+    the config, and of its scaling of positions, that files lack or may lack. `counted` computes
+    fields from several entries, or from the names of tensors.
 
     Files without the entries `required` are refused, and so are files with values other than
     `usual`. If scores are sigmoids, the family is `of_sigmoid`, if there is one.
@@ -63,6 +106,7 @@ class Architecture:
     family: str
     own_fields: Mapping[str, str]
     own_names: tuple[tuple[str, str], ...] = ()
+    rules: tuple[Rule, ...] = ()
     fixed: Mapping[str, object] = field(default_factory=dict)
     fixed_scaling: Mapping[str, object] = field(default_factory=dict)
     counted: Callable[[Entries, Container[str]], dict[str, object]] = _nothing

@@ -1,5 +1,6 @@
 """Rules from the names in a GGUF file to the parameters of transformers' model."""
 
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
 
@@ -26,6 +27,15 @@ from transformers.integrations.gguf.gguf_conversion_mapping import (
 from artifacts.formats.gguf.gguf_header import read_header
 from runtime.model.files.locate import parts_of
 from runtime.model.gguf.architectures import architecture_of
+
+OPERATIONS: Mapping[str, Callable[[PreTrainedModel], ConversionOps]] = {
+    "cast": lambda model: Cast(model.dtype),
+    "concatenate": lambda model: Concatenate(dim=0),
+    "log_negate": lambda model: LogNegate(),
+    "subtract_one": lambda model: SubtractOne(),
+    "unsqueeze": lambda model: Unsqueeze(1),
+}
+"""Operations of the rules of architectures, by name."""
 
 _ROWS = (
     "mlp.shared_expert_gate.weight",
@@ -59,13 +69,21 @@ def gguf_mapping(path: Path, model: PreTrainedModel) -> list[WeightTransform]:
     convolution = WeightConverter(
         r"\.shortconv\.conv\.weight", ".conv.conv.weight", operations=[Unsqueeze(1)]
     )
+    computed = [
+        WeightConverter(
+            source_patterns=list(rule.sources),
+            target_patterns=rule.target,
+            operations=[OPERATIONS[name](model) for name in rule.operations],
+        )
+        for rule in form.rules
+    ]
     own = dict(form.own_names)
     dense = [
         rule
         for rule in deepcopy(DENSE_DECODER_RENAMINGS)
         if own.keys().isdisjoint(rule.source_patterns)
     ]
-    return [*dense, *renamings, convolution, *gate_up, *rows, *turned, *joined, *heads]
+    return [*dense, *renamings, *computed, convolution, *gate_up, *rows, *turned, *joined, *heads]
 
 
 def _of_transformers(name: str, model: PreTrainedModel) -> list[WeightTransform]:

@@ -12,8 +12,9 @@ from artifacts.formats.gguf.gguf_header import GgufTensor
 from artifacts.modelshapes.known import ModelShape
 from artifacts.modelshapes.memory import BackboneMemory
 from artifacts.shape import Shape
-from runtime.model.gguf.architectures import architecture_of, head_dim
+from runtime.model.gguf.architectures import architecture_of
 from runtime.model.gguf.config import read_headers
+from runtime.model.gguf.layout import head_dim
 
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias)")
 _ROUTERS = ("ffn_gate_inp.", "ffn_gate_inp_shexp.")

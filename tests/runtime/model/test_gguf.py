@@ -237,7 +237,7 @@ REFUSED = {
     "another file": (_no_gguf, "is truncated or no GGUF file"),
     "another architecture": (
         _replaced(b"qwen3moe", b"llamaxyz"),
-        "GGUF file of llamaxyz: moectl reads deepseek2, dots1, ernie4_5-moe, glm4moe, gpt-oss, ",
+        "GGUF file of llamaxyz: moectl reads .*deepseek2, .*gpt-oss, ",
     ),
     "a type that is not read": (
         _of_type(b"blk.0.ffn_up_exps.weight", 16),
