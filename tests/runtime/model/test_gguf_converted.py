@@ -1,0 +1,69 @@
+"""GGUF files that llama.cpp's converter wrote, of each architecture: their logits are those of
+transformers with the same numbers, and llama.cpp gives the same."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from profilers.compare.llama_cpp import LlamaCpp
+from profilers.compare.quality import compare, read
+from runtime.model.open import open_model
+from runtime.session.session import Session, Settings
+from tests.helpers.converted import NAMES, in_few_bits, unpacked
+from tools.make.converted import CONVERTED, TOKENS, model_of
+
+pytestmark = pytest.mark.slow
+
+IDS = torch.arange(3, 20)[None]
+TYPES = ("Q8_0", "Q4_0", "MXFP4", "Q8_0")
+NOT_IN_LLAMA_CPP: dict[str, str] = {}
+"""Architectures that the wheel does not open, with its reason."""
+
+
+def _logits(path: Path) -> torch.Tensor:
+    """Return the logits of a prompt and of two tokens after it, [15, V]."""
+    opened = open_model(str(path), dtype=torch.float32)
+    with Session(opened, Settings(preset="on-demand")) as session, torch.inference_mode():
+        session.new_requests(1)
+        output = session.forward(IDS[:, :-2])
+        logits = [output.logits[0]]
+        for token in IDS[0, -2:]:
+            output = session.forward(token.view(1, 1), past=output.past_key_values)
+            logits.append(output.logits[0])
+    return torch.cat(logits)
+
+
+def test_every_model_has_its_file() -> None:
+    assert sorted(CONVERTED) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    with torch.inference_mode():
+        expected = model_of(name)(IDS).logits[0]
+    found = _logits(unpacked(name, tmp_path))
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_in_few_bits_is_the_one_of_its_numbers(tmp_path: Path, name: str) -> None:
+    packed, plain = in_few_bits(unpacked(name, tmp_path), TYPES)
+    assert torch.equal(_logits(packed), _logits(plain))
+
+
+@pytest.mark.skipif(
+    find_spec("xllamacpp") is None, reason="llama.cpp is not installed (extra: peers)"
+)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_IN_LLAMA_CPP])
+def test_llama_cpp_reads_the_same(tmp_path: Path, name: str) -> None:
+    path = unpacked(name, tmp_path)
+    text = [IDS[0].numpy()]
+    opened = open_model(str(path), dtype=torch.float32)
+    with Session(opened, Settings("full")) as session:
+        ours = read(session, text, prefill=12)
+    llama = LlamaCpp(path, threads=1, num_tokens=len(text[0]), vocab_size=len(TOKENS))
+    theirs = llama.read(text, prefill=12)
+    assert compare(theirs, ours).kl < 1e-4
+    assert torch.equal(theirs.logits.argmax(-1), ours.logits.argmax(-1))

@@ -1,0 +1,115 @@
+"""Writes the small GGUF files of tests/data/gguf: random models of transformers, converted by
+llama.cpp's own convert_hf_to_gguf.py, which no test needs afterwards.
+
+    python -m tools.make.converted tests/data/gguf --converter llama.cpp            all of them
+    python -m tools.make.converted tests/data/gguf --converter llama.cpp gpt-oss    some
+
+The converter's folder is in the source distribution llama-cpp-python 0.3.36, `vendor/llama.cpp`.
+Files are compressed by xz. Their numbers are drawn anew from names and shapes, so that tests have
+the same model in transformers.
+"""
+
+import lzma
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import NamedTuple
+from zlib import crc32
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from tools.arguments import parser_of
+from tools.make.families import tiny
+
+TOKENS = ["<pad>", "<bos>", "<eos>", *bytes_to_unicode().values(), "th"]
+_SIZES = {"hidden_size": 64, "moe_intermediate_size": 32, "head_dim": 16, "vocab_size": len(TOKENS)}
+
+
+class Converted(NamedTuple):
+    """A model by its family, and the fields of its config that differ from those of `tiny`."""
+
+    family: str
+    fields: Mapping[str, object] = MappingProxyType({})
+
+
+CONVERTED: Mapping[str, Converted] = {
+    "qwen3moe": Converted("qwen3_moe", {"norm_topk_prob": True}),
+}
+"""By the name that files give their architecture."""
+
+# A vocabulary that the converter does not know is written as one of Qwen2, and every vocabulary by
+# the function for byte-level ones.
+_CONVERT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+sys.argv = [sys.argv[1] + "/convert_hf_to_gguf.py", *sys.argv[2:]]
+import convert_hf_to_gguf as converter
+converter.ModelBase.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
+named = converter.get_model_class
+def get_model_class(*given, **others):
+    found = named(*given, **others)
+    found.set_vocab = lambda self: self._set_vocab_gpt2()
+    found.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
+    return found
+converter.get_model_class = get_model_class
+converter.main()
+"""
+
+
+def model_of(name: str) -> PreTrainedModel:
+    """Return the model of transformers, float32, whose numbers are in the file of this name.
+
+    Every parameter and buffer of floats has multiples of 1/16 from -1/4 to 1/4, added to its value
+    where it is born with a single one, as norms are.
+    """
+    family, fields = CONVERTED[name]
+    model = tiny(family, _SIZES | dict(fields))
+    for key, tensor in model.state_dict().items():
+        if tensor.is_floating_point():
+            generator = torch.Generator().manual_seed(crc32(key.encode()))
+            drawn = torch.randint(-4, 5, tensor.shape, generator=generator) / 16
+            # `tiny` adds a tenth of a normal number to ones and zeros
+            born = 1.0 if tensor.dim() == 1 and tensor.mean() > 0.5 else 0.0
+            tensor.copy_(drawn + born)
+    return model
+
+
+def convert(name: str, converter: Path, out: Path) -> None:
+    """Write the file of this name. Raises CalledProcessError if the converter fails."""
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary, "model")
+        model_of(name).save_pretrained(folder, save_original_format=True)
+        _tokenizer().save_pretrained(folder)
+        path = Path(temporary, "model.gguf")
+        arguments = [folder, "--outtype", "f32", "--outfile", path]
+        subprocess.run([sys.executable, "-c", _CONVERT, converter, *arguments], check=True)
+        out.write_bytes(lzma.compress(path.read_bytes(), preset=9 | lzma.PRESET_EXTREME))
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {text: index for index, text in enumerate(TOKENS)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[("t", "h")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
+
+
+def main() -> None:
+    parser = parser_of(__doc__, converter=(Path, "folder of llama.cpp"))
+    parser.add_argument("folder", type=Path, help="folder to write to")
+    parser.add_argument("names", nargs="*", default=list(CONVERTED), help="architectures")
+    options = parser.parse_args()
+    for name in options.names:
+        convert(name, options.converter, options.folder / f"{name}.gguf.xz")
+
+
+if __name__ == "__main__":
+    main()
