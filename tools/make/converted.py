@@ -106,7 +106,7 @@ def main() -> None:
     parser = parser_of(__doc__, converter=(Path, "folder of llama.cpp"))
     parser.add_argument("folder", type=Path, help="folder to write to")
     parser.add_argument("names", nargs="*", default=list(CONVERTED), help="architectures")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     for name in options.names:
         convert(name, options.converter, options.folder / f"{name}.gguf.xz")
 
