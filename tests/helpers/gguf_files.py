@@ -12,6 +12,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from artifacts.formats.gguf.gguf_header import TYPES
 from runtime.model.skeleton import auto_class
 from tests.helpers.gguf_arrays import stored, stored_arrays, tiled
 from tests.helpers.gguf_entries import TOKENS, describe_model
@@ -104,17 +105,36 @@ ARCHITECTURES = {
 _IN_FLOAT32 = r"ffn_gate_inp|(ssm_conv1d|shortconv\.conv)\.|\.bias"  # by names in the file
 _UNQUANTISED = r"(gate|router|wg|conv1d|conv\.conv)\.weight|_bias|\.visual\."  # by the model's
 _PLAIN = {"F32": np.float32, "F16": np.float16}
+_ENCODED = ("Q8_0", "Q4_0", "MXFP4", "BF16")  # by the package; blocks of other types are random
 SCALES = {
     "Q6_K": 208,
     "Q3_K": 108,
     "Q2_K": 80,
-    "Q4_K": 0,
-    "Q5_K": 0,
-    "IQ4_XS": 0,
-    "IQ4_NL": 0,
-}  # places in a block
-_MIDDLE = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}  # of its codes, where they have minima
-_LARGEST = {"Q2_K": 4e-3, "Q3_K": 2e-3, "IQ4_NL": 2e-3, "IQ4_XS": 6e-5}  # scales, where not 3e-4
+    "TQ1_0": 52,
+    "TQ2_0": 64,
+    "IQ1_M": 48,
+}
+"""Places of a block's scale, a half, where not at its beginning; IQ1_M has it in four parts from
+there on."""
+# of a block's codes, where they have minima, which Q4_1 and Q5_1 add
+_MIDDLE = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5, "Q4_1": -7.5, "Q5_1": -15.5}
+_LARGEST = {
+    "Q2_K": 4e-3,
+    "Q3_K": 2e-3,
+    "IQ4_NL": 2e-3,
+    "IQ4_XS": 6e-5,
+    "Q4_1": 4e-3,
+    "Q5_0": 2e-3,
+    "Q5_1": 2e-3,
+    "TQ1_0": 4e-2,
+    "TQ2_0": 4e-2,
+    "Q1_0": 4e-2,
+    "Q2_0": 2e-2,
+    "IQ1_S": 3e-3,
+    "IQ1_M": 3e-3,
+    "IQ3_XXS": 1e-4,
+    "IQ3_S": 1e-4,
+}  # scales, where not 3e-4
 
 Types = Callable[[str], str]
 """The type of a tensor by its name in the file."""
@@ -155,7 +175,7 @@ def write(
     for name, array in arrays.items():
         type_ = "F32" if array.ndim == 1 or re.search(_IN_FLOAT32, name) else types(name)
         # as llama.cpp, or similar
-        type_ = "Q8_0" if array.shape[-1] % gguf.GGML_QUANT_SIZES[Type[type_]][0] else type_
+        type_ = "Q8_0" if array.shape[-1] % TYPES[type_].num_weights else type_
         data = _encoded(name, array, type_)
         writer.add_tensor(name, data, raw_dtype=None if type_ in _PLAIN else Type[type_])
     writer.write_header_to_file(path)
@@ -218,8 +238,8 @@ def dequantised(family: str, folder: Path, types: Types, dtype: torch.dtype) -> 
 def _encoded(name: str, array: np.ndarray, type_: str) -> np.ndarray:
     if type_ in _PLAIN:
         return array.astype(_PLAIN[type_])
-    if type_ in SCALES:
-        count = array.size // gguf.GGML_QUANT_SIZES[Type[type_]][0]
+    if type_ not in _ENCODED:
+        count = array.size // TYPES[type_].num_weights
         return blocks(type_, count, crc32(name.encode())).reshape(*array.shape[:-1], -1)
     return gguf.quants.quantize(np.ascontiguousarray(array), Type[type_])
 
@@ -228,14 +248,21 @@ def blocks(type_: str, count: int, seed: int = 0) -> np.ndarray:
     """Random blocks of a type, uint8 [count, nbytes], of numbers about as large as those of the
     models."""
     rng = np.random.default_rng(seed)
-    weights, nbytes = gguf.GGML_QUANT_SIZES[Type[type_]]
-    if type_ in ("Q8_0", "Q4_0", "MXFP4"):
+    _, weights, nbytes = TYPES[type_]
+    if type_ in _ENCODED:
         return gguf.quants.quantize(
             rng.normal(size=(count, weights)).astype(np.float32), Type[type_]
         )
     drawn = rng.integers(0, 256, (count, nbytes), dtype=np.uint8)
+    if type_ == "NVFP4":
+        drawn[:, :4] &= 0xF
+        return drawn
     scales = (rng.random((count, 1)) * _LARGEST.get(type_, 3e-4)).astype(np.float16)
-    start = SCALES[type_]
+    start = SCALES.get(type_, 0)
+    if type_ == "IQ1_M":
+        parts = scales.view(np.uint16) >> np.array([0, 4, 8, 12], np.uint16) & 0xF
+        drawn[:, start + 1 :: 2] = drawn[:, start + 1 :: 2] & 0xF | (parts << 4).astype(np.uint8)
+        return drawn
     drawn[:, start : start + 2] = scales.view(np.uint8)
     if type_ in _MIDDLE:
         drawn[:, start + 2 : start + 4] = (scales * np.float16(_MIDDLE[type_])).view(np.uint8)

@@ -1,9 +1,9 @@
-"""ggml's blocks, which GGUF files are made of: Q8_0, Q4_0, IQ4_NL, IQ4_XS, Q2_K to Q6_K and MXFP4
-(ggml-common.h, ggml-quants.c).
+"""ggml's blocks, which GGUF files are made of (ggml-common.h, ggml-quants.c).
 
 A row is a sequence of blocks. `w = scale * code - minimum`, with a scale for each group of 32
-weights, or of 16 in Q2_K, Q3_K and Q6_K; Q2_K, Q4_K and Q5_K have a minimum beside it. Every sum
-and product is rounded to float32.
+weights, or of 16 in Q2_K, Q3_K, Q6_K and NVFP4, or of a whole block; Q2_K, Q4_K, Q5_K, Q4_1 and
+Q5_1 have a minimum beside it. Every sum and product is rounded to float32. `grids` has the types
+IQ1, IQ2 and IQ3.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,81 +12,43 @@ from functools import partial
 
 import torch
 
-from artifacts.formats.base import (
-    NOT_FINITE,
-    Described,
-    Format,
-    Loop,
-    PlacedTensors,
-    Stored,
-    loops,
-    require,
-)
+from artifacts.formats.base import Loop, loops
 from artifacts.formats.codes import IQ4
+from artifacts.formats.gguf.blocks import GgmlBlocks, Scales, bits, by_row, half
 from artifacts.formats.gguf.gguf_header import BLOCKS
+from artifacts.formats.gguf.grids import GRIDS
 
 _E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _NAN = 255  # of a scale of MXFP4, which is an exponent
-_Scales = tuple[torch.Tensor, torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
-class GgmlBlocks(Format):
-    """`blocks` uint8 [out, in / num_weights * nbytes].
+class CodedBlocks(GgmlBlocks):
+    """`codes` gives the codes float32 [n, num_weights] of blocks; `fill` is the name of the
+    compiled loop."""
 
-    `scales` gives the scales and the minima of blocks uint8 [n, nbytes], each float32 [n, groups];
-    `codes` float32 [n, num_weights]; `fill` is the name of the compiled loop.
-    """
-
-    name: str
-    num_weights: int  # of a block
-    nbytes: int  # of a block
-    scales: Callable[[torch.Tensor], _Scales] = field(compare=False)
     codes: Callable[[torch.Tensor], torch.Tensor] = field(compare=False)
-    fill: str = field(compare=False)
-
-    def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
-        blocks = stored["blocks"]
-        require(blocks.dtype is torch.uint8 and len(blocks.shape) == 2, f"blocks of {blocks.dtype}")
-        num_outputs, row_nbytes = blocks.shape
-        require(row_nbytes > 0 and row_nbytes % self.nbytes == 0, f"rows of {row_nbytes} bytes")
-        return num_outputs, row_nbytes // self.nbytes * self.num_weights
-
-    def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        blocks = self._blocks(tensors)
-        scales, minima = self.scales(blocks)
-        products = self.codes(blocks).unflatten(1, (scales.shape[1], -1)) * scales[..., None]
-        numbers = products if minima is None else products - minima[..., None]
-        return numbers.reshape(len(tensors["blocks"]), -1)
+    fill: str | None = field(compare=False, default=None)
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
+        if self.fill is None:
+            return None
         blocks = tensors["blocks"]
-        scales, minima = self.scales(self._blocks(tensors))
+        scales, minima = self.scales(self.blocks_of(tensors))
         minima = torch.zeros_like(scales) if minima is None else minima
-        of_rows = (each.reshape(len(blocks), -1).contiguous().numpy() for each in (scales, minima))
+        of_rows = (by_row(each, len(blocks)) for each in (scales, minima))
         return partial(getattr(loops("gguf.ggml_loops"), self.fill), blocks.numpy(), *of_rows)
 
-    def described(self, tensors: PlacedTensors) -> Described:
-        return Described(tensors.codes("blocks", self.name, 0, "blocks"))
 
-    def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        scales = (each for each in self.scales(self._blocks(tensors)) if each is not None)
-        return None if all(bool(each.isfinite().all()) for each in scales) else NOT_FINITE
-
-    def _blocks(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return tensors["blocks"].reshape(-1, self.nbytes)
+def _one_scale(blocks: torch.Tensor, at: int = 0) -> Scales:
+    return half(blocks, at), None
 
 
-def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """The float16 at this byte of each block, float32 [n, 1]."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+def _scale_and_minimum(blocks: torch.Tensor) -> Scales:
+    return half(blocks, 0), -half(blocks, 2)
 
 
-def _one_scale(blocks: torch.Tensor) -> _Scales:
-    return _half(blocks, 0), None
-
-
-def _exponent(blocks: torch.Tensor) -> _Scales:
+def _exponent(blocks: torch.Tensor) -> Scales:
     """MXFP4's scale is half a power of two, as the values of its codes are doubled; NaN where its
     byte says so."""
     powers = torch.tensor(
@@ -95,42 +57,48 @@ def _exponent(blocks: torch.Tensor) -> _Scales:
     return powers[blocks[:, :1].int()], None
 
 
-def _scales_k(blocks: torch.Tensor) -> _Scales:
+def _unsigned_e4m3(blocks: torch.Tensor) -> Scales:
+    """Return NVFP4's scales: half the 8-bit floats of their bytes, as the values of its codes are
+    doubled. The upper bit counts only beside the code of NaN, which is 0, or 480 with it."""
+    stored = blocks[:, :4]
+    scales = (stored & 0x7F).view(torch.float8_e4m3fn).float() / 2
+    return torch.where(scales.isnan(), (stored >> 7) * 240.0, scales), None
+
+
+def _scales_k(blocks: torch.Tensor) -> Scales:
     """Q4_K and Q5_K: a block's scale and minimum times those of its 8 groups, which have six bits
     each in 12 bytes."""
     low, middle, high = blocks[:, 4:16].unflatten(1, (3, 4)).unbind(1)
     scales = torch.cat((low & 0x3F, (high & 0xF) | (low >> 2 & 0x30)), 1)
     minima = torch.cat((middle & 0x3F, (high >> 4) | (middle >> 2 & 0x30)), 1)
-    return _half(blocks, 0) * scales.float(), _half(blocks, 2) * minima.float()
+    return half(blocks, 0) * scales.float(), half(blocks, 2) * minima.float()
 
 
-def _scales_2(blocks: torch.Tensor) -> _Scales:
+def _scales_2(blocks: torch.Tensor) -> Scales:
     """Q2_K: a block's scale and minimum times those of its 16 groups, which have half a byte
     each."""
     of_groups = blocks[:, :16]
-    return _half(blocks, 80) * (of_groups & 0xF).float(), _half(blocks, 82) * (
-        of_groups >> 4
-    ).float()
+    return half(blocks, 80) * (of_groups & 0xF).float(), half(blocks, 82) * (of_groups >> 4).float()
 
 
-def _scales_3(blocks: torch.Tensor) -> _Scales:
+def _scales_3(blocks: torch.Tensor) -> Scales:
     """Q3_K: a block's scale times those of its 16 groups, six bits each in 12 bytes, that are 32
     too large."""
     lower = torch.cat([blocks[:, 96:104] >> shift & 0xF for shift in (0, 4)], 1)
     upper = torch.cat([blocks[:, 104:108] >> shift & 3 for shift in (0, 2, 4, 6)], 1)
-    return _half(blocks, 108) * ((lower | upper << 4).float() - 32), None
+    return half(blocks, 108) * ((lower | upper << 4).float() - 32), None
 
 
-def _scales_iq4(blocks: torch.Tensor) -> _Scales:
+def _scales_iq4(blocks: torch.Tensor) -> Scales:
     """IQ4_XS: as Q3_K, of 8 groups, whose upper bits are in two bytes and lower ones in the next
     four."""
     lower = torch.stack((blocks[:, 4:8] & 0xF, blocks[:, 4:8] >> 4), 2).flatten(1)
     upper = torch.stack([blocks[:, 2:4] >> shift & 3 for shift in (0, 2, 4, 6)], 2).flatten(1)
-    return _half(blocks, 0) * ((lower | upper << 4).float() - 32), None
+    return half(blocks, 0) * ((lower | upper << 4).float() - 32), None
 
 
-def _scales_6(blocks: torch.Tensor) -> _Scales:
-    return _half(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8).float(), None
+def _scales_6(blocks: torch.Tensor) -> Scales:
+    return half(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8).float(), None
 
 
 def _halves(packed: torch.Tensor, width: int) -> torch.Tensor:
@@ -148,10 +116,32 @@ def _codes_4(blocks: torch.Tensor) -> torch.Tensor:
     return _halves(blocks[:, 2:], 16).float() - 8
 
 
-def _codes_mxfp4(blocks: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(_E2M1_DOUBLED, device=blocks.device).float()[
-        _halves(blocks[:, 1:], 16).int()
-    ]
+def _codes_of_halves(blocks: torch.Tensor, start: int) -> torch.Tensor:
+    return _halves(blocks[:, start:], 16).float()
+
+
+def _codes_5(blocks: torch.Tensor, start: int) -> torch.Tensor:
+    fifth = bits(blocks[:, start : start + 4], 1)
+    return (_halves(blocks[:, start + 4 :], 16) | fifth << 4).float()
+
+
+def _codes_e2m1(blocks: torch.Tensor, start: int, width: int) -> torch.Tensor:
+    table = torch.tensor(_E2M1_DOUBLED, device=blocks.device).float()
+    return table[_halves(blocks[:, start:], width).int()]
+
+
+def _codes_of_bits(blocks: torch.Tensor, width: int, step: int = 1) -> torch.Tensor:
+    """Q1_0, whose codes are -1 and 1, and Q2_0, from -1 to 2."""
+    return step * bits(blocks[:, 2:], width).float() - 1
+
+
+def _codes_ternary(blocks: torch.Tensor) -> torch.Tensor:
+    """TQ1_0: five digits to the base 3 in a byte, four in the last bytes, as a fraction of 256."""
+    parts = []
+    for start, end, count in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
+        packed = blocks[:, start:end].int()
+        parts += [(packed * 3**digit & 0xFF) * 3 >> 8 for digit in range(count)]
+    return torch.cat(parts, 1).float() - 1
 
 
 def _codes_iq4(blocks: torch.Tensor, start: int) -> torch.Tensor:
@@ -191,13 +181,24 @@ _FUNCTIONS = {
     "Q4_K": (_scales_k, _codes_4k, "from_four_bits"),
     "Q5_K": (_scales_k, _codes_5k, "from_five_bits"),
     "Q6_K": (_scales_6, _codes_6k, "from_six_bits"),
-    "MXFP4": (_exponent, _codes_mxfp4, "from_float_halves"),
+    "MXFP4": (_exponent, partial(_codes_e2m1, start=1, width=16), "from_float_halves"),
     "Q2_K": (_scales_2, _codes_2k, "from_two_bits"),
     "Q3_K": (_scales_3, _codes_3k, "from_three_bits"),
     "IQ4_NL": (_one_scale, partial(_codes_iq4, start=2), "from_table_halves"),
     "IQ4_XS": (_scales_iq4, partial(_codes_iq4, start=8), "from_table_groups"),
+    "Q4_1": (_scale_and_minimum, partial(_codes_of_halves, start=4)),
+    "Q5_0": (_one_scale, lambda blocks: _codes_5(blocks, 2) - 16),
+    "Q5_1": (_scale_and_minimum, partial(_codes_5, start=4)),
+    "TQ1_0": (partial(_one_scale, at=52), _codes_ternary),
+    "TQ2_0": (partial(_one_scale, at=64), lambda blocks: _codes_2k(blocks, 0) - 1),
+    "NVFP4": (_unsigned_e4m3, partial(_codes_e2m1, start=4, width=8)),
+    "Q1_0": (_one_scale, partial(_codes_of_bits, width=1, step=2)),
+    "Q2_0": (_one_scale, partial(_codes_of_bits, width=2)),
 }
-GGML: Mapping[str, GgmlBlocks] = {
-    form.name: GgmlBlocks(*form, *_FUNCTIONS[form.name]) for form in BLOCKS
+_CODED = {
+    form.name: CodedBlocks(*form, *_FUNCTIONS[form.name])
+    for form in BLOCKS
+    if form.name in _FUNCTIONS
 }
+GGML: Mapping[str, GgmlBlocks] = _CODED | GRIDS
 """The types of quantised tensors that are read, by ggml's name."""

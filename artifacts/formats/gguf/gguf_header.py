@@ -40,6 +40,21 @@ BLOCKS = (
     GgmlType("Q3_K", 256, 110),
     GgmlType("IQ4_NL", 32, 18),
     GgmlType("IQ4_XS", 256, 136),
+    GgmlType("Q4_1", 32, 20),
+    GgmlType("Q5_0", 32, 22),
+    GgmlType("Q5_1", 32, 24),
+    GgmlType("TQ1_0", 256, 54),
+    GgmlType("TQ2_0", 256, 66),
+    GgmlType("NVFP4", 64, 36),
+    GgmlType("Q1_0", 128, 18),
+    GgmlType("Q2_0", 64, 18),
+    GgmlType("IQ1_S", 256, 50),
+    GgmlType("IQ1_M", 256, 56),
+    GgmlType("IQ2_XXS", 256, 66),
+    GgmlType("IQ2_XS", 256, 74),
+    GgmlType("IQ2_S", 256, 82),
+    GgmlType("IQ3_XXS", 256, 98),
+    GgmlType("IQ3_S", 256, 110),
 )
 TYPES = {each.name: each for each in (*PLAIN, *BLOCKS)}
 """The types that are read."""
@@ -52,27 +67,34 @@ _NAMES = {
     6: "Q5_0",
     7: "Q5_1",
     8: "Q8_0",
+    9: "Q8_1",
     10: "Q2_K",
     11: "Q3_K",
     12: "Q4_K",
-}
-_NAMES |= {
     13: "Q5_K",
     14: "Q6_K",
+    15: "Q8_K",
     16: "IQ2_XXS",
     17: "IQ2_XS",
     18: "IQ3_XXS",
     19: "IQ1_S",
     20: "IQ4_NL",
     21: "IQ3_S",
-}
-_NAMES |= {
     22: "IQ2_S",
     23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
     29: "IQ1_M",
     30: "BF16",
+    34: "TQ1_0",
+    35: "TQ2_0",
     39: "MXFP4",
     40: "NVFP4",
+    41: "Q1_0",
+    42: "Q2_0",
 }  # enum ggml_type in ggml.h
 _START = "<IQQ"  # version, number of tensors, number of entries
 _NUMBERS = {
@@ -253,8 +275,8 @@ def _tensor(
     shown = _NAMES.get(number, f"the unknown type {number}")
     if shown not in TYPES:
         raise BadInput(
-            f"{path}: {name} is {shown}, and moectl reads {', '.join(TYPES)}: take a file of "
-            "these types"
+            f"{path}: {name[:80]} is {shown}, which moectl does not read: take a file in another "
+            "quantisation, docs/formats.md has the types"
         )
     tensor = GgufTensor(name, shape, TYPES[shown], position)
     if prod(shape[-1:]) % tensor.type.num_weights:

@@ -16,7 +16,7 @@ from runtime.kernels.clamped_gate import ClampedGate
 from runtime.kernels.cpu.row_shares import Rows, RowShares
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.layout import ExpertLayout, Layout
+from runtime.model.layout import ExpertLayout, Layout, Part
 from runtime.model.quantised.stored_matrix import StoredMatrix, is_described, stored_matrices
 
 _BIASES = (f"{GATE_UP}_bias", f"{DOWN}_bias")
@@ -49,7 +49,7 @@ class CpuPublished(CpuForm):
         """Return whether the rows of this matrix are multiplied in the same way as rows of dense
         layers."""
         kind = matrix.codes.kind
-        has_blocks = kind in GGML and GGML[kind].num_weights == 32
+        has_blocks = kind in _BLOCKS and GGML[kind].num_weights == 32
         return has_blocks and (self._dtype is not torch.float16 or kind not in _OF_FLOAT16)
 
     @cached_property
@@ -85,8 +85,12 @@ def has_published_form(layout: Layout) -> bool:
     if layout.codes == "mixed":
         return all(map(has_published_form, layout.variants))
     return layout.codes == "published" and all(
-        part.name in _BIASES or is_described(part) for part in layout.parts
+        part.name in _BIASES or _is_multiplied(part) for part in layout.parts
     )
+
+
+def _is_multiplied(part: Part) -> bool:
+    return is_described(part) and (part.format.name in _BLOCKS or part.format.name not in GGML)
 
 
 def _rows_of(matrices: Sequence[StoredMatrix], dtype: torch.dtype) -> list[Rows]:
@@ -172,16 +176,20 @@ _NARROW_ROWS = {
     torch.bfloat16: ("cpu.published.narrow_rows", "multiply", ()),
     torch.float16: ("cpu.published.narrow_rows", "multiply_float16", ()),
 }
+_BLOCKS = (
+    *("Q8_0", "Q4_0", "IQ4_NL", "MXFP4"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
+)  # ggml's types that the kernels multiply
 # of formats that are not row by row, with the dtypes of x that they may take for less than float32
 _KERNELS = {
     "STREAM": ("cpu.published.columns", "multiply_stream", _HALVES),
     **{
-        name: ("cpu.published.blocks", f"multiply_blocks_of_{form.num_weights}", _BFLOAT16)
-        for name, form in GGML.items()
+        name: ("cpu.published.blocks", f"multiply_blocks_of_{GGML[name].num_weights}", _BFLOAT16)
+        for name in _BLOCKS
     },
 }
 _OF_FLOAT16 = {
-    name: ("cpu.published.blocks", f"multiply_blocks_of_{form.num_weights}_float16", ())
-    for name, form in GGML.items()
+    name: ("cpu.published.blocks", f"multiply_blocks_of_{GGML[name].num_weights}_float16", ())
+    for name in _BLOCKS
     if name != "Q8_0"  # whose codes are multiplied in float32
 }

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from artifacts.formats.gguf.ggml import GgmlBlocks
+from artifacts.formats.gguf.ggml import GGML
 from runtime.kernels.gpu.experts.gates import SILU, Gate
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout
@@ -148,9 +148,7 @@ def is_readable(layout: ExpertLayout) -> bool:
     """Return whether the kernels read all matrices of experts with this layout, where down is
     one."""
     are_read = all(
-        is_described(part) and type(part.format) is not GgmlBlocks
-        for part in layout.parts
-        if part.format
+        is_described(part) and part.format.name not in GGML for part in layout.parts if part.format
     )
     return are_read and {part.source for part in layout.parts if part.name == DOWN} == {0}
 

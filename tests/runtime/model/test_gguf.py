@@ -240,12 +240,12 @@ REFUSED = {
         "GGUF file of llamaxyz: moectl reads .*deepseek2, .*gpt-oss, ",
     ),
     "a type that is not read": (
-        _of_type(b"blk.0.ffn_up_exps.weight", 16),
-        "is IQ2_XXS, and moectl reads F32, F16, BF16, Q8_0",
+        _of_type(b"blk.0.ffn_up_exps.weight", 15),
+        "is Q8_K, which moectl does not read: take a file in another",
     ),
     "an unknown type": (
         _of_type(b"blk.0.ffn_up_exps.weight", 999),
-        "is the unknown type 999, and moectl reads",
+        "is the unknown type 999, which moectl does not read",
     ),
     "a missing tensor": (
         _replaced(b"blk.1.ffn_up_exps", b"blk.1.ffn_xx_exps"),
