@@ -10,6 +10,9 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 """The number of each code of a 4-bit float: sign, two bits of exponent, one of mantissa (OCP
 Microscaling, table 5)."""
 
+E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice these numbers as ggml has them, without a negative zero."""
+
 E2M1_BITS = (1, 1)
 """Of these floats the bits of the mantissa and the exponent's bias."""
 

@@ -3,7 +3,7 @@
 A row is a sequence of blocks. `w = scale * code - minimum`, with a scale for each group of 32
 weights, or of 16 in Q2_K, Q3_K, Q6_K and NVFP4, or of a whole block; Q2_K, Q4_K, Q5_K, Q4_1 and
 Q5_1 have a minimum beside it. Every sum and product is rounded to float32. `grids` has the types
-IQ1, IQ2 and IQ3.
+IQ1 to IQ3, Q1_0 and Q2_0.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,12 +13,11 @@ from functools import partial
 import torch
 
 from artifacts.formats.base import Loop, loops
-from artifacts.formats.codes import IQ4
+from artifacts.formats.codes import E2M1_DOUBLED, IQ4
 from artifacts.formats.gguf.blocks import GgmlBlocks, Scales, bits, by_row, half
 from artifacts.formats.gguf.gguf_header import BLOCKS
 from artifacts.formats.gguf.grids import GRIDS
 
-_E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _NAN = 255  # of a scale of MXFP4, which is an exponent
 
 
@@ -126,13 +125,8 @@ def _codes_5(blocks: torch.Tensor, start: int) -> torch.Tensor:
 
 
 def _codes_e2m1(blocks: torch.Tensor, start: int, width: int) -> torch.Tensor:
-    table = torch.tensor(_E2M1_DOUBLED, device=blocks.device).float()
+    table = torch.tensor(E2M1_DOUBLED, device=blocks.device).float()
     return table[_halves(blocks[:, start:], width).int()]
-
-
-def _codes_of_bits(blocks: torch.Tensor, width: int, step: int = 1) -> torch.Tensor:
-    """Q1_0, whose codes are -1 and 1, and Q2_0, from -1 to 2."""
-    return step * bits(blocks[:, 2:], width).float() - 1
 
 
 def _codes_ternary(blocks: torch.Tensor) -> torch.Tensor:
@@ -186,14 +180,12 @@ _FUNCTIONS = {
     "Q3_K": (_scales_3, _codes_3k, "from_three_bits"),
     "IQ4_NL": (_one_scale, partial(_codes_iq4, start=2), "from_table_halves"),
     "IQ4_XS": (_scales_iq4, partial(_codes_iq4, start=8), "from_table_groups"),
-    "Q4_1": (_scale_and_minimum, partial(_codes_of_halves, start=4)),
-    "Q5_0": (_one_scale, lambda blocks: _codes_5(blocks, 2) - 16),
-    "Q5_1": (_scale_and_minimum, partial(_codes_5, start=4)),
+    "Q4_1": (_scale_and_minimum, partial(_codes_of_halves, start=4), "from_halves_and_bits"),
+    "Q5_0": (_one_scale, lambda blocks: _codes_5(blocks, 2) - 16, "from_halves_and_bits"),
+    "Q5_1": (_scale_and_minimum, partial(_codes_5, start=4), "from_halves_and_bits"),
     "TQ1_0": (partial(_one_scale, at=52), _codes_ternary),
     "TQ2_0": (partial(_one_scale, at=64), lambda blocks: _codes_2k(blocks, 0) - 1),
-    "NVFP4": (_unsigned_e4m3, partial(_codes_e2m1, start=4, width=8)),
-    "Q1_0": (_one_scale, partial(_codes_of_bits, width=1, step=2)),
-    "Q2_0": (_one_scale, partial(_codes_of_bits, width=2)),
+    "NVFP4": (_unsigned_e4m3, partial(_codes_e2m1, start=4, width=8), "from_float_halves_of_16"),
 }
 _CODED = {
     form.name: CodedBlocks(*form, *_FUNCTIONS[form.name])

@@ -9,6 +9,7 @@ import numpy as np
 
 from artifacts.common.bfloat16 import stored_as
 from artifacts.common.numba_loops import kernel
+from artifacts.formats.codes import E2M1_DOUBLED
 from artifacts.formats.gguf.ggml_vectors import (
     COUNT,
     write_floats,
@@ -22,6 +23,7 @@ _SIGNATURES = [
     f"void(uint8[:, ::1], float32[:, ::1], float32[:, ::1], int64, {panel})" for panel in _PANELS
 ]
 _ZERO = np.float32(0)
+_DOUBLED = np.array(E2M1_DOUBLED, np.int8)
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -212,3 +214,76 @@ def from_six_bits(blocks, scales, minima, first, panel):
             scale = scales[first + r, group]
             at = out + COUNT * group * like.itemsize
             write_integers(lows, shifts[0], uppers, shifts[1], 3, 32, scale, _ZERO, at, like)
+
+
+@kernel(_SIGNATURES, nogil=True, exact=True)
+def from_halves_and_bits(blocks, scales, minima, first, panel):
+    """Q4_1, Q5_0 and Q5_1: a scale of two bytes, in Q4_1 and Q5_1 a minimum of two; in Q5_0 and
+    Q5_1 a word with the fifth bits of 32 weights; 16 bytes as Q4_0 has them."""
+    nbytes = blocks.shape[1] // scales.shape[1]
+    has_fifths = nbytes != 20
+    less = np.int32(16 if nbytes == 22 else 0)
+    for r in range(len(panel)):
+        row = blocks[first + r]
+        for block in range(scales.shape[1]):
+            scale = scales[first + r, block]
+            minimum = minima[first + r, block]
+            at = (block + 1) * nbytes - 16
+            out = panel[r, 32 * block : 32 * block + 32]
+            fifths = np.uint32(0)
+            if has_fifths:
+                for byte in range(4):
+                    fifths |= np.uint32(row[at - 4 + byte]) << np.uint32(8 * byte)
+            for i in range(16):
+                fifth = fifths >> np.uint32(i) & np.uint32(1)
+                code = np.int32(row[at + i] & 15 | fifth << np.uint32(4)) - less
+                out[i] = stored_as(np.float32(code) * scale - minimum, out)
+            for i in range(16):
+                fifth = fifths >> np.uint32(i + 16) & np.uint32(1)
+                code = np.int32(row[at + i] >> 4 | fifth << np.uint32(4)) - less
+                out[16 + i] = stored_as(np.float32(code) * scale - minimum, out)
+
+
+@kernel(_SIGNATURES, nogil=True, exact=True)
+def from_float_halves_of_16(blocks, scales, minima, first, panel):
+    """NVFP4: four scales of a byte, and for each 8 bytes with the codes of 16 weights, as MXFP4 has
+    those of 32."""
+    for r in range(len(panel)):
+        row = blocks[first + r]
+        for group in range(scales.shape[1]):
+            scale = scales[first + r, group]
+            at = group // 4 * 36 + 4 + group % 4 * 8
+            out = panel[r, 16 * group : 16 * group + 16]
+            for i in range(8):
+                out[i] = stored_as(np.float32(_DOUBLED[row[at + i] & 15]) * scale, out)
+                out[8 + i] = stored_as(np.float32(_DOUBLED[row[at + i] >> 4]) * scale, out)
+
+
+@kernel(
+    [
+        f"void(int16[:, ::1], uint8[:, ::1], float32[:, ::1], int8[:, ::1], int8[:, ::1], int64,"
+        f" {panel})"
+        for panel in _PANELS
+    ],
+    nogil=True,
+    exact=True,
+)
+def from_points(points, signs, scales, grid, signs_of_bytes, first, panel):
+    """Types with grids: `points` [out, in / 8], or in / 4, are numbers of rows in a grid, which is
+    here [n, 4], two rows for a point of 8 weights. Each of `signs` [out, in / 8] is a row of
+    `signs_of_bytes` [256, 8]."""
+    num_runs = signs.shape[1]
+    per_scale = num_runs // scales.shape[1]
+    are_wide = points.shape[1] == num_runs
+    for r in range(len(panel)):
+        of_row = points[first + r]
+        for run in range(num_runs):
+            scale = scales[first + r, run // per_scale]
+            sign = signs_of_bytes[signs[first + r, run]]
+            one = 2 * of_row[run] if are_wide else of_row[2 * run]
+            other = one + 1 if are_wide else of_row[2 * run + 1]
+            out = panel[r, 8 * run : 8 * run + 8]
+            for i in range(4):
+                out[i] = stored_as(np.float32(grid[one, i] * sign[i]) * scale, out)
+            for i in range(4):
+                out[4 + i] = stored_as(np.float32(grid[other, i] * sign[4 + i]) * scale, out)

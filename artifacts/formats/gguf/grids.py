@@ -1,9 +1,9 @@
-"""ggml's types with grids: IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S (ggml-common.h,
-ggml-quants.c).
+"""ggml's types with grids: IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S, and Q1_0 and
+Q2_0, whose bytes are read as points of a grid (ggml-common.h, ggml-quants.c).
 
-A code of 8 to 11 bits is the number of a point of a fixed grid, which has 8 weights, or 4 in IQ3:
-`w = scale * point * sign`. IQ1 has no signs; its weights are all larger or all smaller than the
-point by an eighth. Every product is rounded to float32.
+A code of 8 to 11 bits is the number of a point of a fixed grid, which has 8 weights, or 4 in IQ3
+and Q2_0: `w = scale * point * sign`. IQ1, Q1_0 and Q2_0 have no signs. In IQ1 the weights are all
+larger or all smaller than the point by an eighth. Every product is rounded to float32.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,9 +12,12 @@ from functools import cache, partial
 
 import torch
 
-from artifacts.formats.gguf.blocks import GgmlBlocks, Scales, bits, half
+from artifacts.formats.base import Loop, loops
+from artifacts.formats.gguf.blocks import GgmlBlocks, Scales, bits, by_row, half
 from artifacts.formats.gguf.gguf_header import TYPES
 
+_BITS = {"Q1_0": (1, 2), "Q2_0": (2, 1)}
+"""Bits of a weight, and the distance between the weights, of which the least is -1."""
 _Points = tuple[torch.Tensor, torch.Tensor | None]
 
 
@@ -25,10 +28,26 @@ class GridBlocks(GgmlBlocks):
 
     points: Callable[[torch.Tensor], _Points] = field(compare=False)
 
+    def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop:
+        blocks = self.blocks_of(tensors)
+        points, signs = self.points(blocks)
+        if signs is None:
+            signs = torch.zeros(len(blocks), self.num_weights // 8, dtype=torch.uint8)
+        of_blocks = points.short(), signs, self.scales(blocks)[0]
+        of_rows = (by_row(each, len(tensors["blocks"])) for each in of_blocks)
+        in_fours = grid(self.name).view(-1, 4).numpy()
+        return partial(
+            loops("gguf.ggml_loops").from_points, *of_rows, in_fours, _signs_of_bytes().numpy()
+        )
+
     def codes(self, blocks: torch.Tensor) -> torch.Tensor:
         points, signs = self.points(blocks)
         codes = grid(self.name).to(blocks.device)[points].flatten(1).float()
-        return codes if signs is None else codes * (1 - 2 * bits(signs, 1).float())
+        return (
+            codes
+            if signs is None
+            else codes * _signs_of_bytes().to(blocks.device)[signs.int()].flatten(1)
+        )
 
 
 @cache
@@ -38,12 +57,21 @@ def grid(name: str) -> torch.Tensor:
     Those of IQ1 are in eighths: first all points with an eighth more, then with an eighth less. The
     package `gguf` has the grids; importing it takes a fifth of a second.
     """
+    if name in _BITS:
+        width, step = _BITS[name]
+        return step * bits(torch.arange(256, dtype=torch.uint8)[:, None], width).char() - 1
     from gguf import quants
 
     kind = getattr(quants, "IQ1_S" if name == "IQ1_M" else name)
     kind.init_grid()
     points = torch.from_numpy(kind.grid).reshape(kind.grid_shape)
     return (torch.cat((8 * points + 1, 8 * points - 1)) if "IQ1" in name else points).char()
+
+
+@cache
+def _signs_of_bytes() -> torch.Tensor:
+    """Return the sign of each bit of a byte, int8 [256, 8]."""
+    return 1 - 2 * bits(torch.arange(256, dtype=torch.uint8)[:, None], 1).char()
 
 
 def _words(blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -130,6 +158,14 @@ def _points_1m(blocks: torch.Tensor) -> _Points:
     return blocks[:, :32].int() | bits(blocks[:, 32:48], 4).int() << 8, None
 
 
+def _points_in_bytes(blocks: torch.Tensor) -> _Points:
+    return blocks[:, 2:].int(), None
+
+
+def _scale_of_block(blocks: torch.Tensor) -> Scales:
+    return half(blocks, 0), None
+
+
 _FUNCTIONS = {
     "IQ1_S": (_scales_1s, _points_1s),
     "IQ1_M": (_scales_1m, _points_1m),
@@ -138,6 +174,8 @@ _FUNCTIONS = {
     "IQ2_S": (partial(_scales_2, start=74), _points_2s),
     "IQ3_XXS": (partial(_scales_from_half, upper=slice(69, 98, 4), factor=0.5), _points_3xxs),
     "IQ3_S": (_scales_3s, _points_3s),
+    "Q1_0": (_scale_of_block, _points_in_bytes),
+    "Q2_0": (_scale_of_block, _points_in_bytes),
 }
 GRIDS: Mapping[str, GridBlocks] = {
     name: GridBlocks(*TYPES[name], *functions) for name, functions in _FUNCTIONS.items()
