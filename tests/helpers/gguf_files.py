@@ -12,6 +12,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from artifacts.formats.gguf.ggml import GGML
 from artifacts.formats.gguf.gguf_header import TYPES
 from runtime.model.skeleton import auto_class
 from tests.helpers.gguf_arrays import stored, stored_arrays, tiled
@@ -105,6 +106,8 @@ ARCHITECTURES = {
 _IN_FLOAT32 = r"ffn_gate_inp|(ssm_conv1d|shortconv\.conv)\.|\.bias"  # by names in the file
 _UNQUANTISED = r"(gate|router|wg|conv1d|conv\.conv)\.weight|_bias|\.visual\."  # by the model's
 _PLAIN = {"F32": np.float32, "F16": np.float16}
+# ggml's numbers of types that the package does not know yet
+_NEWER = {"Q1_0": 41, "Q2_0": 42}
 _ENCODED = ("Q8_0", "Q4_0", "MXFP4", "BF16")  # by the package; blocks of other types are random
 SCALES = {
     "Q6_K": 208,
@@ -174,10 +177,9 @@ def write(
     change(arrays)
     for name, array in arrays.items():
         type_ = "F32" if array.ndim == 1 or re.search(_IN_FLOAT32, name) else types(name)
-        # as llama.cpp, or similar
-        type_ = "Q8_0" if array.shape[-1] % TYPES[type_].num_weights else type_
+        type_ = _fit(type_, array)
         data = _encoded(name, array, type_)
-        writer.add_tensor(name, data, raw_dtype=None if type_ in _PLAIN else Type[type_])
+        writer.add_tensor(name, data, raw_dtype=None if type_ in _PLAIN else _number(type_))
     writer.write_header_to_file(path)
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -201,11 +203,27 @@ def reference(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(path.parent, **loading).eval()
 
 
+def _fit(type_: str, array: np.ndarray) -> str:
+    """The type of an array whose rows may be too short for this one: as llama.cpp, or similar."""
+    return "Q8_0" if array.shape[-1] % TYPES[type_].num_weights else type_
+
+
 def _each(model: PreTrainedModel, parts: int) -> int:
     """The number of tensors in a part."""
     return (
         0 if parts == 1 else -(-(len(model.state_dict()) + model.config.num_hidden_layers) // parts)
     )
+
+
+def unpack(types: Types, arrays: dict[str, np.ndarray]) -> None:
+    """Replace the arrays of `write` by the numbers that are in a file of these types, by moectl's
+    formulas."""
+    for name, array in arrays.items():
+        if array.ndim > 1 and not re.search(_IN_FLOAT32, name):
+            form = GGML[_fit(types(name), array)]
+            data = torch.from_numpy(_encoded(name, array, form.name))
+            rows = form.dequantise({"blocks": data.reshape(-1, data.shape[-1])})
+            arrays[name] = rows.numpy().reshape(array.shape)
 
 
 def dequantised(family: str, folder: Path, types: Types, dtype: torch.dtype) -> PreTrainedModel:
@@ -233,6 +251,13 @@ def dequantised(family: str, folder: Path, types: Types, dtype: torch.dtype) -> 
     model.save_pretrained(folder)
     loader = auto_class(model.config)
     return loader.from_pretrained(folder, dtype=dtype, experts_implementation="eager").eval()
+
+
+def _number(type_: str) -> int:
+    """The number of a type, with its sizes known to the package."""
+    number = _NEWER.get(type_) or Type[type_]
+    gguf.GGML_QUANT_SIZES.setdefault(number, TYPES[type_][1:])
+    return number
 
 
 def _encoded(name: str, array: np.ndarray, type_: str) -> np.ndarray:
@@ -283,5 +308,23 @@ def mixed(name: str) -> str:
     return "Q6_K" if name == "output.weight" else "Q4_K"
 
 
+BY_PROJECTION = every(
+    "IQ3_S",
+    {
+        "blk.0.ffn_gate_exps": "IQ1_S",
+        "blk.0.ffn_up_exps": "IQ1_M",
+        "blk.0.ffn_down_exps": "IQ2_XXS",
+        "blk.1.ffn_gate_exps": "IQ2_XS",
+        "blk.1.ffn_up_exps": "IQ2_S",
+        "blk.1.ffn_down_exps": "IQ3_XXS",
+        "attn_q.": "Q4_1",
+        "attn_k.": "Q5_0",
+        "attn_v.": "Q5_1",
+        "attn_output.": "NVFP4",
+        "token_embd.": "TQ1_0",
+        "output.": "TQ2_0",
+    },
+)
+"""Types that differ between projections and layers, as Unsloth's dynamic files have them."""
 IN_MXFP4 = every("Q8_0", {"exps": "MXFP4", "experts": "MXFP4"})
 """Experts in MXFP4, by the names of the files and by the model's, as gpt-oss is published."""

@@ -5,6 +5,7 @@ import json
 import shutil
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,12 +25,14 @@ from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from tests.helpers.gguf_files import (
     ARCHITECTURES,
+    BY_PROJECTION,
     IN_MXFP4,
     Types,
     dequantised,
     every,
     mixed,
     reference,
+    unpack,
     write,
 )
 
@@ -44,6 +47,7 @@ CASES = {
     "MXFP4 beside F16": ("qwen3_moe", every("F16", {"_exps": "MXFP4"})),
     "F16": ("qwen3_moe", every("F16")),
     "as Q4_K_M": ("qwen3_moe", mixed),
+    "as Unsloth's dynamic files": ("qwen3_moe", BY_PROJECTION),
 }
 
 
@@ -77,6 +81,53 @@ def test_logits_are_those_of_the_dequantised_model(tmp_path: Path, family: str) 
     theirs = dequantised(family, tmp_path / "plain", types, opened.dtype)
     with Session(opened, Settings(preset="on-demand", budget="50%")), torch.inference_mode():
         assert torch.equal(opened.model(IDS).logits, theirs(IDS).logits)
+
+
+OF_EXPERTS = {
+    "ffn_gate_exps": "IQ1_M",
+    "blk.0.ffn_up_exps": "IQ2_XXS",
+    "blk.1.ffn_up_exps": "Q1_0",
+    "blk.0.ffn_down_exps": "Q2_0",
+    "blk.1.ffn_down_exps": "IQ3_XXS",
+}
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_moe_text"])
+def test_few_bits_give_the_logits_of_their_numbers_in_full(tmp_path: Path, family: str) -> None:
+    types = every("Q4_1", OF_EXPERTS)
+    opened = open_model(str(write(family, tmp_path / "few.gguf", types)))
+    full = tmp_path / "full.gguf"
+    theirs = open_model(str(write(family, full, every("BF16"), change=partial(unpack, types))))
+    assert opened.store.layout.nbytes < theirs.store.layout.nbytes / 5
+    logits = []
+    for each in (opened, theirs):
+        with Session(each, Settings(preset="on-demand", budget="50%")), torch.inference_mode():
+            logits.append(each.model(IDS).logits)
+    assert torch.equal(*logits)
+
+
+BETWEEN_PROJECTIONS = every(
+    "Q4_K",
+    {
+        "blk.0.ffn_gate_exps": "Q3_K",
+        "blk.0.ffn_down_exps": "Q6_K",
+        "blk.1.ffn_gate_exps": "IQ4_XS",
+        "blk.1.ffn_up_exps": "Q2_K",
+        "blk.1.ffn_down_exps": "Q8_0",
+    },
+)
+
+
+@pytest.mark.parametrize("types", [BETWEEN_PROJECTIONS, BY_PROJECTION], ids=["K", "IQ"])
+def test_types_that_differ_between_projections_are_fused(tmp_path: Path, types: Types) -> None:
+    opened = open_model(str(write("qwen3_moe", tmp_path / "model.gguf", types)))
+    logits = []
+    for experts in ("exact", "fused"):
+        with Session(opened, Settings(budget="30%", experts=experts)) as session:
+            past = session.forward(IDS[:, :-1]).past_key_values
+            logits.append(session.forward(IDS[:, -1:], past=past).logits[0, -1])
+    exact, fused = logits
+    assert (fused - exact).abs().max() <= 0.05 * exact.abs().max()
 
 
 @pytest.fixture(scope="module")
