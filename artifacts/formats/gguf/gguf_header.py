@@ -59,7 +59,7 @@ BLOCKS = (
 TYPES = {each.name: each for each in (*PLAIN, *BLOCKS)}
 """The types that are read."""
 
-_NAMES = {
+NAMES = {
     0: "F32",
     1: "F16",
     2: "Q4_0",
@@ -95,7 +95,8 @@ _NAMES = {
     40: "NVFP4",
     41: "Q1_0",
     42: "Q2_0",
-}  # enum ggml_type in ggml.h
+}
+"""Names of types by their numbers, `enum ggml_type` in ggml.h."""
 _START = "<IQQ"  # version, number of tensors, number of entries
 _NUMBERS = {
     0: "B",
@@ -125,7 +126,8 @@ _MOST_TENSORS = 1 << 16
 _MOST_ELEMENTS = 1 << 22  # of all arrays together
 _MOST_STRINGS = 1 << 21
 _LONGEST_STRING = 4 << 20
-_LONGEST_NAME = 1 << 16  # as the format has it for keys
+_LONGEST_KEY = 1 << 16  # as the format has it
+_LONGEST_NAME = 64  # of a tensor, as the format has it
 _MOST_DIMENSIONS = 4
 # bytes: a key and a value, a tensor without dimensions
 _LEAST_ENTRY = 8 + 1 + 4 + 1
@@ -251,7 +253,7 @@ def _placed(
     expected = 0
     for name, shape, number, offset in listed:
         if name in tensors:
-            raise BadInput(f"{path} has two tensors of one name, {name[:80]!r}: download it again")
+            raise BadInput(f"{path} has two tensors of one name, {name!r}: download it again")
         tensor = _tensor(path, name, shape, number, start + offset)
         if offset != expected:
             raise BadInput(
@@ -272,10 +274,10 @@ def _aligned(position: int, alignment: int) -> int:
 def _tensor(
     path: Path, name: str, shape: tuple[int, ...], number: int, position: int
 ) -> GgufTensor:
-    shown = _NAMES.get(number, f"the unknown type {number}")
+    shown = NAMES.get(number, f"the unknown type {number}")
     if shown not in TYPES:
         raise BadInput(
-            f"{path}: {name[:80]} is {shown}, which moectl does not read: take a file in another "
+            f"{path}: {name} is {shown}, which moectl does not read: take a file in another "
             "quantisation, docs/formats.md has the types"
         )
     tensor = GgufTensor(name, shape, TYPES[shown], position)
@@ -310,7 +312,7 @@ class _Reader:
     def entries(self, count: int) -> dict[str, object]:
         entries: dict[str, object] = {}
         for _ in range(count):
-            key = self.string(_LONGEST_NAME)
+            key = self.name(_LONGEST_KEY)
             if not key or key in entries:
                 raise ValueError(
                     f"it has the entry {key[:80]!r} twice"
@@ -321,12 +323,11 @@ class _Reader:
         return entries
 
     def tensor(self) -> _Listed:
-        name = self.string(_LONGEST_NAME)
+        name = self.name(_LONGEST_NAME)
         (num_dimensions,) = self._values("<I")
         if num_dimensions > _MOST_DIMENSIONS:
             raise ValueError(
-                f"{name[:80]!r} has {num_dimensions:,} dimensions: {_MOST_DIMENSIONS} are read at "
-                "most"
+                f"{name!r} has {num_dimensions:,} dimensions: {_MOST_DIMENSIONS} are read at most"
             )
         *shape, kind, offset = self._values(f"<{num_dimensions}QIQ")
         return name, tuple(reversed(shape)), kind, offset
@@ -340,6 +341,13 @@ class _Reader:
         start = self.position
         self._advance(length)
         return self._mapped[start : self.position].decode()
+
+    def name(self, longest: int) -> str:
+        """A name that a message can hold."""
+        name = self.string(longest)
+        if not name.isprintable():
+            raise ValueError(f"it has the name {name[:80]!r}")
+        return name
 
     def numbers(self, kind: int, count: int) -> array:
         numbers = array(_NUMBERS[kind].replace("?", "B"))

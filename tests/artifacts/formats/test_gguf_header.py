@@ -1,19 +1,31 @@
 """A GGUF header is read whole or refused, and a hostile one costs nothing before it is refused."""
 
+import os
 import struct
 import tracemalloc
+from functools import partial
 from pathlib import Path
+from random import Random
 
+import numpy as np
 import pytest
+import torch
 
 from artifacts.errors import BadInput
-from artifacts.formats.gguf.gguf_header import read_array, read_header
+from artifacts.formats.gguf.ggml import GGML
+from artifacts.formats.gguf.gguf_header import NAMES, TYPES, _read, read_array, read_header
+from tools.torments.hostile import damaged, refusal
 
 UINT8 = 0
 UINT32 = 4
 STRING = 8
 ARRAY = 9
 F32 = 0
+NUMBERS = {name: number for number, name in NAMES.items()}
+NEWEST = (
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "Q4_1", "Q5_0", "Q5_1"),
+    *("TQ1_0", "TQ2_0", "NVFP4", "Q1_0", "Q2_0"),
+)
 ALIGNMENT = b"general.alignment"
 
 
@@ -25,8 +37,8 @@ def entry(key: bytes, value: int = 1) -> bytes:
     return text(key) + struct.pack("<II", UINT32, value)
 
 
-def tensor(name: bytes, *shape: int, offset: int = 0) -> bytes:
-    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, F32, offset)
+def tensor(name: bytes, *shape: int, offset: int = 0, kind: int = F32) -> bytes:
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
 
 
 def file(
@@ -180,3 +192,43 @@ def test_strings_that_are_no_text_are_refused(tmp_path: Path) -> None:
     assert read_header(path).entries == {"a": 1}
     with pytest.raises(BadInput, match="a is damaged"):
         read_array(path, "a")
+
+
+def read_whole(content: bytes) -> None:
+    """Read the header and all packed numbers of a file with this content, which is in memory."""
+    descriptor = os.memfd_create("mutant")
+    try:
+        os.write(descriptor, content)
+        _read.cache_clear()  # which knows a file by its size and time
+        header = read_header(Path(f"/proc/self/fd/{descriptor}"))
+    finally:
+        os.close(descriptor)
+    for tensor in header.tensors.values():
+        form = GGML.get(tensor.type.name)
+        if form and tensor.nbytes:
+            stored = np.frombuffer(bytearray(content), np.uint8, tensor.nbytes, tensor.offset)
+            form.dequantise({"blocks": torch.from_numpy(stored).view(-1, form.nbytes)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEWEST)
+def test_a_mutant_is_read_or_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    nbytes = 512 // TYPES[name].num_weights * TYPES[name].nbytes
+    end = -(-nbytes // 32) * 32
+    words = text(b"words") + struct.pack("<IIQ", ARRAY, STRING, 2) + text(b"a") + text(b"b")
+    whole = file(
+        tmp_path / "whole.gguf",
+        [entry(b"a"), words],
+        [tensor(b"x", 256, 2, kind=NUMBERS[name]), tensor(b"y", 5, offset=end)],
+        nbytes=end + 32,
+    ).read_bytes()
+    read_whole(whole)
+    header = whole[: -end - 32]
+    random = Random(name)
+    refused = []
+    for _ in range(500):
+        content = damaged(header, random) + whole[len(header) :]
+        refused += [refusal(name, partial(read_whole, content))]
+    told = [str(each) for each in refused if each]
+    assert 200 < len(told) < 490
+    assert all(each.isprintable() and len(each) < 500 for each in told)
