@@ -17,13 +17,18 @@ import torch
 from transformers.utils import logging as their_logging
 
 from artifacts.errors import BadInput
+from artifacts.formats.gguf.gguf_header import read_header
 from artifacts.modelshapes.known import model_shape
 from runtime.model.files.checkpoint import open_checkpoint
 from runtime.model.files.locate import INDEX, SINGLE
+from runtime.model.gguf.config import gguf_config
+from runtime.model.gguf.file import open_gguf
+from runtime.model.gguf.shape import gguf_shape
+from runtime.model.gguf.vocabulary import read_vocabulary
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
-from tests.helpers import families
+from tests.helpers import families, gguf_files
 from tests.helpers.safetensors import Tensors, joined, parsed
 from tools.lab.gptq_reader import GptqCheckpoint
 from tools.torments.cases import Lost
@@ -67,7 +72,11 @@ class HostileModels(Hostile):
             self._sources[family, layout] = {
                 path.name: path.read_bytes() for path in made.iterdir()
             }
+        path = gguf_files.write("qwen3_moe", ground / "whole.gguf", gguf_files.BY_PROJECTION)
+        self._gguf = path.read_bytes()
+        self._gguf_start = min(each.offset for each in read_header(path).tensors.values())
         self._kinds = {
+            "8: GGUF header damaged": (4, self._gguf_damaged),
             "8: header damaged": (8, self._header_damaged),
             "8: header altered": (8, self._header_altered),
             "8: GPTQ files altered": (4, self._gptq),
@@ -142,6 +151,22 @@ class HostileModels(Hostile):
                 checkpoint.read(name)
 
         refusal("8: a GPTQ checkpoint", read)
+
+    def _gguf_damaged(self, rng: random.Random) -> None:
+        path = self._folder.parent / f"{rng.getrandbits(64):x}.gguf"  # headers are kept by name
+        header = damaged(self._gguf[: self._gguf_start], rng)
+        write(path, header + self._gguf[self._gguf_start :])
+
+        def read() -> None:
+            open_gguf(path).close()
+            gguf_config(path)
+            gguf_shape(path)
+            read_vocabulary(path)
+
+        refused = refusal("8: a damaged GGUF header", read)
+        path.unlink()
+        if refused and not str(refused).isprintable():
+            raise Lost(f"8: the refusal of a GGUF header is not one line: {str(refused)!r}")
 
     def _index(self, rng: random.Random) -> None:
         folder = self._put(rng)
