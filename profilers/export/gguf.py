@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -73,8 +72,7 @@ def export_gguf(
     tokenizer.
 
     Rows that are no whole number of a type's blocks are F16. Raises BadInput for a model that
-    llama.cpp would not compute as it is, and without the package `gguf`; OutOfResources when the
-    disk is full.
+    llama.cpp would not compute as it is; OutOfResources when the disk is full.
     """
     _check(opened)
     check_writable(out)
@@ -144,8 +142,7 @@ def _fill(
 
 
 def _check(opened: MoeModel) -> None:
-    """Raise BadInput for a model that `export_gguf` does not write, and where `gguf` is not
-    installed."""
+    """Raise BadInput for a model that `export_gguf` does not write."""
     config = opened.model.config
     if config.model_type not in WRITTEN:
         raise BadInput(
@@ -167,8 +164,6 @@ def _check(opened: MoeModel) -> None:
                 f"this {config.model_type} has {what}, which llama.cpp would not follow: not "
                 "written as GGUF"
             )
-    if find_spec("gguf") is None:
-        raise BadInput("GGUF files are written by the package gguf: pip install 'moectl[peers]'")
 
 
 def _add_config(writer: "gguf.GGUFWriter", config: object) -> None:  # noqa: F821
