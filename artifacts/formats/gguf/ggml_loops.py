@@ -15,6 +15,7 @@ from artifacts.formats.gguf.ggml_vectors import (
     write_floats,
     write_from_table,
     write_integers,
+    write_points,
     write_upon_two_bits,
 )
 
@@ -279,11 +280,13 @@ def from_points(points, signs, scales, grid, signs_of_bytes, first, panel):
         of_row = points[first + r]
         for run in range(num_runs):
             scale = scales[first + r, run // per_scale]
-            sign = signs_of_bytes[signs[first + r, run]]
             one = 2 * of_row[run] if are_wide else of_row[2 * run]
             other = one + 1 if are_wide else of_row[2 * run + 1]
-            out = panel[r, 8 * run : 8 * run + 8]
-            for i in range(4):
-                out[i] = stored_as(np.float32(grid[one, i] * sign[i]) * scale, out)
-            for i in range(4):
-                out[4 + i] = stored_as(np.float32(grid[other, i] * sign[4 + i]) * scale, out)
+            write_points(
+                grid.ctypes.data + 4 * one,
+                grid.ctypes.data + 4 * other,
+                signs_of_bytes.ctypes.data + 8 * np.int64(signs[first + r, run]),
+                scale,
+                panel[r].ctypes.data + 8 * run * panel.itemsize,
+                panel[r],
+            )

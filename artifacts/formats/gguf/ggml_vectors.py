@@ -41,6 +41,11 @@ def _bits(builder: ir.IRBuilder, address: ir.Value, shift: ir.Value, mask: ir.Va
     return builder.zext(wanted, _WORDS)
 
 
+def _write(builder: ir.IRBuilder, numbers: ir.Value, element: types.Type, out: ir.Value) -> None:
+    stored = numbers if element == types.float32 else bfloat16_bits(builder, numbers)
+    store(builder, stored, out)
+
+
 def _whole(_: ir.IRBuilder, codes: ir.Value) -> ir.Value:
     return codes
 
@@ -79,8 +84,7 @@ def _writer(integers: Callable[[ir.IRBuilder, ir.Value], ir.Value], num_lower: i
                 builder.sitofp(wanted, _FLOATS), _spread(builder, scale, _FLOATS)
             )
             numbers = builder.fsub(products, _spread(builder, minimum, _FLOATS))
-            stored = numbers if element == types.float32 else bfloat16_bits(builder, numbers)
-            store(builder, stored, out)
+            _write(builder, numbers, element, out)
             return target.get_dummy_value()
 
         addresses_and_bits = [types.int64] * 6
@@ -89,6 +93,28 @@ def _writer(integers: Callable[[ir.IRBuilder, ir.Value], ir.Value], num_lower: i
         ), generate
 
     return write
+
+
+@intrinsic
+def write_points(context, one, other, signs, scale, out, like):
+    """Write 8 numbers to the address `out`, four signed bytes at `one` and four at `other` times
+    the eight at `signs`, times `scale`, which is rounded to float32. They have the type of the
+    array `like`, as those of `write_integers`."""
+    element = like.dtype
+
+    def generate(target, builder, _, arguments):
+        *fours, signs, scale, out, _ = arguments
+        points = builder.shuffle_vector(
+            *(load(builder, each, vector(I8, 4)) for each in fours),
+            ir.Constant(vector(I32, 8), list(range(8))),
+        )
+        codes = builder.mul(points, load(builder, signs, vector(I8, 8)))
+        numbers = builder.sitofp(builder.sext(codes, vector(I32, 8)), vector(F32, 8))
+        _write(builder, builder.fmul(numbers, splat(builder, scale, 8)), element, out)
+        return target.get_dummy_value()
+
+    addresses = [types.int64] * 3
+    return types.void(*addresses, types.float32, types.int64, like), generate
 
 
 write_integers = _writer(_whole)

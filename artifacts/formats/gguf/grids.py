@@ -23,7 +23,7 @@ _Points = tuple[torch.Tensor, torch.Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class GridBlocks(GgmlBlocks):
-    """`points` gives the numbers of the points of blocks uint8 [n, nbytes], int [n, points], and
+    """`points` gives the numbers of the points of blocks uint8 [n, nbytes], int16 [n, points], and
     the signs uint8 [n, num_weights / 8], whose bit j says that weight j of 8 is negative."""
 
     points: Callable[[torch.Tensor], _Points] = field(compare=False)
@@ -33,7 +33,7 @@ class GridBlocks(GgmlBlocks):
         points, signs = self.points(blocks)
         if signs is None:
             signs = torch.zeros(len(blocks), self.num_weights // 8, dtype=torch.uint8)
-        of_blocks = points.short(), signs, self.scales(blocks)[0]
+        of_blocks = points, signs, self.scales(blocks)[0]
         of_rows = (by_row(each, len(tensors["blocks"])) for each in of_blocks)
         in_fours = grid(self.name).view(-1, 4).numpy()
         return partial(
@@ -42,12 +42,10 @@ class GridBlocks(GgmlBlocks):
 
     def codes(self, blocks: torch.Tensor) -> torch.Tensor:
         points, signs = self.points(blocks)
-        codes = grid(self.name).to(blocks.device)[points].flatten(1).float()
-        return (
-            codes
-            if signs is None
-            else codes * _signs_of_bytes().to(blocks.device)[signs.int()].flatten(1)
-        )
+        codes = grid(self.name).to(blocks.device)[points.int()].flatten(1).float()
+        if signs is not None:
+            codes = codes * _signs_of_bytes().to(blocks.device)[signs.int()].flatten(1)
+        return codes
 
 
 @cache
@@ -75,8 +73,8 @@ def _signs_of_bytes() -> torch.Tensor:
 
 
 def _words(blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return words of 2 or 4 bytes as int32."""
-    return blocks.contiguous().view(dtype).int()
+    """Return words of 2 or 4 bytes with a sign."""
+    return blocks.contiguous().view(dtype)
 
 
 def _even(signs: torch.Tensor) -> torch.Tensor:
@@ -125,7 +123,7 @@ def _scales_1m(blocks: torch.Tensor) -> Scales:
 
 def _points_2xxs(blocks: torch.Tensor) -> _Points:
     groups = blocks[:, 2:66].unflatten(1, (8, 8))
-    return groups[..., :4].flatten(1).int(), _in_sevens(
+    return groups[..., :4].flatten(1).short(), _in_sevens(
         _words(groups[..., 4:].flatten(1), torch.int32)
     )
 
@@ -136,30 +134,30 @@ def _points_2xs(blocks: torch.Tensor) -> _Points:
 
 
 def _points_2s(blocks: torch.Tensor) -> _Points:
-    return blocks[:, 2:34].int() | bits(blocks[:, 66:74], 2).int() << 8, blocks[:, 34:66]
+    return blocks[:, 2:34].short() | bits(blocks[:, 66:74], 2).short() << 8, blocks[:, 34:66]
 
 
 def _points_3xxs(blocks: torch.Tensor) -> _Points:
-    return blocks[:, 2:66].int(), _in_sevens(_words(blocks[:, 66:98], torch.int32))
+    return blocks[:, 2:66].short(), _in_sevens(_words(blocks[:, 66:98], torch.int32))
 
 
 def _points_3s(blocks: torch.Tensor) -> _Points:
-    return blocks[:, 2:66].int() | bits(blocks[:, 66:74], 1).int() << 8, blocks[:, 74:106]
+    return blocks[:, 2:66].short() | bits(blocks[:, 66:74], 1).short() << 8, blocks[:, 74:106]
 
 
 def _points_1s(blocks: torch.Tensor) -> _Points:
     words = _words(blocks[:, 34:50], torch.int16)
     upper = torch.stack([words >> shift & 7 for shift in (0, 3, 6, 9)], 2)
     is_less = (words >> 15 & 1)[..., None]
-    return blocks[:, 2:34].int() | (upper << 8 | is_less << 11).flatten(1), None
+    return blocks[:, 2:34].short() | (upper << 8 | is_less << 11).flatten(1), None
 
 
 def _points_1m(blocks: torch.Tensor) -> _Points:
-    return blocks[:, :32].int() | bits(blocks[:, 32:48], 4).int() << 8, None
+    return blocks[:, :32].short() | bits(blocks[:, 32:48], 4).short() << 8, None
 
 
 def _points_in_bytes(blocks: torch.Tensor) -> _Points:
-    return blocks[:, 2:].int(), None
+    return blocks[:, 2:].short(), None
 
 
 def _scale_of_block(blocks: torch.Tensor) -> Scales:
