@@ -9,6 +9,7 @@ Files are compressed by xz. Their numbers are drawn anew from names and shapes, 
 the same model in transformers.
 """
 
+import json
 import lzma
 import subprocess
 import sys
@@ -28,33 +29,86 @@ from tools.arguments import parser_of
 from tools.make.families import tiny
 
 TOKENS = ["<pad>", "<bos>", "<eos>", *bytes_to_unicode().values(), "th"]
-_SIZES = {"hidden_size": 64, "moe_intermediate_size": 32, "head_dim": 16, "vocab_size": len(TOKENS)}
+_SIZES = {
+    "head_dim": 16,
+    "hidden_size": 64,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "vocab_size": len(TOKENS),
+    "vocab_size_per_layer_input": len(TOKENS),
+}
+_IN_SECTIONS = {
+    "mrope_section": [1, 1, 0],
+    "partial_rotary_factor": 0.25,
+    "rope_theta": 1e4,
+    "rope_type": "default",
+}
 
 
 class Converted(NamedTuple):
-    """A model by its family, and the fields of its config that differ from those of `tiny`."""
+    """A model by its family, the fields of its config that differ from those of `tiny`, and those
+    that differ as published."""
 
     family: str
     fields: Mapping[str, object] = MappingProxyType({})
+    published: Mapping[str, object] = MappingProxyType({})
 
 
 CONVERTED: Mapping[str, Converted] = {
+    "gemma4": Converted(
+        "gemma4_text",
+        {
+            "attention_k_eq_v": True,
+            "final_logit_softcapping": 30.0,
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 16,
+            "intermediate_size": 64,
+            "num_global_key_value_heads": 1,
+        },
+    ),
+    "qwen35moe": Converted("qwen3_5_moe_text", {"rope_parameters": _IN_SECTIONS}),
     "qwen3moe": Converted("qwen3_moe", {"norm_topk_prob": True}),
+    "qwen3next": Converted("qwen3_next"),
+    "qwen4exp": Converted(
+        "qwen4_exp_text",
+        {
+            "hc_count": 2,
+            "hc_lowrank": 32,
+            "indexer_n_heads": 8,
+            "heads_per_ngram": 1,
+            "make_ngram_vocab_size_divisible_by": 8,
+            "ngram_vocab_size_base": 32,
+            "output_gate_type": "sigmoid",
+            "ple_layer_ids": [1],
+            "rope_parameters": _IN_SECTIONS,
+            "split_ngram_parts": 2,
+        },
+        {"layer_types": ["linear_attention", "full_attention"]},
+    ),
 }
 """By the name that files give their architecture."""
 
 # A vocabulary that the converter does not know is written as one of Qwen2, and every vocabulary by
-# the function for byte-level ones.
+# the function for byte-level ones, without the tokens that AutoTokenizer adds for some families. A
+# config.json counts as it is published, over what transformers makes of it. A model of transformers
+# has no layers of further tokens.
 _CONVERT = """
-import sys
+import json, sys
 sys.path.insert(0, sys.argv[1])
 sys.argv = [sys.argv[1] + "/convert_hf_to_gguf.py", *sys.argv[2:]]
+import transformers
+transformers.AutoTokenizer = transformers.PreTrainedTokenizerFast
 import convert_hf_to_gguf as converter
 converter.ModelBase.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
+parsed = converter.ModelBase.load_hparams
+def load_hparams(folder, *others):
+    return parsed(folder, *others) | json.loads((folder / "config.json").read_text())
+converter.ModelBase.load_hparams = staticmethod(load_hparams)
 named = converter.get_model_class
 def get_model_class(*given, **others):
     found = named(*given, **others)
     found.set_vocab = lambda self: self._set_vocab_gpt2()
+    found.no_mtp = True
     found.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
     return found
 converter.get_model_class = get_model_class
@@ -68,8 +122,8 @@ def model_of(name: str) -> PreTrainedModel:
     Every parameter and buffer of floats has multiples of 1/16 from -1/4 to 1/4, added to its value
     where it is born with a single one, as norms are.
     """
-    family, fields = CONVERTED[name]
-    model = tiny(family, _SIZES | dict(fields))
+    family, fields, *_ = CONVERTED[name]
+    model = tiny(family, _SIZES, fields)
     for key, tensor in model.state_dict().items():
         if tensor.is_floating_point():
             generator = torch.Generator().manual_seed(crc32(key.encode()))
@@ -85,6 +139,8 @@ def convert(name: str, converter: Path, out: Path) -> None:
     with TemporaryDirectory() as temporary:
         folder = Path(temporary, "model")
         model_of(name).save_pretrained(folder, save_original_format=True)
+        config = folder / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | CONVERTED[name].published))
         _tokenizer().save_pretrained(folder)
         path = Path(temporary, "model.gguf")
         arguments = [folder, "--outtype", "f32", "--outfile", path]

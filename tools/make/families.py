@@ -238,10 +238,16 @@ PUBLISHED: Mapping[str, tuple[str, ...]] = {
 text_config."""
 
 
-def tiny(family: str, sizes: Mapping[str, object] = MappingProxyType({})) -> PreTrainedModel:
+def tiny(
+    family: str,
+    sizes: Mapping[str, object] = MappingProxyType({}),
+    own: Mapping[str, object] = MappingProxyType({}),
+) -> PreTrainedModel:
     """A random model of a family, float32, in evaluation mode; multimodal ones have their vision
-    tower. `sizes` replace fields of its text model that are alike for all families."""
-    config = _config(CONFIG_MAPPING[family], FAMILIES[family], sizes, is_text=True)
+    tower. `sizes` replace fields of its text model that are alike for all families, and `own` those
+    of the family."""
+    given = {**FAMILIES[family], **own}
+    config = _config(CONFIG_MAPPING[family], given, sizes, is_text=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = auto_class(config).from_config(config, experts_implementation="eager").eval()

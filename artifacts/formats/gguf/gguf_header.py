@@ -151,7 +151,7 @@ class GgufHeader(NamedTuple):
     """The entries of a file, its tensors by name, and the sha256 of both.
 
     The entry of an array of strings, or of a long array of numbers, is its length. `read_array`
-    reads its elements, and `arrays` holds their places.
+    reads its elements, and `arrays` holds the places of all arrays.
     """
 
     entries: dict[str, object]
@@ -167,6 +167,11 @@ class _Array(NamedTuple):
     position: int
     kind: int
     count: int
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the elements, which must be numbers."""
+        return self.count * struct.calcsize(f"<{_NUMBERS[self.kind]}")
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -189,8 +194,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 def read_array(path: Path, key: str) -> list[str] | array | None:
-    """Return the elements of an array of a file's header that is long, or of strings; None if there
-    is no such array.
+    """Return the elements of an array of a file's header; None if there is no such array.
 
     Raises BadInput as `read_header` does, and for strings that are not UTF-8.
     """
@@ -364,13 +368,13 @@ class _Reader:
         return self._values(f"<{self._number(kind)}")[0]
 
     def _array(self, key: str) -> list | int:
-        """The elements of a short array of numbers, of any other their count, and its place in
+        """The elements of a short array of numbers, of any other their count; its place is in
         `arrays`."""
         kind, count = self._values("<IQ")
+        self.arrays[key] = _Array(self.position, kind, count)
         if kind == _STRING:
             self._check("strings", self._num_strings + count, _MOST_STRINGS, 8)
             self._num_strings += count
-            self.arrays[key] = _Array(self.position, kind, count)
             self._skip_strings(count)
             return count
         form = self._number(kind)
@@ -378,8 +382,7 @@ class _Reader:
         self._num_elements += count
         if count <= _COUNTED:
             return list(self._values(f"<{count}{form}"))
-        self.arrays[key] = _Array(self.position, kind, count)
-        self._advance(count * struct.calcsize(f"<{form}"))
+        self._advance(self.arrays[key].nbytes)
         return count
 
     def _skip_strings(self, count: int) -> None:

@@ -1,8 +1,9 @@
 """Reader of a model's config from the header of its GGUF file, in the terms of transformers;
 without torch."""
 
+from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from artifacts.errors import BadInput
@@ -26,6 +27,8 @@ _SCALING = {
 }
 _LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"  # a tenth of `mscale_all_dim` of DeepSeek's
 _OF_NO_USE = ("rope.scaling.finetuned",)
+_FACTORS = "rope_freqs.weight"
+_MOST_FACTORS = 4096
 
 
 def read_headers(path: Path) -> list[GgufHeader]:
@@ -84,6 +87,7 @@ def gguf_config(path: Path) -> dict:
             f"{path} has no token_embd.weight: it is a vocabulary or a part of a model, take the "
             "whole"
         )
+    own |= _factors(path, headers)
     _check(path, form, own)
     if form.takes_turns:
         _check_experts(path, form, tensors)
@@ -94,8 +98,23 @@ def gguf_config(path: Path) -> dict:
         **_renamed(metadata, _TOKENS),
     }
     config.setdefault("vocab_size", metadata.get("tokenizer.ggml.tokens"))
-    config |= _counted(form, own, tensors) | {"rope_parameters": _rope_parameters(path, form, own)}
+    config["rope_parameters"] = _rope_parameters(path, form, own)
+    config |= _counted(form, own, tensors)
     return config | {"tie_word_embeddings": "output.weight" not in tensors}
+
+
+def _factors(path: Path, headers: Sequence[GgufHeader]) -> dict[str, object]:
+    """Return the factors of the frequencies by which positions turn a head, which are a tensor and
+    no entry, as `rope_freqs`."""
+    for part, header in zip(parts_of(path), headers, strict=True):
+        tensor = header.tensors.get(_FACTORS)
+        if tensor and tensor.type == PLAIN[0]:
+            numbers = array("f")
+            with part.open("rb") as file:
+                file.seek(tensor.offset)
+                numbers.frombytes(file.read(min(tensor.nbytes, _MOST_FACTORS * numbers.itemsize)))
+            return {"rope_freqs": list(numbers)}
+    return {}
 
 
 def _check(path: Path, form: Architecture, own: Mapping[str, object]) -> None:

@@ -1,5 +1,6 @@
 """Tensors of GGUF files: where each lies, and which of them are matrices in few bits."""
 
+import re
 from pathlib import Path
 
 import torch
@@ -11,11 +12,13 @@ from runtime.model.files.locate import parts_of
 from runtime.model.quantised.quantised_tensor import QuantisedTensor, Tensors
 
 _DTYPES = dict(zip(PLAIN, (torch.float32, torch.float16, torch.bfloat16), strict=True))
+_CONSTANT = re.compile(r"\w+\.ple\.(layer_multipliers|head_offsets|head_vocab_sizes)")
+"""Arrays of the header that are buffers of the model: how Qwen4-Exp hashes n-grams."""
 
 
 class GgufShard(Shard):
     """One open GGUF file; a tensor in few bits is uint8 [..., bytes of a row], and `types` has the
-    name of its type.
+    name of its type. Arrays of the header that are buffers are among the tensors.
 
     Raises BadInput if the file is missing, truncated, no GGUF file, or has a tensor of a type that
     is not read.
@@ -33,9 +36,13 @@ class GgufShard(Shard):
             for name, each in header.tensors.items()
             if each.type not in _DTYPES
         }
-        return Contents(
-            header.digest, {}, {name: self._stored(each) for name, each in header.tensors.items()}
-        )
+        constants = {
+            key: StoredTensor(key, torch.int64, (array.count,), self, array.position, array.nbytes)
+            for key, array in header.arrays.items()
+            if _CONSTANT.fullmatch(key) and array.nbytes == 8 * array.count
+        }
+        tensors = {name: self._stored(each) for name, each in header.tensors.items()}
+        return Contents(header.digest, {}, tensors | constants)
 
     def _stored(self, tensor: GgufTensor) -> StoredTensor:
         place = self, tensor.offset, tensor.nbytes

@@ -1,9 +1,11 @@
 """Description of an architecture of GGUF files, by its differences from others, in the terms of
 transformers."""
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+
+from artifacts.formats.gguf.gguf_header import GgufTensor
 
 # how routers' scores are made (`expert_gating_func`)
 SOFTMAX = 1
@@ -49,6 +51,8 @@ GROUPED = {  # DeepSeek's router without its attention
 }
 Entries = Mapping[str, object]
 """Entries of a file, without the prefix of its architecture."""
+Tensors = Mapping[str, GgufTensor]
+"""Tensors of a file, by name."""
 
 
 def head_dim(own: Entries) -> int:
@@ -78,7 +82,7 @@ class Rule(NamedTuple):
     operations: tuple[str, ...]
 
 
-def _nothing(own: Entries, tensors: Container[str]) -> dict[str, object]:
+def _nothing(own: Entries, tensors: Tensors) -> dict[str, object]:
     return {}
 
 
@@ -99,8 +103,8 @@ class Architecture:
     `is_permuted`: the rows of q and k are stored in pairs of a head's halves, as llama.cpp turns
     them. `is_partly_turned`: only some of a head's numbers are turned by their position.
     `takes_turns`: the module has rows of gate and up by turns. `is_latent`: attention is multi-head
-    latent attention (DeepSeek-V2, arXiv:2405.04434). `has_rules`: transformers has the rules for
-    its tensors.
+    latent attention (DeepSeek-V2, arXiv:2405.04434). `rules_of`: transformers has rules for the
+    tensors of the architecture of this name, which come first.
     """
 
     family: str
@@ -109,7 +113,7 @@ class Architecture:
     rules: tuple[Rule, ...] = ()
     fixed: Mapping[str, object] = field(default_factory=dict)
     fixed_scaling: Mapping[str, object] = field(default_factory=dict)
-    counted: Callable[[Entries, Container[str]], dict[str, object]] = _nothing
+    counted: Callable[[Entries, Tensors], dict[str, object]] = _nothing
     required: tuple[str, ...] = ()
     usual: Mapping[str, object] = field(default_factory=dict)
     shared_gate_up: str | None = None
@@ -120,7 +124,7 @@ class Architecture:
     is_partly_turned: bool = False
     takes_turns: bool = False
     is_latent: bool = False
-    has_rules: bool = False
+    rules_of: str | None = None
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -140,7 +144,12 @@ class Architecture:
         return (*self.own_names, *(pair for pair in _NAMES if pair[0] not in own), *experts)
 
     def of(self, own: Entries) -> "Architecture":
-        """Return this architecture for files with these entries."""
+        """Return this architecture for files with these entries. Names may have `{ngrams}` for the
+        module with the table of n-grams, which one layer has."""
+        for layer in own.get("ple.layers", ()):
+            module = f"model.layers.{layer}.ple.ple_embedding"
+            names = [(old, new.replace("{ngrams}", module)) for old, new in self.own_names]
+            return replace(self, own_names=tuple(names))
         if self.of_sigmoid and own.get("expert_gating_func") == SIGMOID:
             return replace(self, family=self.of_sigmoid, gating=SIGMOID)
         return self

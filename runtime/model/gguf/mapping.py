@@ -28,9 +28,50 @@ from artifacts.formats.gguf.gguf_header import read_header
 from runtime.model.files.locate import parts_of
 from runtime.model.gguf.architectures import architecture_of
 
+
+class _Joining(ConversionOps):
+    """Makes one parameter of several tensors."""
+
+    @torch.no_grad
+    def convert(
+        self,
+        input_dict: dict[str, torch.Tensor],
+        source_patterns: list[str],
+        target_patterns: list[str],
+        config: PreTrainedConfig | None = None,
+        **_: object,
+    ) -> dict[str, torch.Tensor]:
+        found = (input_dict[pattern] for pattern in source_patterns)
+        tensors = (each[0] if isinstance(each, list) else each for each in found)
+        return {target_patterns[0]: self.joined(config, *tensors)}
+
+
+class JoinHeads(_Joining):
+    """Joins k_b [heads, latent, k] and v_b [heads, v, latent] into one matrix [heads * (k + v),
+    latent]. llama.cpp multiplies a query by k_b, and stores it transposed for that."""
+
+    @staticmethod
+    def joined(_: PreTrainedConfig, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
+
+
+class GroupByHeads(_Joining):
+    """Joins the rows of queries, keys and values, and those of gates, into one matrix that has the
+    four of each key head of linear attention together, as Qwen3-Next has them."""
+
+    @staticmethod
+    def joined(config: PreTrainedConfig, qkv: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        heads = config.linear_num_key_heads
+        size = heads * config.linear_key_head_dim
+        parts = (*qkv.split((size, size, len(gates))), gates)
+        return torch.cat([part.unflatten(0, (heads, -1)) for part in parts], 1).flatten(0, 1)
+
+
 OPERATIONS: Mapping[str, Callable[[PreTrainedModel], ConversionOps]] = {
     "cast": lambda model: Cast(model.dtype),
     "concatenate": lambda model: Concatenate(dim=0),
+    "group_by_heads": lambda model: GroupByHeads(),
+    "join_heads": lambda model: JoinHeads(),
     "log_negate": lambda model: LogNegate(),
     "subtract_one": lambda model: SubtractOne(),
     "unsqueeze": lambda model: Unsqueeze(1),
@@ -48,8 +89,17 @@ def gguf_mapping(path: Path, model: PreTrainedModel) -> list[WeightTransform]:
     A rule that computes ends in a `Cast`, and needs its tensor in float32."""
     entries = read_header(parts_of(path)[0]).entries
     form, _ = architecture_of(path, entries)
-    if form.has_rules:
-        return _of_transformers(entries["general.architecture"], model)
+    computed = [
+        WeightConverter(
+            source_patterns=list(rule.sources),
+            target_patterns=rule.target,
+            operations=[OPERATIONS[name](model) for name in rule.operations],
+        )
+        for rule in form.rules
+    ]
+    if form.rules_of:
+        own_names = [WeightRenaming(*pair) for pair in form.own_names]
+        return [*_of_transformers(form.rules_of, model), *own_names, *computed]
     renamings = [WeightRenaming(*pair) for pair in form.names]
     by_turns = [Interleave(dim=1, inverse=True)] if form.takes_turns else []
     gate_up = [
@@ -65,25 +115,16 @@ def gguf_mapping(path: Path, model: PreTrainedModel) -> list[WeightTransform]:
     ]
     turned = _permuted_back(model.config) if form.is_permuted else []
     joined = [_shared_gate_up(form.shared_gate_up)] if form.shared_gate_up else []
-    heads = [_heads()] if form.is_latent else []
     convolution = WeightConverter(
         r"\.shortconv\.conv\.weight", ".conv.conv.weight", operations=[Unsqueeze(1)]
     )
-    computed = [
-        WeightConverter(
-            source_patterns=list(rule.sources),
-            target_patterns=rule.target,
-            operations=[OPERATIONS[name](model) for name in rule.operations],
-        )
-        for rule in form.rules
-    ]
     own = dict(form.own_names)
     dense = [
         rule
         for rule in deepcopy(DENSE_DECODER_RENAMINGS)
         if own.keys().isdisjoint(rule.source_patterns)
     ]
-    return [*dense, *renamings, *computed, convolution, *gate_up, *rows, *turned, *joined, *heads]
+    return [*dense, *renamings, *computed, convolution, *gate_up, *rows, *turned, *joined]
 
 
 def _of_transformers(name: str, model: PreTrainedModel) -> list[WeightTransform]:
@@ -104,31 +145,6 @@ def _shared_gate_up(target: str) -> WeightConverter:
     return WeightConverter(
         source_patterns=sources, target_patterns=target, operations=[Concatenate(dim=0)]
     )
-
-
-def _heads() -> WeightConverter:
-    return WeightConverter(
-        source_patterns=[r"\.attn_k_b\.weight", r"\.attn_v_b\.weight"],
-        target_patterns=".self_attn.kv_b_proj.weight",
-        operations=[JoinHeads()],
-    )
-
-
-class JoinHeads(ConversionOps):
-    """Joins k_b [heads, latent, k] and v_b [heads, v, latent] into one matrix [heads * (k + v),
-    latent]. llama.cpp multiplies a query by k_b, and stores it transposed for that."""
-
-    @torch.no_grad
-    def convert(
-        self,
-        input_dict: dict[str, torch.Tensor],
-        source_patterns: list[str],
-        target_patterns: list[str],
-        **_: object,
-    ) -> dict[str, torch.Tensor]:
-        keys, values = (input_dict[pattern] for pattern in source_patterns)
-        keys, values = (each[0] if isinstance(each, list) else each for each in (keys, values))
-        return {target_patterns[0]: torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)}
 
 
 def _permuted_back(config: PreTrainedConfig) -> list[WeightConverter]:

@@ -1,11 +1,9 @@
 """Architectures of DeepSeek-V2, V3, R1 and Kimi-K2."""
 
-from collections.abc import Container
-
-from runtime.model.gguf.layout import GROUPED, GROUPED_NAMES, Architecture, Entries
+from runtime.model.gguf.layout import GROUPED, GROUPED_NAMES, Architecture, Entries, Rule, Tensors
 
 
-def _latent(own: Entries, tensors: Container[str]) -> dict[str, object]:
+def _latent(own: Entries, tensors: Tensors) -> dict[str, object]:
     """Return the sizes of heads. Files with k_b and v_b give the sizes of what is cached, and the
     sizes of heads in further entries."""
     turned = own["rope.dimension_count"]
@@ -33,6 +31,13 @@ ARCHITECTURES = {
             (r"\.attn_kv_a_mqa\.", ".self_attn.kv_a_proj_with_mqa."),
             (r"\.attn_kv_b\.", ".self_attn.kv_b_proj."),
             *GROUPED_NAMES,
+        ),
+        (
+            Rule(
+                (r"\.attn_k_b\.weight", r"\.attn_v_b\.weight"),
+                ".self_attn.kv_b_proj.weight",
+                ("join_heads",),
+            ),
         ),
         fixed={
             "n_group": 1,

@@ -1,11 +1,9 @@
 """Architectures of LFM2."""
 
-from collections.abc import Container
-
-from runtime.model.gguf.layout import EXPERTS, SIGMOID, Architecture, Entries
+from runtime.model.gguf.layout import EXPERTS, SIGMOID, Architecture, Entries, Tensors
 
 
-def _short_convolutions(own: Entries, tensors: Container[str]) -> dict[str, object]:
+def _short_convolutions(own: Entries, tensors: Tensors) -> dict[str, object]:
     """Return the types of layers, by their numbers of key-value heads, and that number. A layer
     without such heads is a convolution."""
     heads = own["attention.head_count_kv"]
