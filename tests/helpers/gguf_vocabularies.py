@@ -6,7 +6,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -83,6 +83,27 @@ def sentencepiece(*, distinct: bool = True) -> dict[str, object]:
     types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(pieces), *SPECIAL.values()]
     scores = [-float(i) if distinct else float(len(text)) for i, text in enumerate(tokens)]
     return {"kind": "llama", "tokens": tokens, "types": types, "scores": scores}
+
+
+def of_characters() -> dict[str, object]:
+    """A vocabulary of merges of characters within lines, and within runs of newlines."""
+    trained = Tokenizer(BPE())
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    trained.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
+    trainer = BpeTrainer(vocab_size=700, max_token_length=6, show_progress=False)
+    trained.train_from_iterator(TEXTS[:7] * 2, trainer)
+    known = trained.get_vocab()
+    pieces = [text for text in sorted(known, key=known.get) if text not in SPECIAL]
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *byte_tokens, *pieces, *SPECIAL]
+    types = [CONTROL, CONTROL, CONTROL, UNKNOWN, *[BYTE] * 256, *[NORMAL] * len(pieces)]
+    return {
+        "kind": "gemma4",
+        "tokens": tokens,
+        "types": [*types, *SPECIAL.values()],
+        "merges": [" ".join(pair) for pair in _merges(trained)],
+        "scores": [0.0] * len(tokens),
+    }
 
 
 def _merges(trained: Tokenizer) -> list[list[str]]:

@@ -1,11 +1,11 @@
 """Tokenizer built from the entries of a GGUF file, with the ids of llama.cpp."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, normalizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, processors
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.pre_tokenizers import ByteLevel, Split
 from transformers import PreTrainedTokenizerFast
 
 from artifacts.errors import BadInput
@@ -14,7 +14,9 @@ from runtime.model.gguf.scores import SPACE, by_score
 from runtime.model.gguf.splitting import AS_GPT2, OF_CHARACTERS, pre_tokenizer, splitting_of
 from runtime.model.gguf.vocabulary import (
     BYTE_LEVEL,
+    CHARACTERS,
     CONTROL,
+    SENTENCEPIECE,
     UNKNOWN,
     USER_DEFINED,
     Vocabulary,
@@ -24,6 +26,8 @@ from runtime.model.gguf.vocabulary import (
 
 _NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _MATCHED = (UNKNOWN, CONTROL, USER_DEFINED)  # tokens that are found in a text before all else
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+_TO_TEXT = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
 
 
 class GgufTokenizer(PreTrainedTokenizerFast):
@@ -61,11 +65,11 @@ def gguf_tokenizer(path: Path) -> GgufTokenizer | None:
         return None
     entries = read_header(path).entries
     unfollowed: list[str] = []
-    build = _byte_level if vocabulary.kind == BYTE_LEVEL else _sentencepiece
-    backend, adds_bos = build(path, entries, vocabulary, unfollowed)
+    backend, adds_bos = _BUILD[vocabulary.kind](path, entries, vocabulary, unfollowed)
     _add_tokens(backend, vocabulary, str(entries.get("general.name", "")), unfollowed)
     unfollowed += _overlaps(vocabulary)
-    adds_bos = bool(entries.get("tokenizer.ggml.add_bos_token", adds_bos))
+    if vocabulary.kind != CHARACTERS:  # which begin with it whatever the file says
+        adds_bos = bool(entries.get("tokenizer.ggml.add_bos_token", adds_bos))
     adds_eos = bool(entries.get("tokenizer.ggml.add_eos_token", False))
     backend.post_processor = _post_processor(path, vocabulary, adds_bos, adds_eos)
     return GgufTokenizer(backend, vocabulary, entries.get("tokenizer.chat_template"), unfollowed)
@@ -86,19 +90,51 @@ def _byte_level(
             f"text is split as for GPT-2, not as {name[:40]}: some tokens may be others"
         )
         splitting = AS_GPT2
-    stored = read_array(path, "tokenizer.ggml.merges")
-    if stored is None and name != "kimi-k2":
-        raise BadInput(f"{path} has no tokenizer.ggml.merges: take another file")
-    merges = dict.fromkeys(_pair(merge) for merge in stored or ())
-    known = [pair for pair in merges if vocabulary.ids.keys() >= {*pair, "".join(pair)}]
-    if len(known) < len(merges) or not vocabulary.ids.keys() >= set(ByteLevel.alphabet()):
-        unfollowed.append(
-            "the vocabulary lacks bytes, or what merges join: some tokens may be others"
-        )
+    merges = {} if name == "kimi-k2" else _stored_merges(path)
+    known = _known_merges(merges, vocabulary, ByteLevel.alphabet(), unfollowed)
     backend = Tokenizer(BPE(dict(vocabulary.ids), known, ignore_merges=splitting.ignores_merges))
     backend.pre_tokenizer = pre_tokenizer(splitting)
     backend.decoder = decoders.ByteLevel()
     return backend, splitting.adds_bos
+
+
+def _of_characters(
+    path: Path, entries: Mapping[str, object], vocabulary: Vocabulary, unfollowed: list[str]
+) -> tuple[Tokenizer, bool]:
+    """Build Gemma 4's tokenizer: merges of characters, with tokens of bytes for those that are no
+    token, in lines and in runs of newlines."""
+    known = _known_merges(_stored_merges(path), vocabulary, _BYTES, unfollowed)
+    backend = Tokenizer(BPE(dict(vocabulary.ids), known, byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", SPACE)
+    backend.pre_tokenizer = Split(Regex(r"\n+"), "isolated")
+    backend.decoder = decoders.Sequence(_TO_TEXT)
+    runs = [text for text in vocabulary.ids if not text.strip("\n")]
+    if any(len(backend.encode(run).ids) > 1 for run in runs):
+        unfollowed.append("merges do not make each run of newlines that is a token")
+    return backend, True
+
+
+def _stored_merges(path: Path) -> Collection[tuple[str, str]]:
+    stored = read_array(path, "tokenizer.ggml.merges")
+    if stored is None:
+        raise BadInput(f"{path} has no tokenizer.ggml.merges: take another file")
+    return dict.fromkeys(_pair(merge) for merge in stored)
+
+
+def _known_merges(
+    merges: Collection[tuple[str, str]],
+    vocabulary: Vocabulary,
+    bytes_: Iterable[str],
+    unfollowed: list[str],
+) -> list[tuple[str, str]]:
+    """Return the merges of tokens to tokens, and add a line if there are others, or if a byte is no
+    token."""
+    known = [pair for pair in merges if vocabulary.ids.keys() >= {*pair, "".join(pair)}]
+    if len(known) < len(merges) or not vocabulary.ids.keys() >= set(bytes_):
+        unfollowed.append(
+            "the vocabulary lacks bytes, or what merges join: some tokens may be others"
+        )
+    return known
 
 
 def _pair(merge: str) -> tuple[str, str]:
@@ -115,7 +151,7 @@ def _sentencepiece(
         vocabulary.tokens
     )
     merges = _merges(vocabulary, scores)
-    if not vocabulary.ids.keys() >= {f"<0x{byte:02X}>" for byte in range(256)}:
+    if not vocabulary.ids.keys() >= set(_BYTES):
         unfollowed.append(
             "the vocabulary lacks tokens of bytes: unknown characters are one unknown token"
         )
@@ -132,14 +168,16 @@ def _sentencepiece(
     if merges is None:
         backend.pre_tokenizer = by_score(vocabulary.ids, scores)
     spaces = normalizers.Replace(" ", SPACE)
-    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if entries.get("tokenizer.ggml.add_space_prefix", True):
         backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces])
-        backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+        backend.decoder = decoders.Sequence([*_TO_TEXT, decoders.Strip(" ", 1, 0)])
     else:
         backend.normalizer = spaces
-        backend.decoder = decoders.Sequence(steps)
+        backend.decoder = decoders.Sequence(_TO_TEXT)
     return backend, True
+
+
+_BUILD = {BYTE_LEVEL: _byte_level, CHARACTERS: _of_characters, SENTENCEPIECE: _sentencepiece}
 
 
 def _merges(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]] | None:

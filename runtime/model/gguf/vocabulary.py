@@ -15,6 +15,7 @@ from artifacts.formats.gguf.gguf_header import read_array, read_header
 # kinds of tokenizers, `tokenizer.ggml.model`
 BYTE_LEVEL = "gpt2"
 SENTENCEPIECE = "llama"
+CHARACTERS = "gemma4"
 _NO_TEXT = (None, "none", "no_vocab")
 # types of tokens
 NORMAL = 1
@@ -23,7 +24,11 @@ CONTROL = 3
 USER_DEFINED = 4
 _PREFIX = "tokenizer.ggml."
 
-_DEFAULTS = {BYTE_LEVEL: {"bos": 11, "eos": 11}, SENTENCEPIECE: {"bos": 1, "eos": 2, "unknown": 0}}
+_DEFAULTS = {
+    BYTE_LEVEL: {"bos": 11, "eos": 11},
+    SENTENCEPIECE: {"bos": 1, "eos": 2, "unknown": 0},
+    CHARACTERS: {},
+}
 _ROLES = ("bos", "eos", "eot", "eom", "unknown", "padding")
 _OF_FILLING = (
     "fim_pre",
@@ -95,7 +100,7 @@ def read_vocabulary(path: Path) -> Vocabulary | None:
     if kind not in _DEFAULTS:
         raise BadInput(
             f"{path} has a tokenizer of the kind {str(kind)[:40]}: moectl reads "
-            f"{' and '.join(_DEFAULTS)}, take a file of these"
+            f"{', '.join(_DEFAULTS)}, take a file of these"
         )
     tokens = [
         text or f"[EMPTY_{i}]" for i, text in enumerate(read_array(path, f"{_PREFIX}tokens") or ())

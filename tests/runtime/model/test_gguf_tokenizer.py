@@ -15,12 +15,14 @@ from tests.helpers.gguf_vocabularies import (
     CONTROL,
     TEXTS,
     byte_level,
+    of_characters,
     sentencepiece,
     write_vocabulary,
 )
 
 BPE = byte_level()
 DISTINCT = sentencepiece()
+CHARACTERS = of_characters()
 TIED = sentencepiece(distinct=False)
 BOTH = {"add_bos_token": True, "add_eos_token": True, "bos_token_id": 1, "eos_token_id": 2}
 SPACES = {"add_space_prefix": False, "remove_extra_whitespaces": True}
@@ -33,6 +35,7 @@ CASES = {
     "SentencePiece": (DISTINCT, {}),
     "SentencePiece, no space before": (DISTINCT, SPACES | {"add_bos_token": False}),
     "equal scores": (TIED, {"add_eos_token": True}),
+    "of characters": (CHARACTERS, {"bos_token_id": 2, "add_bos_token": False, "pre": "gpt-2"}),
     "no scores": (DISTINCT | {"scores": None}, SPACES),
 }
 
@@ -115,7 +118,7 @@ def test_what_may_differ_is_told(tmp_path: Path, entries: dict, line: str) -> No
 
 
 REFUSED = {
-    "another kind": (BPE | {"kind": "t5"}, {}, "of the kind t5: moectl reads gpt2 and llama"),
+    "another kind": (BPE | {"kind": "t5"}, {}, "of the kind t5: moectl reads gpt2, llama, gemma4"),
     "of characters": (BPE, {"pre": "gemma4"}, "of the kind gemma4, which moectl does not read"),
     "no merges": (BPE | {"merges": None}, {"pre": "qwen2"}, "has no tokenizer.ggml.merges"),
     "a token twice": (
