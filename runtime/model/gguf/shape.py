@@ -14,7 +14,6 @@ from artifacts.modelshapes.memory import BackboneMemory
 from artifacts.shape import Shape
 from runtime.model.gguf.architectures import architecture_of
 from runtime.model.gguf.config import read_headers
-from runtime.model.gguf.layout import head_dim
 
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias)")
 _ROUTERS = ("ffn_gate_inp.", "ffn_gate_inp_shexp.")
@@ -104,15 +103,17 @@ def _memory(
     return BackboneMemory(
         weights_nbytes=round(nbytes),
         stored_nbytes=sum(tensor.nbytes for tensor in others),
-        cache_nbytes=own["block_count"] * _cached(own) * dtype_nbytes,
+        cache_nbytes=_cached(others, own) * dtype_nbytes,
     )
 
 
-def _cached(own: dict) -> int:
-    """Return how many numbers a layer caches per token: keys and values, or with latent attention
-    the numbers that both are computed from."""
+def _cached(tensors: _Tensors, own: dict) -> int:
+    """Return how many numbers are cached per token: keys and values, which may be the same, and
+    keys of indexers, or with latent attention the numbers that both are computed from."""
     if "attention.kv_lora_rank" in own:
-        return own["attention.kv_lora_rank"] + own["rope.dimension_count"]
-    heads = own.get("attention.head_count_kv", own["attention.head_count"])
-    mean = sum(heads) // len(heads) if isinstance(heads, list) else heads
-    return 2 * mean * head_dim(own)
+        return own["block_count"] * (own["attention.kv_lora_rank"] + own["rope.dimension_count"])
+    rows = {tensor.name: tensor.shape[0] for tensor in tensors if tensor.shape}
+    keys = [name for name in rows if name.endswith(".attn_k.weight")]
+    of_values = sum(rows.get(name.replace("attn_k", "attn_v"), rows[name]) for name in keys)
+    of_indexers = sum(rows[name] for name in rows if name.endswith(".indexer.k_proj.weight"))
+    return sum(rows[name] for name in keys) + of_values + of_indexers

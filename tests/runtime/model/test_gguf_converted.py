@@ -9,6 +9,7 @@ import torch
 
 from profilers.compare.llama_cpp import LlamaCpp
 from profilers.compare.quality import compare, read
+from runtime.model.gguf.shape import gguf_shape
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 from tests.helpers.converted import NAMES, in_few_bits, unpacked
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.slow
 
 IDS = torch.arange(3, 20)[None]
 TYPES = ("Q8_0", "Q4_0", "MXFP4", "Q8_0")
+CACHED = 5  # tokens, fewer than a window
+KINDS = ("keys", "values", "indexer_keys")
 NOT_IN_LLAMA_CPP: dict[str, str] = {}
 """Architectures that the wheel does not open, with its reason."""
 
@@ -45,6 +48,18 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
         expected = model_of(name)(IDS).logits[0]
     found = _logits(unpacked(name, tmp_path))
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_counts_the_bytes_of_the_model(tmp_path: Path, name: str) -> None:
+    model = model_of(name)
+    _, memory = gguf_shape(unpacked(name, tmp_path))
+    sizes = [each.nbytes for key, each in model.named_parameters() if ".experts." not in key]
+    assert memory.stored_nbytes == pytest.approx(sum(sizes), rel=0.005)
+    with torch.inference_mode():
+        cache = model(IDS[:, :CACHED]).past_key_values
+    kept = [getattr(layer, kind, None) for layer in cache.layers for kind in KINDS]
+    assert memory.cache_nbytes * CACHED == sum(each.nbytes for each in kept if each is not None)
 
 
 @pytest.mark.parametrize("name", NAMES)
