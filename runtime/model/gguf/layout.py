@@ -60,6 +60,25 @@ def head_dim(own: Entries) -> int:
     return own.get("attention.key_length") or own["embedding_length"] // own["attention.head_count"]
 
 
+def num_layers(own: Entries) -> int:
+    """Return the number of layers, without those that predict further tokens."""
+    return own["block_count"] - own.get("nextn_predict_layers", 0)
+
+
+def kinds_of_attention(own: Entries) -> list[str]:
+    """Return the types of layers, by the pattern of those that see a window."""
+    pattern = own["attention.sliding_window_pattern"][: num_layers(own)]
+    return ["sliding_attention" if is_sliding else "full_attention" for is_sliding in pattern]
+
+
+def kinds_of_mlp(own: Entries, tensors: Container[str]) -> list[str]:
+    """Return whether layers have experts (`sparse`) or not (`dense`), by their routers."""
+    return [
+        "sparse" if f"blk.{layer}.ffn_gate_inp.weight" in tensors else "dense"
+        for layer in range(num_layers(own))
+    ]
+
+
 def shared(module: str) -> tuple[tuple[str, str], ...]:
     """Return the patterns of the names of shared experts' tensors, with their names in `module`."""
     return tuple(

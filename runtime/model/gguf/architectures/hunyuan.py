@@ -1,6 +1,25 @@
-"""Architectures of Hunyuan-A13B."""
+"""Architectures of Hunyuan-A13B and Hy3."""
 
-from runtime.model.gguf.layout import Architecture, head_dim, shared
+from collections.abc import Container
+
+from runtime.model.gguf.layout import (
+    EXPERTS,
+    SIGMOID,
+    Architecture,
+    Entries,
+    head_dim,
+    kinds_of_mlp,
+    shared,
+)
+
+
+def _hy3(own: Entries, tensors: Container[str]) -> dict[str, object]:
+    shared_size = own["expert_shared_feed_forward_length"]
+    return {
+        "mlp_layer_types": kinds_of_mlp(own, tensors),
+        "num_shared_experts": shared_size // own["expert_feed_forward_length"],
+    }
+
 
 ARCHITECTURES = {
     "hunyuan-moe": Architecture(
@@ -13,5 +32,17 @@ ARCHITECTURES = {
             *shared("shared_mlp"),
         ),
         counted=lambda own, _: {"head_dim": head_dim(own)},
+    ),
+    "hy_v3": Architecture(
+        "hy_v3",
+        EXPERTS | {"expert_weights_scale": "router_scaling_factor"},
+        (
+            (r"\.exp_probs_b(\.bias)?$", ".mlp.e_score_correction_bias"),
+            *shared("shared_experts"),
+        ),
+        counted=_hy3,
+        required=("expert_feed_forward_length", "expert_shared_feed_forward_length"),
+        usual={"expert_weights_norm": True},
+        gating=SIGMOID,
     ),
 }
