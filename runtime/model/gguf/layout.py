@@ -119,11 +119,12 @@ class Architecture:
     Files without the entries `required` are refused, and so are files with values other than
     `usual`. If scores are sigmoids, the family is `of_sigmoid`, if there is one.
 
-    `is_permuted`: the rows of q and k are stored in pairs of a head's halves, as llama.cpp turns
-    them. `is_partly_turned`: only some of a head's numbers are turned by their position.
-    `takes_turns`: the module has rows of gate and up by turns. `is_latent`: attention is multi-head
-    latent attention (DeepSeek-V2, arXiv:2405.04434). `rules_of`: transformers has rules for the
-    tensors of the architecture of this name, which come first.
+    `is_gated`: experts have a gate. `is_permuted`: the rows of q and k are stored in pairs of a
+    head's halves, as llama.cpp turns them. `is_partly_turned`: only some of a head's numbers are
+    turned by their position. `takes_turns`: the module has rows of gate and up by turns.
+    `is_latent`: attention is multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
+    `rules_of`: transformers has rules for the tensors of the architecture of this name, which come
+    first.
     """
 
     family: str
@@ -139,6 +140,7 @@ class Architecture:
     gating: int = SOFTMAX
     of_sigmoid: str | None = None
     experts: str = "mlp.experts"
+    is_gated: bool = True
     is_permuted: bool = False
     is_partly_turned: bool = False
     takes_turns: bool = False

@@ -30,7 +30,7 @@ from runtime.model.gguf.architectures import architecture_of
 
 
 class _Joining(ConversionOps):
-    """Makes one parameter of several tensors."""
+    """Makes one parameter of its tensors."""
 
     @torch.no_grad
     def convert(
@@ -55,6 +55,14 @@ class JoinHeads(_Joining):
         return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
 
 
+class Flatten(_Joining):
+    """Takes the numbers of a tensor as one row, as Mamba-2 has its heads and groups."""
+
+    @staticmethod
+    def joined(_: PreTrainedConfig, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.flatten()
+
+
 class GroupByHeads(_Joining):
     """Joins the rows of queries, keys and values, and those of gates, into one matrix that has the
     four of each key head of linear attention together, as Qwen3-Next has them."""
@@ -70,6 +78,7 @@ class GroupByHeads(_Joining):
 OPERATIONS: Mapping[str, Callable[[PreTrainedModel], ConversionOps]] = {
     "cast": lambda model: Cast(model.dtype),
     "concatenate": lambda model: Concatenate(dim=0),
+    "flatten": lambda model: Flatten(),
     "group_by_heads": lambda model: GroupByHeads(),
     "join_heads": lambda model: JoinHeads(),
     "log_negate": lambda model: LogNegate(),
@@ -109,6 +118,7 @@ def gguf_mapping(path: Path, model: PreTrainedModel) -> list[WeightTransform]:
             operations=[Concatenate(dim=1), *by_turns],
         )
         for kind, ending in (("weight", ""), ("bias", "_bias"))
+        if form.is_gated
     ]
     rows = [
         WeightConverter(name, name, operations=[Unsqueeze(0, expected_ndim=2)]) for name in _ROWS
