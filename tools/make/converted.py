@@ -55,6 +55,25 @@ class Converted(NamedTuple):
 
 
 CONVERTED: Mapping[str, Converted] = {
+    "afmoe": Converted(
+        "afmoe",
+        {
+            "num_dense_layers": 1,
+            "num_hidden_layers": 4,
+            "mup_enabled": True,
+            "global_attn_every_n_layers": 4,
+        },
+        {"route_norm": True},
+    ),
+    "exaone-moe": Converted(
+        "exaone_moe",
+        {
+            "layer_types": ["sliding_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse"],
+            "first_k_dense_replace": 1,
+        },
+        {"scoring_func": "sigmoid"},
+    ),
     "gemma4": Converted(
         "gemma4_text",
         {
@@ -66,6 +85,33 @@ CONVERTED: Mapping[str, Converted] = {
             "num_global_key_value_heads": 1,
         },
     ),
+    "hy_v3": Converted("hy_v3"),
+    "mimo2": Converted(
+        "mimo_v2_flash",
+        {
+            "v_head_dim": 16,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": 0.5}
+                for kind, base in (("full_attention", 5e6), ("sliding_attention", 1e4))
+            },
+        },
+        {
+            "hybrid_layer_pattern": [0, 1],
+            "rope_parameters": {
+                "partial_rotary_factor": 0.5,
+                "rope_theta": 5e6,
+                "sliding_attention": {"rope_theta": 1e4},
+            },
+            "scoring_func": "sigmoid",
+            "swa_head_dim": 16,
+            "swa_num_attention_heads": 4,
+            "swa_num_key_value_heads": 4,
+            "swa_v_head_dim": 16,
+            "topk_method": "noaux_tc",
+        },
+    ),
+    "nemotron_h_moe": Converted("nemotron_h", {"mamba_head_dim": 16, "mamba_num_heads": 4}),
     "qwen35moe": Converted("qwen3_5_moe_text", {"rope_parameters": _IN_SECTIONS}),
     "qwen3moe": Converted("qwen3_moe", {"norm_topk_prob": True}),
     "qwen3next": Converted("qwen3_next"),
@@ -101,8 +147,8 @@ transformers.AutoTokenizer = transformers.PreTrainedTokenizerFast
 import convert_hf_to_gguf as converter
 converter.ModelBase.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
 parsed = converter.ModelBase.load_hparams
-def load_hparams(folder, *others):
-    return parsed(folder, *others) | json.loads((folder / "config.json").read_text())
+def load_hparams(folder, *others, **named):
+    return parsed(folder, *others, **named) | json.loads((folder / "config.json").read_text())
 converter.ModelBase.load_hparams = staticmethod(load_hparams)
 named = converter.get_model_class
 def get_model_class(*given, **others):

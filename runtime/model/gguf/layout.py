@@ -71,7 +71,7 @@ def kinds_of_attention(own: Entries) -> list[str]:
     return ["sliding_attention" if is_sliding else "full_attention" for is_sliding in pattern]
 
 
-def kinds_of_mlp(own: Entries, tensors: Container[str]) -> list[str]:
+def kinds_of_mlp(own: Entries, tensors: Tensors) -> list[str]:
     """Return whether layers have experts (`sparse`) or not (`dense`), by their routers."""
     return [
         "sparse" if f"blk.{layer}.ffn_gate_inp.weight" in tensors else "dense"

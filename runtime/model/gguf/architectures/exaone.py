@@ -1,19 +1,18 @@
 """Architecture of K-EXAONE."""
 
-from collections.abc import Container
-
 from runtime.model.gguf.layout import (
     GROUPED,
     GROUPED_NAMES,
     SIGMOID,
     Architecture,
     Entries,
+    Tensors,
     kinds_of_attention,
     kinds_of_mlp,
 )
 
 
-def _counted(own: Entries, tensors: Container[str]) -> dict[str, object]:
+def _counted(own: Entries, tensors: Tensors) -> dict[str, object]:
     return {"layer_types": kinds_of_attention(own), "mlp_layer_types": kinds_of_mlp(own, tensors)}
 
 

@@ -1,19 +1,18 @@
 """Architectures of Hunyuan-A13B and Hy3."""
 
-from collections.abc import Container
-
 from runtime.model.gguf.layout import (
     EXPERTS,
     SIGMOID,
     Architecture,
     Entries,
+    Tensors,
     head_dim,
     kinds_of_mlp,
     shared,
 )
 
 
-def _hy3(own: Entries, tensors: Container[str]) -> dict[str, object]:
+def _hy3(own: Entries, tensors: Tensors) -> dict[str, object]:
     shared_size = own["expert_shared_feed_forward_length"]
     return {
         "mlp_layer_types": kinds_of_mlp(own, tensors),

@@ -1,20 +1,19 @@
 """Architecture of MiMo-V2 and later."""
 
-from collections.abc import Container
-
 from runtime.model.gguf.layout import (
     GROUPED,
     GROUPED_NAMES,
     SIGMOID,
     Architecture,
     Entries,
+    Tensors,
     kinds_of_attention,
     kinds_of_mlp,
     num_layers,
 )
 
 
-def _by_kind(own: Entries, tensors: Container[str]) -> dict[str, object]:
+def _by_kind(own: Entries, tensors: Tensors) -> dict[str, object]:
     """Return the kinds of layers, and the positions and heads that differ between them: layers
     that see a window have twice the key-value heads, as transformers' class has it."""
     turned = own["rope.dimension_count"] / own["attention.key_length"]

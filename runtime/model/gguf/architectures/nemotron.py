@@ -1,11 +1,17 @@
 """Architecture of Nemotron-H with experts: Mamba-2, attention or experts a layer."""
 
-from collections.abc import Container
+from runtime.model.gguf.layout import (
+    GROUPED,
+    SIGMOID,
+    Architecture,
+    Entries,
+    Rule,
+    Tensors,
+    num_layers,
+)
 
-from runtime.model.gguf.layout import GROUPED, SIGMOID, Architecture, Entries, Rule, num_layers
 
-
-def _counted(own: Entries, tensors: Container[str]) -> dict[str, object]:
+def _counted(own: Entries, tensors: Tensors) -> dict[str, object]:
     heads = own["attention.head_count_kv"]
     widths = own["feed_forward_length"]
     return {
@@ -51,7 +57,7 @@ ARCHITECTURES = {
             (r"\.ssm_dt\.bias", ".mixer.dt_bias"),
         ),
         rules=(
-            Rule((r"\.ssm_a$",), ".mixer.A_log", ("log_negate", "flatten", "cast")),
+            Rule((r"\.ssm_a$",), ".mixer.A_log", ("flatten", "log_negate", "cast")),
             Rule((r"\.ssm_conv1d\.weight",), ".mixer.conv1d.weight", ("unsqueeze",)),
             Rule((r"\.ssm_d$",), ".mixer.D", ("flatten",)),
             Rule((r"\.ssm_norm\.weight",), ".mixer.norm.weight", ("flatten",)),
