@@ -23,13 +23,14 @@ from artifacts.modelshapes.known import (
     read_config,
     read_quantisation,
 )
+from artifacts.modelshapes.row_tables import row_tables
 
 
 @dataclass(frozen=True, slots=True)
 class Backbone:
     """A model without its routed experts. `dense`: intermediate size of the layers that have no
     experts, which are the first ones unless `dense_layers` names them; `shared`: name of the
-    experts that every token uses."""
+    experts that every token uses; `tables`: embeddings that are read by row."""
 
     num_layers: int
     attention: Attention
@@ -38,17 +39,20 @@ class Backbone:
     dense_layers: tuple[int, ...] = ()
     shared: str = "shared_experts"
     quantisation: Stated | None = None
+    tables: tuple[Matrix, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BackboneMemory:
     """Bytes of all weights except routed experts, in memory and in the checkpoint's files, and of
     the attention cache for one token. In memory every weight has the model's own dtype, unless it
-    is kept in few bits."""
+    is kept in few bits. Of the files, `tables_nbytes` are tables that are read by row and are not
+    in memory."""
 
     weights_nbytes: int
     stored_nbytes: int
     cache_nbytes: int
+    tables_nbytes: int = 0
 
 
 def _published(quantization: Mapping) -> Stated | None:
@@ -106,8 +110,12 @@ def backbone_memory(
     stored += sum(
         matrix_nbytes(backbone.quantisation, *matrix, model.dtype_nbytes) for matrix in matrices
     )
+    tables = sum(
+        matrix_nbytes(backbone.quantisation, *table, model.dtype_nbytes)
+        for table in backbone.tables
+    )
     cache = backbone.num_layers * backbone.attention.cache_width * model.dtype_nbytes
-    return BackboneMemory(round(memory), round(stored), round(cache))
+    return BackboneMemory(round(memory), round(stored + tables), round(cache), tables)
 
 
 def _matrices(model: ModelShape, backbone: Backbone) -> Iterator[Matrix]:
@@ -141,4 +149,5 @@ def from_config(path: Path) -> Backbone:
         if config.get("shared_expert_intermediate_size")
         else "shared_experts",
         quantisation=read_quantisation(path),
+        tables=tuple(row_tables(config, path)),
     )

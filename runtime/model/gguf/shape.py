@@ -11,6 +11,7 @@ from artifacts.formats.dense import dense_nbytes
 from artifacts.formats.gguf.gguf_header import GgufTensor
 from artifacts.modelshapes.known import ModelShape
 from artifacts.modelshapes.memory import BackboneMemory
+from artifacts.modelshapes.row_tables import IN_GGUF
 from artifacts.shape import Shape
 from runtime.model.gguf.architectures import architecture_of
 from runtime.model.gguf.config import read_headers
@@ -95,6 +96,8 @@ def _memory(
     is_tied = all(tensor.name != "output.weight" for tensor in others)
     nbytes = 0.0
     for tensor in others:
+        if tensor.name == IN_GGUF:
+            continue
         is_linear = len(tensor.shape) == 2 and (is_tied or tensor.name != "token_embd.weight")
         if is_linear and not any(part in tensor.name for part in _ROUTERS):
             nbytes += dense_nbytes(*tensor.shape, bits=dense, dtype_nbytes=dtype_nbytes)
@@ -104,6 +107,7 @@ def _memory(
         weights_nbytes=round(nbytes),
         stored_nbytes=sum(tensor.nbytes for tensor in others),
         cache_nbytes=_cached(others, own) * dtype_nbytes,
+        tables_nbytes=sum(tensor.nbytes for tensor in others if tensor.name == IN_GGUF),
     )
 
 
