@@ -1,4 +1,4 @@
-"""The attention of one layer of a model, by name or from a config.json: its heads, matrices and
+"""The attention of a model's layers, by name or from a config.json: its heads, matrices and
 weights."""
 
 from collections.abc import Iterator, Mapping
@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts.errors import BadInput
+
+Matrix = tuple[str, int, int]
+"""The name of a module without the prefix of its model, and the rows and columns of its weight."""
 
 _LIMIT = 1 << 40  # the largest count that a config may hold
 
@@ -25,18 +28,25 @@ class Latent:
 @dataclass(frozen=True, slots=True)
 class Attention:
     """`heads` of queries, which share `kv_heads` of keys and values (grouped queries), of
-    `head_dim` numbers each."""
+    `head_dim` numbers each. `is_gated`: the output passes a gate of its own matrix. `indexer` has
+    the matrices that choose which tokens are read, if some do, and `index_width` numbers of theirs
+    are cached for a token."""
 
     heads: int
     kv_heads: int
     head_dim: int
     latent: Latent | None = None
+    is_gated: bool = False
+    has_values: bool = True  # or keys are the values
+    indexer: tuple[Matrix, ...] = ()
+    index_width: int = 0
 
     @property
     def cache_width(self) -> int:
         """Numbers that the cache holds for one token."""
         latent = self.latent
-        return latent.kv_rank + latent.rope if latent else 2 * self.kv_heads * self.head_dim
+        width = latent.kv_rank + latent.rope if latent else 2 * self.kv_heads * self.head_dim
+        return width + self.index_width
 
     def num_weights(self, hidden: int) -> int:
         """Weights of all matrices at a hidden size."""
@@ -46,11 +56,14 @@ class Attention:
         """Yield the name, rows and columns of each matrix."""
         latent = self.latent
         heads = self.heads
+        yield from self.indexer
+        if self.is_gated:
+            yield "gate_proj", heads * (latent.value if latent else self.head_dim), hidden
         if latent is None:
             for name, count in (
                 ("q_proj", heads),
                 ("k_proj", self.kv_heads),
-                ("v_proj", self.kv_heads),
+                ("v_proj", self.kv_heads if self.has_values else 0),
             ):
                 yield name, count * self.head_dim, hidden
             yield "o_proj", hidden, heads * self.head_dim
@@ -93,10 +106,11 @@ def attention_of(config: Mapping, path: Path) -> Attention:
     heads = needed(config, path, "num_attention_heads")
     latent = None
     if config.get("kv_lora_rank"):
-        names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-        numbers = [needed(config, path, name) for name in names]
         latent = Latent(
-            *numbers,
+            needed(config, path, "kv_lora_rank"),
+            needed(config, path, "qk_rope_head_dim") if config.get("qk_rope_head_dim") else 0,
+            needed(config, path, "qk_nope_head_dim"),
+            needed(config, path, "v_head_dim"),
             q_rank=needed(config, path, "q_lora_rank") if config.get("q_lora_rank") else None,
         )
     return Attention(

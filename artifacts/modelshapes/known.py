@@ -14,15 +14,16 @@ from artifacts.common.suggestions import unknown
 from artifacts.common.untrusted import existing, read_json
 from artifacts.errors import BadInput, BadUsage
 from artifacts.formats.stated import Stated, stated_quantisation
-from artifacts.modelshapes.attention import ATTENTIONS, attention_of
+from artifacts.modelshapes.attention import ATTENTIONS, Matrix
+from artifacts.modelshapes.layer_kinds import attentions_of
+from artifacts.modelshapes.published import CONFIGS
 from artifacts.shape import MOST_LAYERS, Shape
-
-Matrix = tuple[str, int, int]
-"""The name of a module without the prefix of its model, and the rows and columns of its weight."""
 
 _PROJECTIONS = 3  # gate, up, down
 _DTYPE_NBYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 _LIMIT = 1 << 40  # the largest count that a config may hold
+_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k")
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 _MXFP4_NBYTES = 4.25 / 8  # 4 bits a weight, and 8 bits for each 32 weights
 _GPTQ_4_NBYTES = (
@@ -159,41 +160,61 @@ def unsized(num_layers: int, num_experts: int, top_k: int) -> ModelShape:
 def from_config(path: Path) -> ModelShape:
     """Read a shape from a transformers config.json; experts have three projections. Raises
     BadInput."""
-    config = read_config(path)
-    quantisation = read_quantisation(path)
+    return shape_of(
+        path.parent.name or path.name, read_config(path), path, read_quantisation(path)
+    )
+
+
+def shape_of(
+    name: str, config: Mapping, path: Path, quantisation: Stated | None
+) -> ModelShape:
+    """Return the shape of the model with this config, which `path` is named for in errors. Raises
+    BadInput."""
     hidden = _number(config, path, "hidden_size")
+    of_experts = _given(config, path, "routed_expert_hidden_size") or hidden
     intermediate = _number(config, path, "moe_intermediate_size", "intermediate_size")
     layers = moe_layers(config, path)
     dtype_nbytes = dtype_size(config)
-    expert_nbytes = round(_PROJECTIONS * hidden * intermediate * dtype_nbytes)
+    expert_nbytes = round(_PROJECTIONS * of_experts * intermediate * dtype_nbytes)
     neurons = {
         "num_neurons": intermediate,
-        "neuron_nbytes": round(_PROJECTIONS * hidden * dtype_nbytes),
+        "neuron_nbytes": round(_PROJECTIONS * of_experts * dtype_nbytes),
     }
     if quantisation is not None:  # packed experts have no neurons that could be cut
-        expert_nbytes = _stored_nbytes(quantisation, layers, hidden, intermediate, dtype_nbytes)
+        expert_nbytes = _stored_nbytes(
+            quantisation, layers, of_experts, intermediate, dtype_nbytes
+        )
         neurons = {}
     shape = Shape(
         num_layers=len(layers),
-        num_experts=_number(config, path, "num_local_experts", "num_experts", "n_routed_experts"),
-        top_k=_number(config, path, "num_experts_per_tok"),
+        num_experts=_number(config, path, *_NUM_EXPERTS),
+        top_k=_number(config, path, *_TOP_K),
         expert_nbytes=expert_nbytes,
         **neurons,
     )
     return ModelShape(
-        name=path.parent.name or path.name,
+        name=name,
         shape=shape,
         hidden=hidden,
         shared_nbytes=round(
             _PROJECTIONS * hidden * _shared_width(config, path, intermediate) * dtype_nbytes
         ),
         vocabulary=_number(config, path, "vocab_size"),
-        weight_nbytes=expert_nbytes / (_PROJECTIONS * hidden * intermediate),
+        weight_nbytes=expert_nbytes / (_PROJECTIONS * of_experts * intermediate),
         dtype_nbytes=dtype_nbytes,
-        attention_weights=attention_of(config, path).num_weights(hidden)
+        attention_weights=_attention_weights(config, path, hidden)
         if config.get("num_attention_heads")
         else 0,
     )
+
+
+def _attention_weights(config: Mapping, path: Path, hidden: int) -> int:
+    """Return the mean over layers."""
+    attentions = attentions_of(config, path)
+    weights = sum(
+        rows * columns for each in attentions for _, rows, columns in each.matrices(hidden)
+    )
+    return weights // len(attentions)
 
 
 def _stored_nbytes(
@@ -259,16 +280,27 @@ def dtype_size(config: Mapping) -> float:
 
 def _shared_width(config: Mapping, path: Path, intermediate: int) -> int:
     """Intermediate size of all experts together that every token uses."""
-    num_shared = _given(config, path, "n_shared_experts")
-    return _given(config, path, "shared_expert_intermediate_size") or intermediate * num_shared
+    for name in ("shared_expert_intermediate_size", "shared_intermediate_size"):
+        if width := _given(config, path, name):
+            return width
+    if config.get("enable_moe_block"):  # Gemma 4 adds its experts to a dense layer
+        return _number(config, path, "intermediate_size")
+    num_shared = (
+        _given(config, path, name)
+        for name in ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+    )
+    return intermediate * max(num_shared)
 
 
 def moe_layers(config: Mapping, path: Path) -> list[int]:
     """The layers that have experts. Raises BadInput."""
-    first = _given(config, path, "first_k_dense_replace")
     num_layers = _number(config, path, "num_hidden_layers")
     if num_layers > MOST_LAYERS:
         raise BadInput(f"{path} says {num_layers:,} layers: no model has more than {MOST_LAYERS:,}")
+    kinds = config.get("mlp_layer_types")
+    if isinstance(kinds, list) and len(kinds) == num_layers:
+        return [layer for layer, kind in enumerate(kinds) if kind != "dense"]
+    first = _given(config, path, "first_k_dense_replace")
     period = (
         _given(config, path, "decoder_sparse_step") or _given(config, path, "moe_layer_freq") or 1
     )
@@ -301,3 +333,9 @@ def _given(config: Mapping, path: Path, name: str) -> int:
             f"{path} has {name} {str(value)[:40]}, which counts nothing: download it again"
         )
     return int(value)
+
+
+MODELS |= {
+    name: shape_of(name, config, Path(name), stated_quantisation(config))
+    for name, config in CONFIGS.items()
+}

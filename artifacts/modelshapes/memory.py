@@ -12,10 +12,9 @@ from pathlib import Path
 from artifacts.errors import BadInput
 from artifacts.formats.dense import dense_nbytes
 from artifacts.formats.stated import Stated, stated_quantisation
-from artifacts.modelshapes.attention import ATTENTIONS, Attention, attention_of, needed
+from artifacts.modelshapes.attention import ATTENTIONS, Attention, Matrix, needed
 from artifacts.modelshapes.known import (
     MODELS,
-    Matrix,
     ModelShape,
     gated,
     matrix_nbytes,
@@ -23,41 +22,54 @@ from artifacts.modelshapes.known import (
     read_config,
     read_quantisation,
 )
+from artifacts.modelshapes.layer_kinds import Mixer, attentions_of
+from artifacts.modelshapes.published import CONFIGS
 from artifacts.modelshapes.row_tables import row_tables
 
 
 @dataclass(frozen=True, slots=True)
 class Backbone:
-    """A model without its routed experts. `dense`: intermediate size of the layers that have no
-    experts, which are the first ones unless `dense_layers` names them; `shared`: name of the
-    experts that every token uses; `tables`: embeddings that are read by row."""
+    """A model without its routed experts. `attentions` are those of its layers. `dense`:
+    intermediate size of the layers that have no experts, which are the first ones unless
+    `dense_layers` names them; `shared`: name of the experts that every token uses; `tables`:
+    embeddings that are read by row; `beside`: matrices of other kinds; `num_drafting`: layers that
+    predict further tokens (MTP), which are like the last one."""
 
-    num_layers: int
-    attention: Attention
+    attentions: tuple[Attention | Mixer, ...]
     dense: int = 0
     is_tied: bool = False
     dense_layers: tuple[int, ...] = ()
     shared: str = "shared_experts"
     quantisation: Stated | None = None
     tables: tuple[Matrix, ...] = ()
+    beside: tuple[Matrix, ...] = ()
+    num_drafting: int = 0
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.attentions)
 
 
 @dataclass(frozen=True, slots=True)
 class BackboneMemory:
     """Bytes of all weights except routed experts, in memory and in the checkpoint's files, and of
     the attention cache for one token. In memory every weight has the model's own dtype, unless it
-    is kept in few bits. Of the files, `tables_nbytes` are tables that are read by row and are not
-    in memory."""
+    is kept in few bits. Of the files, `tables_nbytes` are tables that are read by row, and
+    `drafting_nbytes` layers that predict further tokens, with their experts; neither is in
+    memory."""
 
     weights_nbytes: int
     stored_nbytes: int
     cache_nbytes: int
     tables_nbytes: int = 0
+    drafting_nbytes: int = 0
 
 
 def _published(quantization: Mapping) -> Stated | None:
     return stated_quantisation({"quantization_config": quantization})
 
+
+_DRAFTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 # By name: all layers, and the intermediate size of those without experts, where there are any.
 _LAYERS = {
@@ -78,10 +90,12 @@ def backbone_of(name: str) -> Backbone:
     """Return the backbone of a model from the table of shapes, a config.json or the folder that
     holds it; an existing path wins."""
     path = Path(name)
-    if not path.exists():
-        num_layers, dense = _LAYERS.get(name, (MODELS[name].shape.num_layers, 0))
-        return Backbone(num_layers, ATTENTIONS[name], dense, quantisation=_QUANTISED.get(name))
-    return from_config(path / "config.json" if path.is_dir() else path)
+    if path.exists():
+        return from_config(path / "config.json" if path.is_dir() else path)
+    if name in CONFIGS:
+        return _backbone(CONFIGS[name], path, stated_quantisation(CONFIGS[name]))
+    num_layers, dense = _LAYERS.get(name, (MODELS[name].shape.num_layers, 0))
+    return Backbone((ATTENTIONS[name],) * num_layers, dense, quantisation=_QUANTISED.get(name))
 
 
 def backbone_memory(
@@ -114,8 +128,23 @@ def backbone_memory(
         matrix_nbytes(backbone.quantisation, *table, model.dtype_nbytes)
         for table in backbone.tables
     )
-    cache = backbone.num_layers * backbone.attention.cache_width * model.dtype_nbytes
-    return BackboneMemory(round(memory), round(stored + tables), round(cache), tables)
+    drafting = backbone.num_drafting * _drafting_layer(model, backbone)
+    cache = sum(each.cache_width for each in backbone.attentions) * model.dtype_nbytes
+    return BackboneMemory(
+        round(memory), round(stored + tables + drafting), round(cache), tables, round(drafting)
+    )
+
+
+def _drafting_layer(model: ModelShape, backbone: Backbone) -> float:
+    """Bytes of a layer that predicts a further token: a MoE layer, and a matrix that joins the
+    hidden state with the embedding of the token before."""
+    hidden = model.hidden
+    attention = sum(
+        rows * columns for _, rows, columns in backbone.attentions[-1].matrices(hidden)
+    )
+    beside = attention + model.shape.num_experts * hidden + 2 * hidden**2
+    experts = model.shape.num_experts * model.shape.expert_nbytes
+    return experts + model.shared_nbytes + beside * model.dtype_nbytes
 
 
 def _matrices(model: ModelShape, backbone: Backbone) -> Iterator[Matrix]:
@@ -124,8 +153,9 @@ def _matrices(model: ModelShape, backbone: Backbone) -> Iterator[Matrix]:
     num_layers = backbone.num_layers
     shared = round(model.shared_nbytes / (3 * hidden * model.dtype_nbytes))
     dense_layers = backbone.dense_layers or range(num_layers - model.shape.num_layers)
-    for layer in range(num_layers):
-        for name, rows, columns in backbone.attention.matrices(hidden):
+    yield from backbone.beside
+    for layer, attention in enumerate(backbone.attentions):
+        for name, rows, columns in attention.matrices(hidden):
             yield f"layers.{layer}.self_attn.{name}", rows, columns
         is_dense = layer in dense_layers
         yield from gated(f"layers.{layer}.mlp", hidden, backbone.dense if is_dense else 0)
@@ -136,18 +166,55 @@ def _matrices(model: ModelShape, backbone: Backbone) -> Iterator[Matrix]:
 
 def from_config(path: Path) -> Backbone:
     """Read the backbone from a transformers config.json. Raises BadInput."""
-    config = read_config(path)
-    num_layers = needed(config, path, "num_hidden_layers")
+    return _backbone(read_config(path), path, read_quantisation(path))
+
+
+def _backbone(config: Mapping, path: Path, quantisation: Stated | None) -> Backbone:
+    attentions = tuple(attentions_of(config, path))
     sparse = moe_layers(config, path)
+    has_both = config.get("enable_moe_block")  # dense layers count as shared experts
+    drafting = (config.get(name) for name in _DRAFTING)
     return Backbone(
-        num_layers=num_layers,
-        attention=attention_of(config, path),
-        dense=config.get("intermediate_size") or 0,
+        attentions=attentions,
+        dense=0
+        if has_both
+        else config.get("dense_intermediate_size") or config.get("intermediate_size") or 0,
         is_tied=bool(config.get("tie_word_embeddings")),
-        dense_layers=tuple(layer for layer in range(num_layers) if layer not in sparse),
+        dense_layers=tuple(layer for layer in range(len(attentions)) if layer not in sparse),
         shared="shared_expert"
         if config.get("shared_expert_intermediate_size")
         else "shared_experts",
-        quantisation=read_quantisation(path),
+        quantisation=quantisation,
         tables=tuple(row_tables(config, path)),
+        beside=tuple(_beside(config, path, len(sparse))),
+        num_drafting=next((count for count in drafting if isinstance(count, int)), 0),
     )
+
+
+def _beside(config: Mapping, path: Path, num_sparse: int) -> Iterator[Matrix]:
+    """Yield the matrices of hyper-connections, of experts in a narrower space, and those that use
+    the tables read by row."""
+    hidden = needed(config, path, "hidden_size")
+    num_layers = needed(config, path, "num_hidden_layers")
+    if config.get("hc_mult"):
+        streams = needed(config, path, "hc_mult")
+        rows = 2 * streams if config.get("hc_magnitude") else (2 + streams) * streams
+        yield "hc.fn", 2 * num_layers * rows, streams * hidden
+        if not config.get("index_kpool"):  # GLM-5-Next has no head of its own
+            yield "hc_head.hc_fn", streams, streams * hidden
+    streams = 1
+    if config.get("hc_count"):
+        streams, rank = (needed(config, path, name) for name in ("hc_count", "hc_lowrank"))
+        count = 2 * num_layers
+        yield "hyper_connection.input_mix", 2 * (count + 1) * rank, streams * hidden
+        yield "hyper_connection.block_inject", count * streams, streams * hidden
+    if config.get("routed_expert_hidden_size"):
+        width = needed(config, path, "routed_expert_hidden_size")
+        yield "routed_expert_proj", 2 * num_sparse * width, hidden
+    if config.get("hidden_size_per_layer_input"):
+        width = needed(config, path, "hidden_size_per_layer_input")
+        yield "per_layer_projections", 3 * num_layers * width, hidden
+    tables = config.get("ple_layer_ids")
+    if isinstance(tables, list) and tables:
+        width = config.get("ple_embed_dim") or hidden
+        yield "ple.projections", len(tables) * (streams + 1) * hidden, width

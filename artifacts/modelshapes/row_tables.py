@@ -4,8 +4,7 @@ a model's files, where a pass reads the rows of its tokens."""
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from artifacts.modelshapes.attention import needed
-from artifacts.modelshapes.known import Matrix
+from artifacts.modelshapes.attention import Matrix, needed
 
 IN_GGUF = "per_layer_token_embd.weight"
 """The name of such a table in GGUF files, whatever the architecture."""

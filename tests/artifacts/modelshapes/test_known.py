@@ -26,6 +26,16 @@ PUBLISHED = {
     "phi-3.5-moe": 41.9,
     "gpt-oss-20b": 20.9,
     "gpt-oss-120b": 116.8,
+    "qwen3-next-80b-a3b": 80,
+    "qwen3.6-35b-a3b": 35,
+    "qwen3.8-flash-next": 125,
+    "deepseek-v4-flash": 284,
+    "deepseek-v4.1-flash": 552,
+    "glm-5.2": 744,
+    "glm-5.3-flash": 320,
+    "gemma-4-26b-a4b": 25.2,
+    "minimax-m3": 428,
+    "kimi-k3": 2780,
 }
 
 

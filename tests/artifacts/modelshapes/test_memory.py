@@ -40,7 +40,7 @@ def test_all_weights_together_are_the_published_total(name: str) -> None:
 def test_every_model_of_the_table_has_a_backbone() -> None:
     for name, model in MODELS.items():
         memory = backbone_memory(model, backbone_of(name))
-        assert 0 < memory.cache_nbytes < memory.weights_nbytes < 40e9, name
+        assert 0 < memory.cache_nbytes < memory.weights_nbytes < 120e9, name
     assert (
         backbone_memory(MODELS["mixtral-8x7b"], backbone_of("mixtral-8x7b")).cache_nbytes
         == 32 * 2 * 8 * 128 * 2
