@@ -23,6 +23,9 @@ class Machine:
     and near tier together get from the memory that both read, None where that is not known: then
     neither is counted as slower while the other reads.
 
+    `is_unified`: CPU and GPU share one memory, and `link_gbps` is the SSD's, from which comes what
+    does not fit.
+
     `load_s`, `layer_s` and `head_s` are seconds, where they are known better than from bandwidths:
     of one expert over the link, of one layer without its routed experts, and of the head.
     """
@@ -42,6 +45,7 @@ class Machine:
     load_s: float | None = None
     layer_s: float | None = None
     head_s: float | None = None
+    is_unified: bool = False
 
     @property
     def contention(self) -> float:
@@ -51,9 +55,14 @@ class Machine:
         return min(0.9, max(0.0, 1 - left / self.near_gbps))
 
 
+SSD_GBPS = 5.0
+"""Of an NVMe SSD over PCIe 4.0 x4, 7 GB/s nominal, in practice."""
+
 _PCIE4 = "PCIe 4.0 x16: 32 GB/s nominal, about 25 in practice"
 _PCIE4_X8 = "PCIe 4.0 x8: 16 GB/s nominal, about 12.5 in practice"
 _PCIE5 = "PCIe 5.0 x16: 63 GB/s nominal, about 50 in practice"
+_PCIE5_X8 = "PCIe 5.0 x8: 31 GB/s nominal, about 25 in practice"
+_LINKS_GBPS = {_PCIE4: 25.0, _PCIE4_X8: 12.5, _PCIE5: 50.0, _PCIE5_X8: 25.0}
 _HOST4 = (
     "near: 8 channels DDR4-3200, 205 GB/s nominal; 32 cores of AVX2, 3 TFLOPS nominal, about 2 in "
     "practice"
@@ -85,13 +94,53 @@ _NDP = (
     "GHz, by bits"
 )
 _ADA = "peak: an eighth of its AI TOPS, which are of 8 bits and sparse"
+_BLACKWELL = "peak: a sixteenth of its AI TOPS, which are of 4 bits and sparse"
 _MAC = (
     "technical specifications of the largest; three quarters of its unified memory for the model, "
     "no peak published; no link to a GPU: what does not fit is read from the SSD, 7.4 GB/s "
     "nominal (MacBook Pro of 2021), about 5 in practice; moectl computes on its CPU"
 )
+_UNIFIED = (
+    "no link to a GPU: what does not fit is read from the SSD, PCIe 4.0 x4, 7 GB/s nominal, about "
+    "5 in practice; moectl was never run on it"
+)
 
-_SHEET_4060 = f"data sheet, GDDR6, {_ADA}; {_PCIE4_X8}; {_DESKTOP5}"
+
+def _card(
+    name: str, fast_gbps: float, fast_tflops: float, fast_gb: float, link: str, sheet: str
+) -> Machine:
+    """Return a card in a desktop with two channels of DDR5; its name is that of the data sheet
+    with the generation of the link."""
+    return Machine(
+        name,
+        fast_gbps,
+        fast_tflops,
+        _LINKS_GBPS[link],
+        10e-6,
+        70.0,
+        f"{sheet}; {link}; {_DESKTOP5}",
+        near_tflops=1.0,
+        fast_gb=fast_gb,
+        ram_gbps=70.0,
+    )
+
+
+def _unified(
+    name: str, fast_gbps: float, fast_gb: float, source: str, fast_tflops: float = math.inf
+) -> Machine:
+    """Return a machine whose GPU reads the CPU's memory."""
+    return Machine(
+        name,
+        fast_gbps,
+        fast_tflops,
+        SSD_GBPS,
+        100e-6,
+        SSD_GBPS,
+        source,
+        fast_gb=fast_gb,
+        is_unified=True,
+    )
+
 
 MACHINES = {
     machine.name: machine
@@ -179,30 +228,7 @@ MACHINES = {
             fast_gb=12.0,
             ram_gbps=40.0,
         ),
-        Machine(
-            "rtx4060-pcie4",
-            272.0,
-            30.2,
-            12.5,
-            10e-6,
-            70.0,
-            f"RTX 4060 {_SHEET_4060}",
-            near_tflops=1.0,
-            fast_gb=8.0,
-            ram_gbps=70.0,
-        ),
-        Machine(
-            "rtx4060ti-16gb-pcie4",
-            288.0,
-            44.1,
-            12.5,
-            10e-6,
-            70.0,
-            f"RTX 4060 Ti 16GB {_SHEET_4060}",
-            near_tflops=1.0,
-            fast_gb=16.0,
-            ram_gbps=70.0,
-        ),
+        _card("rtx3080-pcie4", 760.0, 59.5, 10.0, _PCIE4, "RTX 3080 10GB data sheet, GDDR6X"),
         Machine(
             "rtx3090-pcie4",
             936.0,
@@ -214,30 +240,37 @@ MACHINES = {
             near_tflops=1.0,
             fast_gb=24.0,
         ),
-        Machine(
-            "rtx4090-pcie4",
-            1008.0,
-            165.2,
-            25.0,
-            10e-6,
-            70.0,
-            f"RTX 4090 data sheet, GDDR6X; {_PCIE4}; {_DESKTOP5}",
-            near_tflops=1.0,
-            fast_gb=24.0,
-            ram_gbps=70.0,
+        *(
+            _card(f"{name}-pcie4", gbps, tflops, gb, link, f"{sheet}, {_ADA}")
+            for name, gbps, tflops, gb, link, sheet in (
+                ("rtx4060", 272.0, 30.2, 8.0, _PCIE4_X8, "RTX 4060 data sheet, GDDR6"),
+                (
+                    "rtx4060ti-16gb",
+                    288.0,
+                    44.1,
+                    16.0,
+                    _PCIE4_X8,
+                    "RTX 4060 Ti 16GB data sheet, GDDR6",
+                ),
+                ("rtx4070", 504.0, 58.2, 12.0, _PCIE4, "RTX 4070 data sheet, GDDR6X"),
+                ("rtx4070ti-s", 672.0, 88.2, 16.0, _PCIE4, "RTX 4070 Ti SUPER data sheet, GDDR6X"),
+                ("rtx4080", 717.0, 97.5, 16.0, _PCIE4, "RTX 4080 data sheet, GDDR6X"),
+            )
         ),
-        Machine(
-            "rtx5090-pcie5",
-            1792.0,
-            209.5,
-            50.0,
-            10e-6,
-            70.0,
-            f"RTX 5090 data sheet, GDDR7; {_PCIE5}; {_DESKTOP5}",
-            near_tflops=1.0,
-            fast_gb=32.0,
-            ram_gbps=70.0,
+        _card("rtx4090-pcie4", 1008.0, 165.2, 24.0, _PCIE4, "RTX 4090 data sheet, GDDR6X"),
+        *(
+            _card(
+                f"{name}-pcie5", gbps, tflops, gb, link, f"{sheet} data sheet, GDDR7, {_BLACKWELL}"
+            )
+            for name, gbps, tflops, gb, link, sheet in (
+                ("rtx5060ti-16gb", 448.0, 47.4, 16.0, _PCIE5_X8, "RTX 5060 Ti 16GB"),
+                ("rtx5070", 672.0, 61.8, 12.0, _PCIE5, "RTX 5070"),
+                ("rtx5070ti", 896.0, 87.9, 16.0, _PCIE5, "RTX 5070 Ti"),
+                ("rtx5080", 960.0, 112.6, 16.0, _PCIE5, "RTX 5080"),
+                ("rtx5090", 1792.0, 209.5, 32.0, _PCIE5, "RTX 5090"),
+            )
         ),
+        _card("7900xtx-pcie4", 960.0, 122.8, 24.0, _PCIE4, "RX 7900 XTX data sheet, GDDR6"),
         Machine(
             "a6000-pcie4",
             768.0,
@@ -260,12 +293,36 @@ MACHINES = {
             near_tflops=1.0,
             fast_gb=48.0,
         ),
-        Machine("m4-pro", 273.0, math.inf, 5.0, 100e-6, 5.0, f"M4 Pro {_MAC}", fast_gb=48.0),
-        Machine("m4-max", 546.0, math.inf, 5.0, 100e-6, 5.0, f"M4 Max {_MAC}", fast_gb=96.0),
-        Machine("m3-ultra", 819.0, math.inf, 5.0, 100e-6, 5.0, f"M3 Ultra {_MAC}", fast_gb=384.0),
+        _unified("m3-max", 400.0, 96.0, f"M3 Max {_MAC}"),
+        _unified("m4-pro", 273.0, 48.0, f"M4 Pro {_MAC}"),
+        _unified("m4-max", 546.0, 96.0, f"M4 Max {_MAC}"),
+        _unified("m3-ultra", 819.0, 384.0, f"M3 Ultra {_MAC}"),
+        _unified(
+            "strix-halo",
+            256.0,
+            96.0,
+            "Ryzen AI Max+ 395 data sheet, LPDDR5X-8000 of 256 bits; three quarters of its unified "
+            f"memory for the model; {_UNIFIED}",
+            59.4,
+        ),
+        _unified(
+            "dgx-spark",
+            273.0,
+            120.0,
+            "DGX Spark data sheet, LPDDR5X; 8 of its 128 GB of unified memory left for the system; "
+            f"peak: a sixteenth of its AI TOPS, which are of 4 bits and sparse; {_UNIFIED}",
+            62.5,
+        ),
     )
 }
-_SHORT = {re.sub(r"-pcie\d$", "", name): name for name in MACHINES}
+
+
+def _short(name: str) -> str:
+    """Return a name without its link, the letters of a maker and the B of GB, as 3060-12g."""
+    return re.sub(r"^rtx|-pcie\d$|(?<=\dg)b(?=-|$)", "", name.lower())
+
+
+_SHORT = {_short(name): name for name in MACHINES}
 
 # By the name that its driver reports.
 _GPUS = {
@@ -273,8 +330,16 @@ _GPUS = {
     "NVIDIA H100 PCIe": "h100-pcie5",
     "NVIDIA H100 80GB HBM3": "h100-sxm-pcie5",
     "NVIDIA H200": "h200-pcie5",
+    "NVIDIA GB10": "dgx-spark",
     "NVIDIA GeForce RTX 4060": "rtx4060-pcie4",
     "NVIDIA GeForce RTX 4060 Ti": "rtx4060ti-16gb-pcie4",
+    "NVIDIA GeForce RTX 4070": "rtx4070-pcie4",
+    "NVIDIA GeForce RTX 4070 Ti SUPER": "rtx4070ti-s-pcie4",
+    "NVIDIA GeForce RTX 4080": "rtx4080-pcie4",
+    "NVIDIA GeForce RTX 5060 Ti": "rtx5060ti-16gb-pcie5",
+    "NVIDIA GeForce RTX 5070": "rtx5070-pcie5",
+    "NVIDIA GeForce RTX 5070 Ti": "rtx5070ti-pcie5",
+    "NVIDIA GeForce RTX 5080": "rtx5080-pcie5",
     "NVIDIA GeForce RTX 3090": "rtx3090-pcie4",
     "NVIDIA GeForce RTX 4090": "rtx4090-pcie4",
     "NVIDIA GeForce RTX 5090": "rtx5090-pcie5",
@@ -283,11 +348,12 @@ _GPUS = {
 
 
 def machine(name: str) -> Machine:
-    """Return the machine of that name, which may leave out the link, as rtx4090. Raises BadUsage
-    with the known names."""
-    if name not in MACHINES and name not in _SHORT:
+    """Return the machine of that name, which may leave out the link and the maker's letters, as
+    rtx4090 or 4090. Raises BadUsage with the known names."""
+    chosen = MACHINES.get(name) or MACHINES.get(_SHORT.get(_short(name), ""))
+    if chosen is None:
         raise BadUsage(unknown("machine", name, MACHINES))
-    return MACHINES[_SHORT.get(name, name)]
+    return chosen
 
 
 def machine_with(gpu: str) -> Machine | None:

@@ -160,14 +160,10 @@ def unsized(num_layers: int, num_experts: int, top_k: int) -> ModelShape:
 def from_config(path: Path) -> ModelShape:
     """Read a shape from a transformers config.json; experts have three projections. Raises
     BadInput."""
-    return shape_of(
-        path.parent.name or path.name, read_config(path), path, read_quantisation(path)
-    )
+    return shape_of(path.parent.name or path.name, read_config(path), path, read_quantisation(path))
 
 
-def shape_of(
-    name: str, config: Mapping, path: Path, quantisation: Stated | None
-) -> ModelShape:
+def shape_of(name: str, config: Mapping, path: Path, quantisation: Stated | None) -> ModelShape:
     """Return the shape of the model with this config, which `path` is named for in errors. Raises
     BadInput."""
     hidden = _number(config, path, "hidden_size")
@@ -175,15 +171,15 @@ def shape_of(
     intermediate = _number(config, path, "moe_intermediate_size", "intermediate_size")
     layers = moe_layers(config, path)
     dtype_nbytes = dtype_size(config)
-    expert_nbytes = round(_PROJECTIONS * of_experts * intermediate * dtype_nbytes)
+    is_fp4 = config.get("expert_dtype") == "fp4"  # DeepSeek-V4, whatever else its config says
+    weight_nbytes = _MXFP4_NBYTES if is_fp4 else dtype_nbytes
+    expert_nbytes = round(_PROJECTIONS * of_experts * intermediate * weight_nbytes)
     neurons = {
         "num_neurons": intermediate,
-        "neuron_nbytes": round(_PROJECTIONS * of_experts * dtype_nbytes),
+        "neuron_nbytes": round(_PROJECTIONS * of_experts * weight_nbytes),
     }
-    if quantisation is not None:  # packed experts have no neurons that could be cut
-        expert_nbytes = _stored_nbytes(
-            quantisation, layers, of_experts, intermediate, dtype_nbytes
-        )
+    if quantisation is not None and not is_fp4:  # packed experts have no neurons that could be cut
+        expert_nbytes = _stored_nbytes(quantisation, layers, of_experts, intermediate, dtype_nbytes)
         neurons = {}
     shape = Shape(
         num_layers=len(layers),
@@ -335,7 +331,4 @@ def _given(config: Mapping, path: Path, name: str) -> int:
     return int(value)
 
 
-MODELS |= {
-    name: shape_of(name, config, Path(name), stated_quantisation(config))
-    for name, config in CONFIGS.items()
-}
+MODELS |= {name: shape_of(name, config, Path(name), None) for name, config in CONFIGS.items()}

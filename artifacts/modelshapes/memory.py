@@ -93,7 +93,7 @@ def backbone_of(name: str) -> Backbone:
     if path.exists():
         return from_config(path / "config.json" if path.is_dir() else path)
     if name in CONFIGS:
-        return _backbone(CONFIGS[name], path, stated_quantisation(CONFIGS[name]))
+        return _backbone(CONFIGS[name], path, None)
     num_layers, dense = _LAYERS.get(name, (MODELS[name].shape.num_layers, 0))
     return Backbone((ATTENTIONS[name],) * num_layers, dense, quantisation=_QUANTISED.get(name))
 
@@ -139,9 +139,7 @@ def _drafting_layer(model: ModelShape, backbone: Backbone) -> float:
     """Bytes of a layer that predicts a further token: a MoE layer, and a matrix that joins the
     hidden state with the embedding of the token before."""
     hidden = model.hidden
-    attention = sum(
-        rows * columns for _, rows, columns in backbone.attentions[-1].matrices(hidden)
-    )
+    attention = sum(rows * columns for _, rows, columns in backbone.attentions[-1].matrices(hidden))
     beside = attention + model.shape.num_experts * hidden + 2 * hidden**2
     experts = model.shape.num_experts * model.shape.expert_nbytes
     return experts + model.shared_nbytes + beside * model.dtype_nbytes

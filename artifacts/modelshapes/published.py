@@ -15,12 +15,7 @@ _DELTA_RULE = _EVERY_FOURTH | {
     "linear_value_head_dim": 128,
     "num_key_value_heads": 2,
 }
-_EXPERTS_IN_MXFP4 = {
-    "quantization_config": {
-        "quant_method": "mxfp4",
-        "modules_to_not_convert": [r"re:(?!.*\.experts\.)"],
-    }
-}
+_EXPERTS_IN_MXFP4 = {"expert_dtype": "fp4"}
 _LATENT = {"kv_lora_rank": 512, "index_head_dim": 128, "index_n_heads": 32, "v_head_dim": 256}
 _COMPRESSED = {
     "head_dim": 512,
