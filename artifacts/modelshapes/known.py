@@ -130,9 +130,9 @@ def model_shape(name: str) -> ModelShape:
         raise BadUsage(
             f"there is no {name}: give a folder with a config.json, or a name as olmoe-1b-7b"
         )
-    if name not in MODELS:
+    if name.lower() not in MODELS:
         raise BadUsage(f"{unknown('model', name, MODELS)} (or give a folder with a config.json)")
-    return MODELS[name]
+    return MODELS[name.lower()]
 
 
 def guessed(shape: Shape) -> ModelShape:

@@ -92,6 +92,7 @@ def backbone_of(name: str) -> Backbone:
     path = Path(name)
     if path.exists():
         return from_config(path / "config.json" if path.is_dir() else path)
+    name = name.lower()
     if name in CONFIGS:
         return _backbone(CONFIGS[name], path, None)
     num_layers, dense = _LAYERS.get(name, (MODELS[name].shape.num_layers, 0))

@@ -36,25 +36,48 @@ def plan(
         str | None,
         typer.Option(help="Memory of the GPU, as 24GB.", show_default="all that the machine has"),
     ] = None,
+    ram: Annotated[
+        str | None,
+        typer.Option(
+            help="RAM beside it, as 32GB.",
+            show_default="this machine's; 64GB with --machine or --vram",
+        ),
+    ] = None,
+    disk: Annotated[
+        str | None,
+        typer.Option(
+            help="Free disk, as 500GB.",
+            show_default="this machine's; enough with --machine or --vram",
+        ),
+    ] = None,
     dense: Dense = None,
     context: Annotated[
         int, typer.Option(help="Tokens of a request that the attention cache holds.")
     ] = 4096,
     clients: Clients = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Print tables, every assumption and further steps.")
+    ] = False,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Replay every preset too, in half a minute.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Say what fits into a GPU, from a model's config alone."""
+    """Say whether a model fits, in which quants and how fast, from its config alone."""
     from artifacts.traces.clients import clients_of
     from moectl.commands.start.plan import tables
+    from moectl.commands.start.plan.answer import lines, plan_answer
     from moectl.commands.start.plan.deployment import PlanPlace, PlanRequest, plan_deployment
-    from moectl.show.render import show_json
+    from moectl.show.render import console, show_json
 
-    place = PlanPlace.find(vram, machine)
+    place = PlanPlace.find(vram, machine, ram=ram, disk=disk)
     named = as_named(model) or str(demo_model())
-    deployment = plan_deployment(PlanRequest(named, place, context, dense, clients_of(clients)))
+    request = PlanRequest(named, place, context, dense, clients_of(clients))
+    if not (details or simulate or json):
+        for line in lines(plan_answer(request)):
+            console().print(line, markup=False)
+        return
+    deployment = plan_deployment(request)
     if not json:
         tables.show(deployment)
     if simulate:
