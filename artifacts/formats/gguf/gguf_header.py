@@ -193,6 +193,22 @@ def read_header(path: Path) -> GgufHeader:
         ) from error
 
 
+def has_header(head: bytes) -> bool:
+    """Return whether the first bytes of a file hold all of its header, or can be no header's: then
+    further bytes would say nothing more."""
+    if not head.startswith(MAGIC) or len(head) > _MOST_NBYTES:
+        return True
+    reader = _Reader(head)
+    try:
+        _, num_tensors, num_entries = reader.start()
+        reader.entries(num_entries)
+        for _ in range(num_tensors):
+            reader.tensor()
+    except (ValueError, struct.error):
+        return False
+    return True
+
+
 def read_array(path: Path, key: str) -> list[str] | array | None:
     """Return the elements of an array of a file's header; None if there is no such array.
 
@@ -294,7 +310,7 @@ class _Reader:
     """Reads one value after the other, and nothing larger than a header may have. Raises
     ValueError."""
 
-    def __init__(self, mapped: mmap.mmap, position: int = 0) -> None:
+    def __init__(self, mapped: mmap.mmap | bytes, position: int = 0) -> None:
         self._mapped = mapped
         self.position = position
         self.arrays: dict[str, _Array] = {}

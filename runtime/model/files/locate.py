@@ -1,51 +1,126 @@
-"""Finds the folder of a model by the name that the user typed: a local path if it exists, otherwise
-the hub."""
+"""Finds a model by the name that the user typed: a local path if it exists, otherwise what another
+program keeps here, otherwise the hub."""
 
 import os
-import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from artifacts.common.suggestions import nearest
 from artifacts.common.untrusted import existing, has_json, read_json, readable
-from artifacts.errors import BadInput, first_line
-from artifacts.formats.gguf.gguf_header import read_header
+from artifacts.errors import BadInput
+from artifacts.formats.gguf.gguf_header import MAGIC, read_header
+from artifacts.modelshapes.repositories import REPOSITORIES
+from runtime.model.files.hub.kept import path_elsewhere
+from runtime.model.files.hub.names import HubName, hub_name
+from runtime.model.files.hub.quants import GGUF, PART, WANTED, SeveralQuants
+from runtime.model.files.hub.repository import Download, cached, look_up
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-GGUF = ".gguf"
-# the name of a part of a model
-PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?i:\.gguf)")
 _BESIDE = ("adapter", "imatrix", "mmproj", "vocab")  # `general.type` of files that are no model
-_ANSWER_S = 5.0  # how long the hub may take to answer
-# Weights, config and tokenizer; no pickles, no code.
-WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
-def locate(name: str) -> Path:
-    """Return the folder of the model `name`, a local folder or a hub id, or its GGUF file. The file
-    is named by its path, or by the folder that holds it and no other weights. Download only if no
-    such path exists.
+@dataclass(frozen=True, slots=True)
+class Here:
+    """A model that is on this machine, as a `Download` of which nothing is missing."""
 
-    Raises BadInput for a name that is neither, within seconds also where the hub does not answer.
+    path: Path
+    missing_nbytes: int = 0
+
+    def fetch(self) -> Path:
+        """Return the path."""
+        return self.path
+
+    def describe(self, folder: Path) -> Path:
+        """Return the path, and write nothing into `folder`."""
+        return self.path
+
+
+def find(name: str) -> Here | Download:
+    """Look for the model `name` without downloading it. A name is a path, one of the hub (in
+    `hub.names`), or Ollama's own.
+
+    Raises BadInput for a name that is none, within seconds also where the hub does not answer, and
+    SeveralQuants where a repository has several models and the name does not say which.
     """
     path = existing(name)
     if path is None:
-        check_name(name)
-        return _download(name)
+        return _by_name(name)
     if path.is_dir():
-        return only_gguf(path) or path
-    if path.suffix.lower() != GGUF:
+        return Here(only_gguf(path) or path)
+    if path.suffix.lower() != GGUF and not _begins_as_gguf(path):
         raise BadInput(
             f"{name} is a file: give the folder that holds the model's config.json, or a GGUF file"
         )
-    return path
+    return Here(path)
+
+
+def locate(name: str) -> Path:
+    """Return the folder of the model that `find` finds, or its GGUF file, which is downloaded first
+    if it is only on the hub. Raises what `find` and `Download.fetch` raise."""
+    return find(name).fetch()
+
+
+@contextmanager
+def described(name: str) -> Iterator[Path]:
+    """Yield a path that has all that a model says of itself, within the block: a folder with a
+    config.json, a file as it was named, or a GGUF file, all parts of it.
+
+    Of a model that is only on the hub the config or the headers are read, and no weights: the GGUF
+    file is then a temporary one with a hole in their place. Raises what `find` raises.
+    """
+    path = existing(name)
+    if path is not None and not path.is_dir():
+        yield path
+        return
+    with TemporaryDirectory(prefix="moectl-") as folder:
+        yield find(name).describe(Path(folder))
+
+
+@lru_cache  # a command asks several times, and must not get two revisions
+def _by_name(text: str) -> Here | Download:
+    if path := path_elsewhere(text):
+        return Here(path)
+    check_name(text)
+    name = hub_name(text)
+    try:
+        return look_up(name)
+    except (LookupError, ConnectionError) as error:
+        return Here(_offline(text, name, error))
+
+
+def _offline(text: str, name: HubName, refusal: Exception) -> Path:
+    """Return the model as it was downloaded before. Raises BadInput that says how to get it."""
+    remedy = "check the path, the id or the network"
+    if isinstance(refusal, ConnectionError):
+        include = name.quant and f" --include '*{name.quant}*'"
+        remedy += f", or give the folder that `hf download {name.repo}{include}` makes elsewhere"
+    try:
+        return cached(name)
+    except SeveralQuants:
+        raise
+    except FileNotFoundError as error:
+        raise BadInput(f"{_missing(text)} ({refusal}): {remedy}") from error
+    except BadInput as error:
+        raise BadInput(f"{error}, and the hub gives no more ({refusal}): {remedy}") from error
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    """Return whether a file under another name, as Ollama's, is a GGUF file."""
+    if not readable(path):
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def check_name(name: str) -> None:
-    """Raise BadInput for a name that is no path here and cannot be a hub id, which is
-    owner/name."""
-    if existing(name) is None and (name.startswith(("/", ".", "~")) or name.count("/") != 1):
+    """Raise BadInput for a name that is no path here and cannot be one of the hub or of another
+    program's model."""
+    if not (existing(name) or hub_name(name) or path_elsewhere(name)):
         raise BadInput(f"{_missing(name)}: check the path; a hub id is owner/name")
 
 
@@ -216,28 +291,9 @@ def local_gguf(name: str) -> Path | None:
     return only_gguf(path)
 
 
-def _download(name: str) -> Path:
-    from httpx2 import HTTPError
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    wanted = {"allow_patterns": WANTED, "ignore_patterns": ["*/*"]}
-    try:
-        # Asked here, since snapshot_download asks without a limit on the time.
-        revision = HfApi().model_info(name, timeout=_ANSWER_S).sha
-        return Path(snapshot_download(name, revision=revision, **wanted))
-    except (OSError, HTTPError, HFValidationError) as error:
-        try:
-            return Path(snapshot_download(name, local_files_only=True, **wanted))
-        except (LocalEntryNotFoundError, HFValidationError):
-            raise BadInput(
-                f"{_missing(name)} ({_reason(error)}): check the path, the id or the network"
-            ) from error
-
-
 def _missing(name: str) -> str:
     """Return the beginning of the refusal: what the name is not, and the nearest model folder
-    beside it."""
+    beside it, or known name."""
     path = Path(name)
     try:
         folders = [
@@ -245,27 +301,7 @@ def _missing(name: str) -> str:
         ]
     except (OSError, ValueError):
         folders = []
-    guess = nearest(path.name, folders)
-    told = f" (did you mean {path.parent / guess}?)" if guess else ""
+    guess = nearest(path.name, [*folders, *REPOSITORIES])
+    shown = guess if guess in REPOSITORIES else guess and path.parent / guess
+    told = f" (did you mean {shown}?)" if guess else ""
     return f"{name!r} is neither a folder here{told} nor reachable as a hub id"
-
-
-def _reason(error: Exception) -> str:
-    """Return in a few words why the hub gave no model."""
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-    )
-
-    match error:
-        case GatedRepoError():
-            return "the hub wants an account with access to it"
-        case RepositoryNotFoundError():
-            return "the hub has no such model, or a private one"
-        case OfflineModeIsEnabled():
-            return "HF_HUB_OFFLINE is set"
-        case HFValidationError():
-            return "it is no hub id"
-    return first_line(error).rstrip(".")

@@ -1,0 +1,33 @@
+"""Repositories on the Hugging Face hub of the models whose shapes are known by name."""
+
+from typing import NamedTuple
+
+
+class Repositories(NamedTuple):
+    """Hub ids of a model: `hub` has it as its authors published it, for a chat where there is one,
+    `gguf` in GGUF, empty for none."""
+
+    hub: str
+    gguf: str = ""
+
+
+REPOSITORIES = {
+    "mixtral-8x7b": Repositories("mistralai/Mixtral-8x7B-Instruct-v0.1"),
+    "mixtral-8x22b": Repositories("mistralai/Mixtral-8x22B-Instruct-v0.1"),
+    "olmoe-1b-7b": Repositories("allenai/OLMoE-1B-7B-0924", "allenai/OLMoE-1B-7B-0924-GGUF"),
+    "qwen1.5-moe-a2.7b": Repositories("Qwen/Qwen1.5-MoE-A2.7B-Chat"),
+    "qwen2-57b-a14b": Repositories(
+        "Qwen/Qwen2-57B-A14B-Instruct", "Qwen/Qwen2-57B-A14B-Instruct-GGUF"
+    ),
+    "deepseek-v2-lite": Repositories("deepseek-ai/DeepSeek-V2-Lite-Chat"),
+    "deepseek-v2": Repositories("deepseek-ai/DeepSeek-V2-Chat"),
+    "deepseek-v3": Repositories("deepseek-ai/DeepSeek-V3", "unsloth/DeepSeek-V3-GGUF"),
+    "qwen3-30b-a3b": Repositories("Qwen/Qwen3-30B-A3B", "unsloth/Qwen3-30B-A3B-GGUF"),
+    "qwen3-235b-a22b": Repositories("Qwen/Qwen3-235B-A22B", "unsloth/Qwen3-235B-A22B-GGUF"),
+    "qwen3-235b-a22b-fp8": Repositories("Qwen/Qwen3-235B-A22B-FP8"),
+    "qwen3-235b-a22b-gptq-int4": Repositories("Qwen/Qwen3-235B-A22B-GPTQ-Int4"),
+    "phi-3.5-moe": Repositories("microsoft/Phi-3.5-MoE-instruct"),
+    "gpt-oss-20b": Repositories("openai/gpt-oss-20b", "ggml-org/gpt-oss-20b-GGUF"),
+    "gpt-oss-120b": Repositories("openai/gpt-oss-120b", "ggml-org/gpt-oss-120b-GGUF"),
+}
+"""By the names of `MODELS`."""
