@@ -29,5 +29,21 @@ REPOSITORIES = {
     "phi-3.5-moe": Repositories("microsoft/Phi-3.5-MoE-instruct"),
     "gpt-oss-20b": Repositories("openai/gpt-oss-20b", "ggml-org/gpt-oss-20b-GGUF"),
     "gpt-oss-120b": Repositories("openai/gpt-oss-120b", "ggml-org/gpt-oss-120b-GGUF"),
+    "qwen3-next-80b-a3b": Repositories(
+        "Qwen/Qwen3-Next-80B-A3B-Instruct", "unsloth/Qwen3-Next-80B-A3B-Instruct-GGUF"
+    ),
+    "qwen3.6-35b-a3b": Repositories("Qwen/Qwen3.6-35B-A3B", "unsloth/Qwen3.6-35B-A3B-GGUF"),
+    "qwen3.8-flash-next": Repositories(
+        "Qwen/Qwen3.8-Flash-Next", "unsloth/Qwen3.8-Flash-Next-GGUF"
+    ),
+    "deepseek-v4-flash": Repositories(
+        "deepseek-ai/DeepSeek-V4-Flash", "unsloth/DeepSeek-V4-Flash-0731-GGUF"
+    ),
+    "deepseek-v4.1-flash": Repositories("deepseek-ai/DeepSeek-V4.1-Flash"),
+    "glm-5.2": Repositories("zai-org/GLM-5.2"),
+    "glm-5.3-flash": Repositories("zai-org/GLM-5.3-Flash"),
+    "gemma-4-26b-a4b": Repositories("google/gemma-4-26B-A4B-it", "unsloth/gemma-4-26B-A4B-it-GGUF"),
+    "minimax-m3": Repositories("MiniMaxAI/MiniMax-M3"),
+    "kimi-k3": Repositories("moonshotai/Kimi-K3", "unsloth/Kimi-K3-GGUF"),
 }
 """By the names of `MODELS`."""

@@ -3,6 +3,7 @@ a plan takes no time."""
 
 import re
 from collections import Counter
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from artifacts.modelshapes.row_tables import IN_GGUF
 from artifacts.shape import Shape
 from runtime.model.gguf.architectures import architecture_of
 from runtime.model.gguf.config import read_headers
+from runtime.model.gguf.layout import num_layers
 
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias)")
+_BLOCK = re.compile(r"blk\.(\d+)\.")
 _ROUTERS = ("ffn_gate_inp.", "ffn_gate_inp_shexp.")
 _DTYPES = {"F32": "float32", "F16": "float16"}  # any other is computed in bfloat16
 _Tensors = list[GgufTensor]
@@ -27,17 +30,27 @@ def gguf_shape(path: Path, *, dense: int | None = None) -> tuple[ModelShape, Bac
     layers at `dense` bits if that is given. Raises BadInput."""
     headers = read_headers(path)
     _, own = architecture_of(path, headers[0].entries)
-    tensors = [tensor for header in headers for tensor in header.tensors.values()]
-    experts = [tensor for tensor in tensors if _EXPERTS.fullmatch(tensor.name)]
+    every = [tensor for header in headers for tensor in header.tensors.values()]
     try:
+        drafting = [tensor for tensor in every if _block(tensor) >= num_layers(own)]
+        tensors = [tensor for tensor in every if _block(tensor) < num_layers(own)]
+        experts = [tensor for tensor in tensors if _EXPERTS.fullmatch(tensor.name)]
         dtype_nbytes = 4 if gguf_dtype(path) == "float32" else 2
-        return _shape(path, tensors, experts, own, dtype_nbytes), _memory(
-            tensors, experts, own, dtype_nbytes, dense
+        memory = _memory(tensors, experts, own, dtype_nbytes, dense)
+        drafted = sum(tensor.nbytes for tensor in drafting)
+        return _shape(path, tensors, experts, own, dtype_nbytes), replace(
+            memory, stored_nbytes=memory.stored_nbytes + drafted, drafting_nbytes=drafted
         )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise BadInput(
             f"{path} does not say what its model needs ({error}): download it again"
         ) from error
+
+
+def _block(tensor: GgufTensor) -> int:
+    """Return the layer of a tensor, -1 for one of none."""
+    found = _BLOCK.match(tensor.name)
+    return int(found[1]) if found else -1
 
 
 def gguf_dtype(path: Path) -> str:
@@ -83,7 +96,7 @@ def _shape(
         vocabulary={tensor.name: tensor.shape[0] for tensor in tensors}["token_embd.weight"],
         weight_nbytes=whole / sum(prod(tensor.shape) for tensor in experts),
         dtype_nbytes=dtype_nbytes,
-        attention_weights=attention // own["block_count"],
+        attention_weights=attention // num_layers(own),
         assumed=(note,) if largest > mean else (),
     )
 
@@ -115,7 +128,7 @@ def _cached(tensors: _Tensors, own: dict) -> int:
     """Return how many numbers are cached per token: keys and values, which may be the same, and
     keys of indexers, or with latent attention the numbers that both are computed from."""
     if "attention.kv_lora_rank" in own:
-        return own["block_count"] * (own["attention.kv_lora_rank"] + own["rope.dimension_count"])
+        return num_layers(own) * (own["attention.kv_lora_rank"] + own["rope.dimension_count"])
     rows = {tensor.name: tensor.shape[0] for tensor in tensors if tensor.shape}
     keys = [name for name in rows if name.endswith(".attn_k.weight")]
     of_values = sum(rows.get(name.replace("attn_k", "attn_v"), rows[name]) for name in keys)

@@ -83,7 +83,7 @@ def plan(
     if simulate:
         deployment = _simulated(deployment)
     if json:
-        show_json(tables.record(deployment))
+        show_json(tables.record(deployment, plan_answer(request)))
     else:
         tables.show_simulated(deployment)
 

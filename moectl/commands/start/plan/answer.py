@@ -8,18 +8,20 @@ from artifacts.errors import OutOfResources
 from artifacts.hardware.machines import SSD_GBPS, Machine
 from artifacts.modelshapes.known import ModelShape
 from artifacts.modelshapes.memory import BackboneMemory
+from artifacts.modelshapes.repositories import REPOSITORIES
 from moectl.bundled import is_bundled
 from moectl.commands.start.plan.deployment import (
     SYSTEM_NBYTES,
     Bounds,
+    Needs,
     PlanPlace,
     PlanRequest,
     divided,
+    known_name,
     needs_of,
 )
 from moectl.show.grounds import TOY_NBYTES
 from moectl.show.render import human_bytes
-from runtime.model.files.locate import local_gguf
 
 OWN = "as published"
 USUAL_QUANTS = {"Q8_0": 8.5, "Q6_K": 6.6, "Q4_K_M": 4.9, "IQ3_XXS": 3.1, "IQ2_XS": 2.4}
@@ -51,8 +53,7 @@ class Answer:
     """What `moectl plan` says first."""
 
     request: PlanRequest
-    model: ModelShape
-    needs: BackboneMemory
+    needs: Needs
     fits: Sequence[Fit]
 
     @property
@@ -72,17 +73,17 @@ class Answer:
 def plan_answer(request: PlanRequest) -> Answer:
     """Try the checkpoint's own format and the usual quants narrower than that. Raises BadUsage or
     BadInput for an unknown model, OutOfResources if nothing fits."""
-    model, needs = needs_of(request.model, request.dense)
+    needs = needs_of(request)
+    model = needs.model
     own = 8 * model.weight_nbytes
-    fits = [_fit(request, model, needs, OWN, own)]
-    is_toy = model.shape.nbytes < TOY_NBYTES
-    if local_gguf(request.model) is None and not is_toy:  # a file has one quant
+    fits = [_fit(request, model, needs.memory, OWN, own)]
+    if not needs.is_gguf and model.shape.nbytes >= TOY_NBYTES:
         for quant, bits in USUAL_QUANTS.items():
             if bits < own:
-                fits.append(_fit(request, *_quantised(model, needs, bits), quant, bits))
+                fits.append(_fit(request, *_quantised(model, needs.memory, bits), quant, bits))
     if not any(fit.place for fit in fits):
         raise OutOfResources(min(fits, key=lambda fit: fit.bits).why)
-    return Answer(request, model, needs, fits)
+    return Answer(request, needs, fits)
 
 
 def _quantised(
@@ -156,12 +157,12 @@ def _with_disk(machine: Machine, in_ram: float) -> Machine:
 
 def lines(answer: Answer) -> Iterator[str]:
     """Yield the answer, in at most twelve lines."""
-    yield f"{answer.model.name} on {_place(answer.request.place)}"
+    yield f"{answer.needs.model.name} on {_place(answer.request.place)}"
     yield f"fits: {_verdict(answer.fits)}"
     yield f"{'':13}{'files':>10}{'in fast memory':>16}{'others':>8}{'tokens/s':>14}  loses"
     for fit in answer.fits:
         yield _row(fit)
-    yield from _apart(answer.needs)
+    yield from _apart(answer.needs.memory)
     if any(fit.least is not None for fit in answer.fits):
         yield "tokens/s: calculated from bytes; least: experts are wanted equally often"
     yield f"next: {command(answer)} (more: --details)"
@@ -213,5 +214,17 @@ def command(answer: Answer) -> str:
     """Return the command that runs the best fit."""
     best = answer.best
     budget = "" if best.share == 1 else f" --budget {100 * best.share:.3g}%"
-    name = "" if is_bundled(answer.request.model) else f" {answer.request.model}"
-    return f"moectl run{name}{budget}"
+    dense = "" if answer.request.dense is None else f" --dense {answer.request.dense}"
+    return f"{_named(answer.request.model, best.quant)}{budget}{dense}"
+
+
+def _named(model: str, quant: str) -> str:
+    """Return the command with the real name of a model in a quant."""
+    if is_bundled(model):
+        return "moectl run"
+    repositories = REPOSITORIES.get(known_name(model) or "")
+    if quant == OWN:
+        return f"moectl run {repositories.hub if repositories else model}"
+    if repositories and repositories.gguf:
+        return f"moectl run {repositories.gguf}:{quant}"
+    return f"find it in GGUF on the hub, then moectl run OWNER/NAME:{quant}"

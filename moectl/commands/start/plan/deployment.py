@@ -7,13 +7,15 @@ from math import ceil
 from pathlib import Path
 
 from artifacts.common.host_memory import host_memory
+from artifacts.common.untrusted import existing
 from artifacts.errors import BadUsage, OutOfResources
 from artifacts.formats.dense import check_dense
 from artifacts.hardware.costs import DENSE_ON_GPU, Costs
 from artifacts.hardware.machines import MACHINES, Machine, machine_with
 from artifacts.hardware.machines import machine as known_machine
-from artifacts.modelshapes.known import ModelShape, model_shape
+from artifacts.modelshapes.known import MODELS, ModelShape, model_shape
 from artifacts.modelshapes.memory import BackboneMemory, backbone_memory, backbone_of
+from artifacts.modelshapes.repositories import REPOSITORIES
 from artifacts.quantisation.replicas import in_memory
 from artifacts.quantisation.widths import TRELLIS_WIDTHS, Width
 from artifacts.traces.clients import Clients
@@ -22,7 +24,9 @@ from moectl.show.grounds import TOY_NBYTES
 from moectl.show.render import human_bytes
 from profilers.hardware.this_machine import gpus_of_driver
 from runtime.control import sizes
-from runtime.model.files.locate import local_gguf
+from runtime.model.files.hub.kept import path_elsewhere
+from runtime.model.files.hub.names import hub_name
+from runtime.model.files.locate import described
 from runtime.model.gguf.shape import gguf_shape
 
 RESERVE_NBYTES = 1 << 30  # for the driver, activations and buffers
@@ -232,6 +236,16 @@ class PlanRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Needs:
+    """A model and the memory that it needs beside routed experts; `is_gguf`: one file in one
+    quant."""
+
+    model: ModelShape
+    memory: BackboneMemory
+    is_gguf: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Division of a GPU's memory.
 
@@ -385,9 +399,10 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
     Raises BadUsage or BadInput for an unknown model, OutOfResources when less than one expert per
     layer fits.
     """
-    model, needs = needs_of(request.model, request.dense)
+    needs = needs_of(request)
+    model = needs.model
     place = request.place
-    memory = divided(request, model, needs)
+    memory = divided(request, model, needs.memory)
     bounds = place.machine and Bounds.of(
         model, place.machine, memory.share, dense=request.dense, rows=request.num_clients
     )
@@ -396,12 +411,38 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
     return DeploymentPlan(request, model, memory, bounds, shadows, [], 0, (*model.assumed, *notes))
 
 
-def needs_of(name: str, dense: int | None) -> tuple[ModelShape, BackboneMemory]:
-    """Return the shape of a model, and the memory that it needs beside experts."""
-    if file := local_gguf(name):
-        return gguf_shape(file, dense=dense)
-    model = model_shape(name)
-    return model, backbone_memory(model, backbone_of(name), dense=dense)
+def needs_of(request: PlanRequest) -> Needs:
+    """Read what a model needs from the table of shapes, its config or the header of its GGUF file,
+    of which nothing else is fetched from the hub. Raises BadUsage or BadInput."""
+    name = request.model
+    if known := known_name(name):
+        return Needs(MODELS[known], _backbone_memory(MODELS[known], known, request))
+    if not (existing(name) or hub_name(name) or path_elsewhere(name)):
+        model_shape(name)  # which raises, with the nearest name
+    with described(name) as path:
+        shown = path.name if existing(name) else name
+        if path.is_file() and path.suffix != ".json":
+            model, memory = gguf_shape(path, dense=request.dense)
+            return Needs(replace(model, name=shown), memory, is_gguf=True)
+        model = model_shape(str(path))
+        memory = _backbone_memory(model, str(path), request)
+        return Needs(model if existing(name) else replace(model, name=shown), memory)
+
+
+def known_name(name: str) -> str | None:
+    """Return the name in the table of a model that is named so, or by its repository; None for
+    another one, and for a path."""
+    if existing(name) is not None:
+        return None
+    if name.lower() in MODELS:
+        return name.lower()
+    named = hub_name(name)
+    ids = {each.hub: short for short, each in REPOSITORIES.items()}
+    return ids.get(str(named)) if named else None
+
+
+def _backbone_memory(model: ModelShape, name: str, request: PlanRequest) -> BackboneMemory:
+    return backbone_memory(model, backbone_of(name), dense=request.dense)
 
 
 def divided(request: PlanRequest, model: ModelShape, needs: BackboneMemory) -> Memory:

@@ -3,12 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from artifacts.modelshapes.repositories import REPOSITORIES
 from artifacts.quantisation.widths import TRELLIS_WIDTHS
 from moectl.bundled import is_bundled
+from moectl.commands.start.plan.answer import Answer, command
 from moectl.commands.start.plan.deployment import (
     DeploymentPlan,
     Expected,
+    Memory,
     PlanRequest,
+    known_name,
     replica_nbytes,
     requests_of,
     smallest_with,
@@ -88,6 +92,7 @@ def _memory(deployment: DeploymentPlan) -> Sheet:
         (f"left for experts, {memory.share:.1%} of them", NumBytes(memory.experts_nbytes)),
         ("all routed experts, in host memory or on disk", NumBytes(memory.all_experts_nbytes)),
         ("the checkpoint's files", NumBytes(memory.files_nbytes)),
+        *_apart(memory),
     ]
     note = (
         f"{shape.num_layers} layers of {shape.num_experts} experts, "
@@ -96,6 +101,15 @@ def _memory(deployment: DeploymentPlan) -> Sheet:
     return Sheet(
         f"Memory: {deployment.model.name} in {request.place.shown}", ("what", "bytes"), rows, note
     )
+
+
+def _apart(memory: Memory) -> list[tuple[str, NumBytes]]:
+    """Return rows of what the files have that is not in memory."""
+    parts = {
+        "of them tables, read by row": memory.tables_nbytes,
+        "of them layers that draft (MTP), not in memory": memory.drafting_nbytes,
+    }
+    return [(what, NumBytes(nbytes)) for what, nbytes in parts.items() if nbytes]
 
 
 def _bounds(deployment: DeploymentPlan) -> Sheet:
@@ -250,6 +264,9 @@ def next_steps(deployment: DeploymentPlan) -> list[str]:
     request = deployment.request
     budget = f"{100 * deployment.memory.share:.3g}%"
     name = "bundled" if is_bundled(request.model) else request.model
+    known = known_name(name)
+    folder = name if "/" in name or name == "bundled" else "FOLDER"
+    folder = REPOSITORIES[known].hub if known else folder
     can_simulate = deployment.machine is not None and not deployment.rows
     steps = (
         [f"{_command(deployment.request, name)} --simulate: what to expect of each preset"]
@@ -272,10 +289,7 @@ def next_steps(deployment: DeploymentPlan) -> list[str]:
         steps.append(
             "moectl quantize FOLDER, then moectl bench FOLDER: what few bits cost on real text"
         )
-    return [
-        step.replace("FOLDER", name if "/" in name or name == "bundled" else "FOLDER")
-        for step in steps
-    ]
+    return [step.replace("FOLDER", folder) for step in steps]
 
 
 def _command(request: PlanRequest, name: str) -> str:
@@ -339,7 +353,7 @@ def _of_routers(deployment: DeploymentPlan) -> list[str]:
     ]
 
 
-def record(deployment: DeploymentPlan) -> dict[str, object]:
+def record(deployment: DeploymentPlan, answer: Answer) -> dict[str, object]:
     """The plan as JSON values."""
     memory = deployment.memory
     counted = {
@@ -351,6 +365,10 @@ def record(deployment: DeploymentPlan) -> dict[str, object]:
         "model": deployment.model.name,
         "machine": deployment.machine and deployment.machine.name,
         "vram": deployment.request.place.vram,
+        "ram_nbytes": deployment.request.place.ram_nbytes,
+        "disk_nbytes": deployment.request.place.disk_nbytes,
+        "quants": [asdict(fit) for fit in answer.fits],
+        "run": command(answer),
         "dense_bits": deployment.request.dense,
         "memory": asdict(memory) | counted,
         "verdict": verdict(deployment),
