@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from artifacts.common.host_memory import host_memory
 from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import MACHINES, machine
 from artifacts.modelshapes.known import MODELS, model_shape
@@ -20,6 +21,7 @@ from moectl.cli import main
 from moectl.commands.start.plan import deployment as plan_place
 from moectl.commands.start.plan.deployment import (
     RESERVE_NBYTES,
+    SYSTEM_NBYTES,
     PlanPlace,
     PlanRequest,
     divided,
@@ -155,7 +157,7 @@ def test_neither_torch_nor_the_simulator_is_imported(folder: Path) -> None:
     code = f"""
 import sys
 from moectl.cli import main
-assert main(["plan", {str(folder)!r}, "--vram", "24GB"]) == 0
+assert main(["plan", {str(folder)!r}, "--vram", "24GB", "--details"]) == 0
 print([name for name in ("torch", "numba", "runtime.replay") if name in sys.modules], file=sys.stderr)
 """
     done = subprocess.run(
@@ -201,14 +203,10 @@ def test_without_options_it_is_for_the_gpu_of_this_machine(
     )
     assert main(["plan", str(folder), "--simulate"]) == 2 and "--machine" in capfd.readouterr().err
     gpu("")
-    assert main(["plan", str(folder)]) == 2
-    said = capfd.readouterr()
-    assert (
-        not said.out
-        and said.err.count("\n") == 1
-        and "rtx4090" in said.err
-        and "--vram" in said.err
-    )
+    said = planned(str(folder))
+    ram, _ = host_memory()
+    assert (said["memory"]["vram_nbytes"], said["machine"]) == (ram - SYSTEM_NBYTES, None)
+    assert said["ram_nbytes"] == 0 and "no GPU is found here" in " ".join(said["assumed"])
     assert planned(str(folder), "--vram", "2GiB")["machine"] == "rtx3090-pcie4"
 
 
@@ -229,7 +227,7 @@ def test_a_toy_on_a_data_sheet_has_ratios_alone(
 def test_a_real_model_has_a_range_that_is_marked_as_a_guess(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["plan", "qwen3-30b-a3b", "--machine", "rtx4090"]) == 0
+    assert main(["plan", "qwen3-30b-a3b", "--machine", "rtx4090", "--details"]) == 0
     said = capfd.readouterr().out
     assert "Quick guess for rtx4090-pcie4, unmeasured: 6.5 to 170 tokens/s" in said
     assert "the smallest known machine with that much is a100-pcie4 (80 GB)" in said
@@ -265,7 +263,12 @@ def test_who_has_how_much() -> None:
 def test_what_cannot_be_planned_is_said(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for options, code, told in (
         ((str(folder), "--vram", "1GiB"), 4, "does not fit into 1GiB"),
-        (("mixtral-8x22b", "--machine", "rtx4060"), 4, "with that much is a6000-pcie4 (48 GB)"),
+        (("mixtral-8x22b", "--machine", "rtx4060"), 4, "with that much is rtx3090-pcie4 (24 GB)"),
+        (
+            ("mixtral-8x22b", "--machine", "rtx4060", "--json"),
+            4,
+            "with that much is a6000-pcie4 (48 GB)",
+        ),
         (
             ("deepseek-v3", "--vram", "8GB", "--context", "20000000"),
             4,
@@ -275,6 +278,9 @@ def test_what_cannot_be_planned_is_said(folder: Path, capfd: pytest.CaptureFixtu
         ((str(folder), "--vram", "24GB", "--machine", "rtx309"), 2, "rtx3090-pcie4"),
         ((str(folder), "--vram", "much"), 2, "size 'much'"),
         ((str(folder), "--vram", "0B"), 2, "no memory"),
+        ((str(folder), "--vram", "8GB", "--ram", "0B"), 2, "--ram 0B is no memory"),
+        (("olmoe-1b-7b", "--machine", "rtx9999"), 2, "give the memory: --vram 12GB"),
+        (("olmoe-1b-7b", "--vram", "8GB", "--disk", "1GB"), 4, "the disk has 953.7 MiB free"),
         ((str(folder), "--vram", "24GB", "--context", "0"), 2, "one token or more"),
         ((str(folder / "no"), "--vram", "24GB"), 2, "config.json"),
     ):
@@ -303,7 +309,7 @@ def test_every_expert_in_few_bits_beside_whole_ones(
             <= room
         )
         assert plan["tokens_per_s"]["share"] < row["tokens_per_s"]
-    assert main(["plan", model, "--vram", vram]) == 0
+    assert main(["plan", model, "--vram", vram, "--details"]) == 0
     said = " ".join(capfd.readouterr().out.split())
     assert ("predicted: nothing of this model was quantised" in said) == bool(widths)
     assert ("every expert at 0.6 bits would take 15.9 GiB, and 5.7 GiB are left" in said) == (

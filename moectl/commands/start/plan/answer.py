@@ -227,4 +227,4 @@ def _named(model: str, quant: str) -> str:
         return f"moectl run {repositories.hub if repositories else model}"
     if repositories and repositories.gguf:
         return f"moectl run {repositories.gguf}:{quant}"
-    return f"find it in GGUF on the hub, then moectl run OWNER/NAME:{quant}"
+    return f"find its GGUF on the hub, then moectl run OWNER/NAME:{quant}"
