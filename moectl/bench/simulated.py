@@ -10,10 +10,9 @@ from time import perf_counter
 
 import torch
 
-from artifacts.errors import BadUsage, Partly, Problem
+from artifacts.errors import Partly, Problem
 from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import Machine
-from artifacts.modelshapes.known import MODELS
 from artifacts.store.runs import RunInfo, utc_now
 from artifacts.store.store import Store, add_run
 from artifacts.traces.parquet import to_table
@@ -214,11 +213,6 @@ def _source(name: str, request: BenchRequest, *, store: Path) -> tuple[TraceSour
     recorded now; and by how much less text than was asked for it was recorded on."""
     if request.trace is not None:
         return TraceSource(request.trace, model=name, store=store), ""
-    if name in MODELS and not Path(name).exists():
-        raise BadUsage(
-            f"{name} is a shape without weights, and a trace of it cannot be recorded: give "
-            "--trace FILE"
-        )
     opened = open_quietly(name, device=request.device)
     run = _stored_trace(store, opened)
     shortfall = ""

@@ -1,15 +1,24 @@
 """Option groups: dataclasses whose fields carry Typer's annotations, so that an option is written
-down once."""
+down once; and the option that every command with a model has."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import TypeVar, get_type_hints
+from typing import Annotated, TypeVar, get_type_hints
 
+import typer
+from typer.models import ArgumentInfo
+
+from artifacts.common.untrusted import existing
+from artifacts.errors import BadUsage
 from moectl.cli.panels import in_order, shown
 
 Built = TypeVar("Built")
+_Revision = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Of a model on the hub: a branch, a tag or a commit."),
+]
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
@@ -17,14 +26,17 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     them.
 
     A parameter whose type is a dataclass is a group. The returned function takes the values of the
-    fields and builds the groups from them. Options get their panels and values' names. A name that
-    two groups share is refused with ValueError.
+    fields and builds the groups from them. Options get their panels and values' names. A command
+    with an argument `model` gets the option `--revision`, which becomes a part of the model's name.
+    A name that two groups share is refused with ValueError.
     """
     hints = get_type_hints(command, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
 
     @wraps(command)
     def run(**values: object) -> None:
+        if revision := values.pop("revision", None):
+            values["model"] = _at_revision(values["model"], revision)
         for name, kind in groups.items():
             values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
         command(**values)
@@ -41,9 +53,13 @@ def _parameters(
 ) -> Iterator[Parameter]:
     for parameter in signature(command).parameters.values():
         if parameter.name not in groups:
-            yield parameter.replace(
-                kind=Parameter.KEYWORD_ONLY, annotation=shown(parameter.name, hints[parameter.name])
-            )
+            annotation = shown(parameter.name, hints[parameter.name])
+            yield parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=annotation)
+            if parameter.name == "model" and _is_argument(annotation):
+                annotation = shown("revision", _Revision)
+                yield Parameter(
+                    "revision", Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+                )
             continue
         kind = groups[parameter.name]
         of_group = get_type_hints(kind, include_extras=True)
@@ -52,6 +68,17 @@ def _parameters(
             yield Parameter(
                 field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation
             )
+
+
+def _is_argument(annotation: object) -> bool:
+    return any(isinstance(each, ArgumentInfo) for each in getattr(annotation, "__metadata__", ()))
+
+
+def _at_revision(model: str | None, revision: str) -> str:
+    """Return the name of a model of the hub with its revision. Raises BadUsage for another."""
+    if model is None or existing(model) or "@" in model:
+        raise BadUsage(f"--revision {revision} goes with a model of the hub, as owner/name")
+    return f"{model}@{revision}"
 
 
 def fill(kind: type[Built], *groups: object, **others: object) -> Built:

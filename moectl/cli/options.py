@@ -9,7 +9,6 @@ import typer
 from typer.models import OptionInfo
 
 from artifacts.errors import BadUsage, OutOfResources
-from artifacts.modelshapes import MODELS
 from moectl import bundled
 from moectl.cli import completion
 from moectl.cli.groups import fill
@@ -37,7 +36,7 @@ def or_bundled(context: typer.Context, name: str | None) -> str | None:
     ):
         typer.echo(f"moectl: {hint}: name it after `{context.info_name}` to mean it", err=True)
     named = bundled.as_named(name)
-    if named is not None and named not in MODELS and not context.resilient_parsing:
+    if named is not None and not context.resilient_parsing:
         check_name(named)  # before the imports of the command, which take seconds
     return named
 
@@ -109,11 +108,16 @@ Sequences = Annotated[
 
 Model = Annotated[
     str | None,
-    typer.Argument(callback=or_bundled, help="A local folder or a hub id; else the bundled one."),
+    typer.Argument(
+        callback=or_bundled,
+        help="A folder, a GGUF file, a hub id as owner/name:Q4_K_M, or a name as gpt-oss-20b; else "
+        "the bundled one.",
+        autocompletion=completion.models,
+    ),
 ]
 AnyModel = Annotated[
     str | None,
-    typer.Argument(help="A checkpoint: a local folder or a hub id; else whichever fits."),
+    typer.Argument(help="A checkpoint, by any of its names; else whichever fits."),
 ]
 Budget = Annotated[
     str,

@@ -12,7 +12,7 @@ from typer.models import OptionInfo
 # By panel, the names of parameters; what is not named here is a command's own and stands in its
 # first panel.
 PANELS = {
-    "Model and prompt": "prompt is_chat",
+    "Model and prompt": "prompt is_chat revision",
     "Policy": "preset routing prefetch eviction miss residency scope avg_bits",
     "Memory and link": "budget link device devices threads base dense experts",
     "Sampling": "max_new_tokens greedy temperature top_k top_p repetition_penalty ignore_eos",

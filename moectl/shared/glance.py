@@ -13,6 +13,9 @@ from artifacts.modelshapes.known import ModelShape, from_config
 from artifacts.modelshapes.memory import backbone_memory, backbone_of
 from artifacts.shape import Shape
 from runtime.model.families import check_family
+from runtime.model.files.hub.kept import path_elsewhere
+from runtime.model.files.hub.names import hub_name
+from runtime.model.files.hub.repository import cached
 from runtime.model.files.locate import check_name, is_gguf, locate, read_config, safetensors_files
 from runtime.model.gguf.config import gguf_config
 from runtime.model.gguf.shape import gguf_dtype, gguf_shape, gguf_types
@@ -87,21 +90,15 @@ def _dense_nbytes(model: ModelShape, folder: Path) -> dict[int | None, int]:
 
 
 def _downloaded(name: str) -> Path:
-    """The folder of a model of the hub in the cache of this machine."""
+    """Return the path of a model that is on this machine under a name that is no path."""
     check_name(name)
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
     try:
-        path = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:
-        path = None
-    if not isinstance(path, str):
+        return path_elsewhere(name) or cached(hub_name(name))
+    except FileNotFoundError as error:
         raise BadInput(
             f"{name!r} is neither a folder here nor a model of the hub that was downloaded: check "
             "the path or the id; --measure downloads it"
-        )
-    return Path(path).parent
+        ) from error
 
 
 def _check_files(folder: Path) -> None:

@@ -11,6 +11,7 @@ from artifacts.errors import BadInput
 from artifacts.modelshapes.attention import attention_of
 from artifacts.store.runs import ModelInfo
 from moectl.shared.defaults import FREE
+from moectl.shared.obtaining import obtain
 from moectl.shared.preset_choice import with_choice
 from runtime.backends.choose import choose_backend
 from runtime.control import sizes
@@ -33,8 +34,9 @@ def quieten() -> None:
 
 
 def open_quietly(name: str, *, device: str = "auto", dense: int | None = None) -> MoeModel:
-    """Open a checkpoint, a folder or hub id, on a device as the user names it; `dense` is as for
-    `open_model`."""
+    """Open a checkpoint, by any name that `obtain` takes, on a device as the user names it; `dense`
+    is as for `open_model`."""
+    obtain(name)
     quieten()
     return open_model(name, device=resolve_device(device), dense=dense)
 

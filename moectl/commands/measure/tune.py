@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from artifacts.errors import BadUsage
-from artifacts.modelshapes.known import MODELS
 from artifacts.shape import FULL_BITS
 from artifacts.store.runs import RunInfo, utc_now
 from moectl.bundled import demo_model
@@ -124,7 +122,7 @@ def tune(
         torch.set_num_threads(options.threads)
         check_store(store)
         name = model or str(demo_model())
-        _check(name, request)
+        _check(request)
         with Phases(*SHARES, limit_s=request.limit_s, is_quiet=json) as phases:
             tuned = _tune(name, request, Minutes(phases), store=store, device=options.device)
     show(tuned, as_json=json)
@@ -220,16 +218,10 @@ def _searched(
     return found, plan, planned
 
 
-def _check(name: str, request: "TuneRequest") -> None:
-    """Raise, before anything is measured, for a model without weights and for a wrong path to a
-    text."""
+def _check(request: "TuneRequest") -> None:
+    """Raise, before anything is measured, for a wrong path to a text."""
     from profilers.text.corpus import documents
 
-    if name in MODELS and not Path(name).exists():
-        raise BadUsage(
-            f"{name} is a shape without weights, and nothing of it can be verified: give a "
-            "checkpoint"
-        )
     for data in filter(None, (request.data, request.held_out, request.check_data)):
         documents(data)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from moectl.generating.prompts import PromptFile, PromptRow
     from moectl.generating.work import BatchWork
     from moectl.shared.opening import Settled
-    from moectl.show.waiting import Waiting
+    from moectl.shared.terminal.waiting import Waiting
     from runtime.model.open import MoeModel
     from runtime.session.generation.sampling import Sampling
     from runtime.session.settings import Settings

@@ -17,7 +17,7 @@ def pack(
     *,
     model: Annotated[
         str,
-        typer.Argument(callback=or_bundled, help="A checkpoint: a folder, a hub id, or bundled."),
+        typer.Argument(callback=or_bundled, help="A checkpoint, by any of its names, or bundled."),
     ],
     out: Annotated[Path, typer.Argument(help="The folder to write, which must not be there yet.")],
     json: Json = False,

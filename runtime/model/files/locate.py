@@ -301,7 +301,9 @@ def _missing(name: str) -> str:
         ]
     except (OSError, ValueError):
         folders = []
-    guess = nearest(path.name, [*folders, *REPOSITORIES])
-    shown = guess if guess in REPOSITORIES else guess and path.parent / guess
-    told = f" (did you mean {shown}?)" if guess else ""
+    if guess := nearest(path.name, folders):
+        guess = path.parent / guess
+    elif hub_name(name) is None:
+        guess = nearest(name, REPOSITORIES)
+    told = f" (did you mean {guess}?)" if guess else ""
     return f"{name!r} is neither a folder here{told} nor reachable as a hub id"

@@ -4,8 +4,10 @@ import pytest
 from rich.console import Console
 
 from artifacts.errors import BadInput
-from moectl.show import waiting as module
-from moectl.show.waiting import Waiting, loading, reading
+from moectl.bundled import demo_model
+from moectl.shared.terminal import waiting as module
+from moectl.shared.terminal.waiting import Waiting
+from moectl.show.waiting import loading, reading
 from runtime.model.files.read_bytes import READ
 
 
@@ -20,10 +22,9 @@ def test_a_line_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_model_of_the_hub_is_looked_for_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_no_models_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(BadInput, match="HF_HUB_OFFLINE is set"):
         loading("some/model", preset="auto", budget="25%")
-    assert capsys.readouterr().err == "Looking for some/model on the hub\n"
     with pytest.raises(BadInput, match=r"a hub id is owner/name"):
         loading("no-hub-id", preset="auto", budget="25%")
     assert not capsys.readouterr().err
@@ -42,7 +43,7 @@ def test_a_spinner_on_a_terminal(
 def test_a_terminal_shows_the_bytes_read_since(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reading(str(module.demo_model())).end()
+    reading(str(demo_model())).end()
     assert not capsys.readouterr().err, "nothing without a terminal"
     _on_terminal(monkeypatch)
     READ.add(1 << 40)

@@ -32,13 +32,13 @@ class Quant(NamedTuple):
 
 
 class SeveralQuants(BadInput):
-    """No model was named of a repository that has several in GGUF."""
+    """No model was named of the repository `repo`, which has several in GGUF, `quants`."""
 
     def __init__(self, repo: str, quants: list[Quant]) -> None:
+        self.repo = repo
         self.quants = quants
-        names = ", ".join(quant.name for quant in quants)
         super().__init__(
-            f"{repo} has {len(quants)} models in GGUF ({names}): name one, as "
+            f"{repo} has {len(quants)} models in GGUF: name one, as "
             f"{repo}:{quants[len(quants) // 2].name}"
         )
 
