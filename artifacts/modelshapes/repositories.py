@@ -37,13 +37,13 @@ REPOSITORIES = {
         "Qwen/Qwen3.8-Flash-Next", "unsloth/Qwen3.8-Flash-Next-GGUF"
     ),
     "deepseek-v4-flash": Repositories(
-        "deepseek-ai/DeepSeek-V4-Flash", "unsloth/DeepSeek-V4-Flash-GGUF"
+        "deepseek-ai/DeepSeek-V4-Flash", "unsloth/DeepSeek-V4-Flash-0731-GGUF"
     ),
     "deepseek-v4.1-flash": Repositories("deepseek-ai/DeepSeek-V4.1-Flash"),
     "glm-5.2": Repositories("zai-org/GLM-5.2", "unsloth/GLM-5.2-GGUF"),
     "glm-5.3-flash": Repositories("zai-org/GLM-5.3-Flash", "unsloth/GLM-5.3-Flash-GGUF"),
     "gemma-4-26b-a4b": Repositories("google/gemma-4-26B-A4B-it", "unsloth/gemma-4-26B-A4B-it-GGUF"),
     "minimax-m3": Repositories("MiniMaxAI/MiniMax-M3"),
-    "kimi-k3": Repositories("moonshotai/Kimi-K3"),
+    "kimi-k3": Repositories("moonshotai/Kimi-K3", "unsloth/Kimi-K3-GGUF"),
 }
 """By short names, those of `MODELS` among them."""

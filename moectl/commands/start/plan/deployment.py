@@ -425,8 +425,19 @@ def needs_of(request: PlanRequest) -> Needs:
             model, memory = gguf_shape(path, dense=request.dense)
             return Needs(replace(model, name=shown), memory, is_gguf=True)
         model = model_shape(str(path))
-        memory = _backbone_memory(model, str(path), request)
+        memory = _as_stored(model, _backbone_memory(model, str(path), request), path)
         return Needs(model if existing(name) else replace(model, name=shown), memory)
+
+
+def _as_stored(model: ModelShape, memory: BackboneMemory, path: Path) -> BackboneMemory:
+    """Return the memory without layers that draft where the weights are here and have none:
+    transformers leaves them out when it saves a model, but not from its config."""
+    held = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    told = model.shape.nbytes + memory.stored_nbytes
+    if not held or held > told - memory.drafting_nbytes / 2:
+        return memory
+    stored = memory.stored_nbytes - memory.drafting_nbytes
+    return replace(memory, stored_nbytes=stored, drafting_nbytes=0)
 
 
 def known_name(name: str) -> str | None:
