@@ -1,4 +1,4 @@
-"""The table of `docs/plan.md` has the numbers that `moectl plan` prints."""
+"""`docs/plan.md` has what `moectl plan` prints: the numbers of its table, and its first answer."""
 
 import json
 import re
@@ -43,3 +43,11 @@ def test_what_the_table_says(
     speeds = f"{least} to {most}"
     expected = f"all: at most {most}" if said["memory"]["share"] == 1 else f"{share}: {speeds}"
     assert text.replace(" of the experts", "") == expected
+
+
+def test_the_answer_that_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    command, shown = re.search(
+        r"```sh\nmoectl (plan Q.*)\n```\n\n```text\n(.*?)```", PAGE, re.S
+    ).groups()
+    assert main(command.split()) == 0
+    assert capfd.readouterr().out == shown and shown.count("\n") <= 12
