@@ -37,7 +37,10 @@ def asked(line: str) -> dict[str, str]:
         ("moectl run --device cu", ["cuda"]),
         ("moectl bench --presets near,on", ["near,on-demand"]),
         ("moectl bench --presets near,nea", []),
-        ("moectl demo --scaled-to rtx3", ["rtx3060-12gb-pcie4", "rtx3090-pcie4"]),
+        (
+            "moectl demo --scaled-to rtx3",
+            ["rtx3060-12gb-pcie4", "rtx3080-pcie4", "rtx3090-pcie4"],
+        ),
         ("moectl simulate --machine 5", ["5gbps"]),
         ("moectl plan mixtral-8x2", ["mixtral-8x22b"]),
     ],

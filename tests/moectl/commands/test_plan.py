@@ -18,15 +18,14 @@ from artifacts.modelshapes.known import MODELS, model_shape
 from artifacts.modelshapes.memory import backbone_memory, backbone_of
 from artifacts.traces.synthetic import generate
 from moectl.cli import main
-from moectl.commands.start.plan import deployment as plan_place
+from moectl.commands.start.plan import place as plan_place
 from moectl.commands.start.plan.deployment import (
     RESERVE_NBYTES,
-    SYSTEM_NBYTES,
-    PlanPlace,
     PlanRequest,
     divided,
     requests_of,
 )
+from moectl.commands.start.plan.place import SYSTEM_NBYTES, PlanPlace
 from moectl.commands.start.plan.simulation import ROUTERS
 from runtime.policies.presets import presets
 from runtime.replay.settings import Setting

@@ -9,19 +9,20 @@ import pytest
 from artifacts.errors import OutOfResources
 from artifacts.modelshapes.known import MODELS
 from artifacts.modelshapes.repositories import REPOSITORIES
-from moectl.commands.start.plan.answer import OWN, Answer, command, lines, plan_answer
-from moectl.commands.start.plan.deployment import PlanPlace, PlanRequest
+from moectl.commands.start.plan.answer import OWN, PlanAnswer, command, lines, plan_answer
+from moectl.commands.start.plan.deployment import PlanRequest
+from moectl.commands.start.plan.place import PlanPlace
 from tests.conftest import Checkpoint
 from tests.helpers import gguf_files
 from tests.helpers import hub as stand_in
 
 
-def answered(model: str, machine: str | None = "rtx4090", **sizes: str) -> Answer:
+def answered(model: str, machine: str | None = "rtx4090", **sizes: str) -> PlanAnswer:
     vram = sizes.pop("vram", None)
     return plan_answer(PlanRequest(model, PlanPlace.find(vram, machine, **sizes)))
 
 
-def places(answer: Answer) -> dict[str, str]:
+def places(answer: PlanAnswer) -> dict[str, str]:
     return {fit.quant: fit.place for fit in answer.fits}
 
 

@@ -19,7 +19,7 @@ def plan(
     model: Annotated[
         str,
         typer.Argument(
-            help="A name as qwen3-30b-a3b, a config.json's folder, a GGUF file, or bundled.",
+            help="A name as qwen3-30b-a3b or owner/name:Q4_K_M, a folder, a file, or bundled.",
             autocompletion=completion.models,
         ),
     ],
@@ -63,11 +63,12 @@ def plan(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Say whether a model fits, in which quants and how fast, from its config alone."""
+    """Say whether a model fits, in which quants and how fast."""
     from artifacts.traces.clients import clients_of
     from moectl.commands.start.plan import tables
     from moectl.commands.start.plan.answer import lines, plan_answer
-    from moectl.commands.start.plan.deployment import PlanPlace, PlanRequest, plan_deployment
+    from moectl.commands.start.plan.deployment import PlanRequest, plan_deployment
+    from moectl.commands.start.plan.place import PlanPlace
     from moectl.show.render import console, show_json
 
     place = PlanPlace.find(vram, machine, ram=ram, disk=disk)

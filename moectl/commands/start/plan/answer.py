@@ -10,16 +10,9 @@ from artifacts.modelshapes.known import ModelShape
 from artifacts.modelshapes.memory import BackboneMemory
 from artifacts.modelshapes.repositories import REPOSITORIES
 from moectl.bundled import is_bundled
-from moectl.commands.start.plan.deployment import (
-    SYSTEM_NBYTES,
-    Bounds,
-    Needs,
-    PlanPlace,
-    PlanRequest,
-    divided,
-    known_name,
-    needs_of,
-)
+from moectl.commands.start.plan.deployment import Bounds, PlanRequest, divided
+from moectl.commands.start.plan.needs import Needs, known_name, needs_of
+from moectl.commands.start.plan.place import SYSTEM_NBYTES, PlanPlace
 from moectl.show.grounds import TOY_NBYTES
 from moectl.show.render import human_bytes
 
@@ -49,7 +42,7 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PlanAnswer:
     """What `moectl plan` says first."""
 
     request: PlanRequest
@@ -70,10 +63,10 @@ class Answer:
         )
 
 
-def plan_answer(request: PlanRequest) -> Answer:
+def plan_answer(request: PlanRequest) -> PlanAnswer:
     """Try the checkpoint's own format and the usual quants narrower than that. Raises BadUsage or
     BadInput for an unknown model, OutOfResources if nothing fits."""
-    needs = needs_of(request)
+    needs = needs_of(request.model, request.dense)
     model = needs.model
     own = 8 * model.weight_nbytes
     fits = [_fit(request, model, needs.memory, OWN, own)]
@@ -83,7 +76,7 @@ def plan_answer(request: PlanRequest) -> Answer:
                 fits.append(_fit(request, *_quantised(model, needs.memory, bits), quant, bits))
     if not any(fit.place for fit in fits):
         raise OutOfResources(min(fits, key=lambda fit: fit.bits).why)
-    return Answer(request, needs, fits)
+    return PlanAnswer(request, needs, fits)
 
 
 def _quantised(
@@ -155,7 +148,7 @@ def _with_disk(machine: Machine, in_ram: float) -> Machine:
     return replace(machine, link_gbps=mean)
 
 
-def lines(answer: Answer) -> Iterator[str]:
+def lines(answer: PlanAnswer) -> Iterator[str]:
     """Yield the answer, in at most twelve lines."""
     yield f"{answer.needs.model.name} on {_place(answer.request.place)}"
     yield f"fits: {_verdict(answer.fits)}"
@@ -210,7 +203,7 @@ def _apart(needs: BackboneMemory) -> Iterator[str]:
         yield f"{OWN}, not in memory: {', '.join(told)}"
 
 
-def command(answer: Answer) -> str:
+def command(answer: PlanAnswer) -> str:
     """Return the command that runs the best fit."""
     best = answer.best
     budget = "" if best.share == 1 else f" --budget {100 * best.share:.3g}%"

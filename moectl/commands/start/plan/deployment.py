@@ -1,33 +1,22 @@
 """A plan from a config alone: where a model runs, what fits into the memory there, and between
 which speeds a run will be."""
 
-import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
 
-from artifacts.common.host_memory import host_memory
-from artifacts.common.untrusted import existing
 from artifacts.errors import BadUsage, OutOfResources
 from artifacts.formats.dense import check_dense
 from artifacts.hardware.costs import DENSE_ON_GPU, Costs
-from artifacts.hardware.machines import MACHINES, Machine, machine_with
-from artifacts.hardware.machines import machine as known_machine
-from artifacts.modelshapes.known import MODELS, ModelShape, model_shape
-from artifacts.modelshapes.memory import BackboneMemory, backbone_memory, backbone_of
-from artifacts.modelshapes.repositories import REPOSITORIES
+from artifacts.hardware.machines import MACHINES, Machine
+from artifacts.modelshapes.known import ModelShape
+from artifacts.modelshapes.memory import BackboneMemory
 from artifacts.quantisation.replicas import in_memory
 from artifacts.quantisation.widths import TRELLIS_WIDTHS, Width
 from artifacts.traces.clients import Clients
-from moectl.shared.timed_machine import timed_machine
+from moectl.commands.start.plan.needs import needs_of
+from moectl.commands.start.plan.place import PlanPlace
 from moectl.show.grounds import TOY_NBYTES
 from moectl.show.render import human_bytes
-from profilers.hardware.this_machine import gpus_of_driver
-from runtime.control import sizes
-from runtime.model.files.hub.kept import path_elsewhere
-from runtime.model.files.hub.names import hub_name
-from runtime.model.files.locate import described
-from runtime.model.gguf.shape import gguf_shape
 
 RESERVE_NBYTES = 1 << 30  # for the driver, activations and buffers
 # simulated: so many, of so many tokens
@@ -37,102 +26,6 @@ _LEAST_LENGTH = 64
 _MOST_TOKENS = 16_384
 WIDEST = 1.5
 """Bits up to which a plan tries."""
-USUAL_MACHINE = "rtx3090-pcie4"
-SYSTEM_NBYTES = 4 << 30
-"""RAM that other programs take."""
-ASSUMED_RAM_NBYTES = 64 * 10**9
-"""Of a machine that is not this one, where `--ram` does not say."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanPlace:
-    """A place: `vram_nbytes` of memory, written as `vram`, on a `machine`, None if its bandwidths
-    are unknown, with `ram_nbytes` of RAM beside and `disk_nbytes` free on its disk, None if that is
-    not known. `options` name them on a command line; `note` says what was chosen because the user
-    did not name it. `has_one_memory`: without a GPU the RAM is the memory; `is_here`: it is this
-    machine."""
-
-    vram_nbytes: int
-    vram: str
-    machine: Machine | None
-    options: str
-    note: str = ""
-    ram_nbytes: int = ASSUMED_RAM_NBYTES
-    disk_nbytes: int | None = None
-    has_one_memory: bool = False
-    is_here: bool = False
-
-    @classmethod
-    def find(
-        cls,
-        vram: str | None = None,
-        named: str | None = None,
-        *,
-        ram: str | None = None,
-        disk: str | None = None,
-    ) -> "PlanPlace":
-        """Return the place of `--vram`, `--machine`, `--ram` and `--disk`; a missing one is taken
-        from the others or from this machine. Raises BadUsage."""
-        is_here = vram is None and named is None
-        place = replace(cls._of_gpu(vram, named), is_here=is_here)
-        given = {"--ram": ram, "--disk": disk}
-        options = [f" {name} {size}" for name, size in given.items() if size is not None]
-        return replace(
-            place,
-            options=f"{place.options}{''.join(options)}".strip(),
-            ram_nbytes=place._ram() if ram is None else _checked("--ram", ram),
-            disk_nbytes=place._disk() if disk is None else _checked("--disk", disk),
-        )
-
-    @classmethod
-    def _of_gpu(cls, vram: str | None, named: str | None) -> "PlanPlace":
-        gpus = gpus_of_driver()
-        if vram is None and named is None and not gpus:
-            room = max(1, host_memory()[0] - SYSTEM_NBYTES)
-            note = "no GPU is found here: experts are computed on the CPU, in RAM"
-            return cls(room, f"{human_bytes(room)} of RAM", None, "", note, has_one_memory=True)
-        chosen, note, options = _machine(vram, named)
-        if vram is not None:
-            return cls(_checked("--vram", vram), vram, chosen, f"--vram {vram}{options}", note)
-        if named is None:
-            gpu, nbytes = gpus[0]
-            return cls(nbytes, human_bytes(nbytes), chosen, "", f"the GPU of this machine: {gpu}")
-        size = f"{chosen.fast_gb:g}GB"
-        return cls(sizes.nbytes(size), size, chosen, options.strip(), note)
-
-    @property
-    def shown(self) -> str:
-        return f"{self.vram} of {self.machine.name}" if self.machine else self.vram
-
-    def _ram(self) -> int:
-        if self.has_one_memory or self.machine and self.machine.is_unified:
-            return 0
-        return host_memory()[0] if self.is_here else ASSUMED_RAM_NBYTES
-
-    def _disk(self) -> int | None:
-        return shutil.disk_usage(Path.cwd()).free if self.is_here else None
-
-
-def _machine(vram: str | None, named: str | None) -> tuple[Machine | None, str, str]:
-    """Return the machine, a note if the user did not name it, and the option that names it."""
-    if named is not None:
-        try:
-            known_machine(named.partition(":")[0])
-        except BadUsage as error:
-            told = str(error).partition(" Known: ")[0]
-            raise BadUsage(f"{told} Of any other card give the memory: --vram 12GB") from error
-        return timed_machine(named), "", f" --machine {named}"
-    gpus = gpus_of_driver()
-    if gpus:
-        return machine_with(gpus[0][0]), f"bandwidths of this machine's GPU: {gpus[0][0]}", ""
-    return MACHINES[USUAL_MACHINE], f"bandwidths of {USUAL_MACHINE}, for no --machine was named", ""
-
-
-def _checked(option: str, size: str) -> int:
-    nbytes = sizes.nbytes(size)
-    if nbytes < 1:
-        raise BadUsage(f"{option} {size} is no memory: write bytes, as 24GB")
-    return nbytes
 
 
 def smallest_with(nbytes: int) -> str:
@@ -236,23 +129,13 @@ class PlanRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """A model and the memory that it needs beside routed experts; `is_gguf`: one file in one
-    quant."""
-
-    model: ModelShape
-    memory: BackboneMemory
-    is_gguf: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Memory:
     """Division of a GPU's memory.
 
     `experts_nbytes` is the part left for experts; all of them take `all_experts_nbytes`, as in the
     files. The other weights take `stored_weights_nbytes` in the files and `weights_nbytes` in
-    memory. The files' `tables_nbytes` are read by row, and `drafting_nbytes` are layers that predict
-    further tokens.
+    memory. The files' `tables_nbytes` are read by row, and `drafting_nbytes` are layers that
+    predict further tokens.
     """
 
     vram_nbytes: int
@@ -399,7 +282,7 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
     Raises BadUsage or BadInput for an unknown model, OutOfResources when less than one expert per
     layer fits.
     """
-    needs = needs_of(request)
+    needs = needs_of(request.model, request.dense)
     model = needs.model
     place = request.place
     memory = divided(request, model, needs.memory)
@@ -409,51 +292,6 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
     notes = () if request.dense is None else (DENSE_ON_GPU.format(bits=request.dense),)
     shadows = shadowed(model, memory.experts_nbytes, place.machine, dense=request.dense)
     return DeploymentPlan(request, model, memory, bounds, shadows, [], 0, (*model.assumed, *notes))
-
-
-def needs_of(request: PlanRequest) -> Needs:
-    """Read what a model needs from the table of shapes, its config or the header of its GGUF file,
-    of which nothing else is fetched from the hub. Raises BadUsage or BadInput."""
-    name = request.model
-    if known := known_name(name):
-        return Needs(MODELS[known], _backbone_memory(MODELS[known], known, request))
-    if not (existing(name) or hub_name(name) or path_elsewhere(name)):
-        model_shape(name)  # which raises, with the nearest name
-    with described(name) as path:
-        shown = path.name if existing(name) else name
-        if path.is_file() and path.suffix != ".json":
-            model, memory = gguf_shape(path, dense=request.dense)
-            return Needs(replace(model, name=shown), memory, is_gguf=True)
-        model = model_shape(str(path))
-        memory = _as_stored(model, _backbone_memory(model, str(path), request), path)
-        return Needs(model if existing(name) else replace(model, name=shown), memory)
-
-
-def _as_stored(model: ModelShape, memory: BackboneMemory, path: Path) -> BackboneMemory:
-    """Return the memory without layers that draft where the weights are here and have none:
-    transformers leaves them out when it saves a model, but not from its config."""
-    held = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    told = model.shape.nbytes + memory.stored_nbytes
-    if not held or held > told - memory.drafting_nbytes / 2:
-        return memory
-    stored = memory.stored_nbytes - memory.drafting_nbytes
-    return replace(memory, stored_nbytes=stored, drafting_nbytes=0)
-
-
-def known_name(name: str) -> str | None:
-    """Return the name in the table of a model that is named so, or by its repository; None for
-    another one, and for a path."""
-    if existing(name) is not None:
-        return None
-    if name.lower() in MODELS:
-        return name.lower()
-    named = hub_name(name)
-    ids = {each.hub: short for short, each in REPOSITORIES.items()}
-    return ids.get(str(named)) if named else None
-
-
-def _backbone_memory(model: ModelShape, name: str, request: PlanRequest) -> BackboneMemory:
-    return backbone_memory(model, backbone_of(name), dense=request.dense)
 
 
 def divided(request: PlanRequest, model: ModelShape, needs: BackboneMemory) -> Memory:

@@ -6,17 +6,17 @@ from dataclasses import asdict
 from artifacts.modelshapes.repositories import REPOSITORIES
 from artifacts.quantisation.widths import TRELLIS_WIDTHS
 from moectl.bundled import is_bundled
-from moectl.commands.start.plan.answer import Answer, command
+from moectl.commands.start.plan.answer import PlanAnswer, command
 from moectl.commands.start.plan.deployment import (
     DeploymentPlan,
     Expected,
     Memory,
     PlanRequest,
-    known_name,
     replica_nbytes,
     requests_of,
     smallest_with,
 )
+from moectl.commands.start.plan.needs import known_name
 from moectl.show.grounds import compared
 from moectl.show.render import (
     NumBytes,
@@ -353,7 +353,7 @@ def _of_routers(deployment: DeploymentPlan) -> list[str]:
     ]
 
 
-def record(deployment: DeploymentPlan, answer: Answer) -> dict[str, object]:
+def record(deployment: DeploymentPlan, answer: PlanAnswer) -> dict[str, object]:
     """The plan as JSON values."""
     memory = deployment.memory
     counted = {
