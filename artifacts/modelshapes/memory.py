@@ -65,10 +65,6 @@ class BackboneMemory:
     drafting_nbytes: int = 0
 
 
-def _published(quantization: Mapping) -> Stated | None:
-    return stated_quantisation({"quantization_config": quantization})
-
-
 _DRAFTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 # By name: all layers, and the intermediate size of those without experts, where there are any.
@@ -78,11 +74,9 @@ _LAYERS = {
     "deepseek-v3": (61, 18432),
 }
 _QUANTISED = {
-    "deepseek-v3": _published({"quant_method": "fp8"}),
-    "qwen3-235b-a22b-fp8": _published(
-        {"quant_method": "fp8", "modules_to_not_convert": ["lm_head"]}
-    ),
-    "qwen3-235b-a22b-gptq-int4": _published({"quant_method": "gptq", "bits": 4, "group_size": 128}),
+    "deepseek-v3": {"quant_method": "fp8"},
+    "qwen3-235b-a22b-fp8": {"quant_method": "fp8", "modules_to_not_convert": ["lm_head"]},
+    "qwen3-235b-a22b-gptq-int4": {"quant_method": "gptq", "bits": 4, "group_size": 128},
 }
 
 
@@ -96,7 +90,10 @@ def backbone_of(name: str) -> Backbone:
     if name in CONFIGS:
         return _backbone(CONFIGS[name], path, None)
     num_layers, dense = _LAYERS.get(name, (MODELS[name].shape.num_layers, 0))
-    return Backbone((ATTENTIONS[name],) * num_layers, dense, quantisation=_QUANTISED.get(name))
+    quantised = {"quantization_config": _QUANTISED.get(name)}
+    return Backbone(
+        (ATTENTIONS[name],) * num_layers, dense, quantisation=stated_quantisation(quantised)
+    )
 
 
 def backbone_memory(

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from moectl.charts.pictures import write_picture
 from moectl.charts.plots import heatmap, with_shades
+from moectl.show.sizes import human_bytes
 
 _SHADES = " ░▒▓█"
 _HALF_BLOCK = "▀"
@@ -196,15 +197,6 @@ def show_heatmap(heatmap: Heatmap) -> None:
     out.print(
         f"{legend}darkest 0, brightest {cell_text(float(values.max(initial=0)))}", markup=False
     )
-
-
-def human_bytes(nbytes: float) -> str:
-    """Bytes in binary units: 1536 -> `1.5 KiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(nbytes) < 1024:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} TiB"
 
 
 def cell_text(value: object) -> str:

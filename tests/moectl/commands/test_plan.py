@@ -19,12 +19,8 @@ from artifacts.modelshapes.memory import backbone_memory, backbone_of
 from artifacts.traces.synthetic import generate
 from moectl.cli import main
 from moectl.commands.start.plan import place as plan_place
-from moectl.commands.start.plan.deployment import (
-    RESERVE_NBYTES,
-    PlanRequest,
-    divided,
-    requests_of,
-)
+from moectl.commands.start.plan.deployment import requests_of
+from moectl.commands.start.plan.fitting import RESERVE_NBYTES, PlanRequest, divided
 from moectl.commands.start.plan.place import SYSTEM_NBYTES, PlanPlace
 from moectl.commands.start.plan.simulation import ROUTERS
 from runtime.policies.presets import presets
@@ -156,6 +152,8 @@ def test_neither_torch_nor_the_simulator_is_imported(folder: Path) -> None:
     code = f"""
 import sys
 from moectl.cli import main
+assert main(["plan", "olmoe-1b-7b", "--vram", "24GB"]) == 0
+assert not [name for name in ("numpy", "rich", "huggingface_hub") if name in sys.modules]
 assert main(["plan", {str(folder)!r}, "--vram", "24GB", "--details"]) == 0
 print([name for name in ("torch", "numba", "runtime.replay") if name in sys.modules], file=sys.stderr)
 """

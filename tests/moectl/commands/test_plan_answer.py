@@ -10,7 +10,7 @@ from artifacts.errors import OutOfResources
 from artifacts.modelshapes.known import MODELS
 from artifacts.modelshapes.repositories import REPOSITORIES
 from moectl.commands.start.plan.answer import OWN, PlanAnswer, command, lines, plan_answer
-from moectl.commands.start.plan.deployment import PlanRequest
+from moectl.commands.start.plan.fitting import PlanRequest
 from moectl.commands.start.plan.place import PlanPlace
 from tests.conftest import Checkpoint
 from tests.helpers import gguf_files

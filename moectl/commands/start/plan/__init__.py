@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moectl.bundled import as_named, demo_model
-from moectl.cli import completion
-from moectl.cli.options import Clients, Dense, Json
+from moectl.cli import completion, options
 from moectl.shared.terminal.resuming import resumable
 
 if TYPE_CHECKING:
+    from artifacts.traces.clients import Clients
     from moectl.commands.start.plan.deployment import DeploymentPlan
 
 
@@ -50,34 +50,35 @@ def plan(
             show_default="this machine's; enough with --machine or --vram",
         ),
     ] = None,
-    dense: Dense = None,
+    dense: options.Dense = None,
     context: Annotated[
         int, typer.Option(help="Tokens of a request that the attention cache holds.")
     ] = 4096,
-    clients: Clients = None,
+    clients: options.Clients = None,
     details: Annotated[
         bool, typer.Option("--details", help="Print tables, every assumption and further steps.")
     ] = False,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Replay every preset too, in half a minute.")
     ] = False,
-    json: Json = False,
+    json: options.Json = False,
 ) -> None:
     """Say whether a model fits, in which quants and how fast."""
-    from artifacts.traces.clients import clients_of
-    from moectl.commands.start.plan import tables
     from moectl.commands.start.plan.answer import lines, plan_answer
-    from moectl.commands.start.plan.deployment import PlanRequest, plan_deployment
+    from moectl.commands.start.plan.fitting import PlanRequest
     from moectl.commands.start.plan.place import PlanPlace
-    from moectl.show.render import console, show_json
 
     place = PlanPlace.find(vram, machine, ram=ram, disk=disk)
     named = as_named(model) or str(demo_model())
-    request = PlanRequest(named, place, context, dense, clients_of(clients))
+    request = PlanRequest(named, place, context, dense, _clients(clients))
     if not (details or simulate or json):
         for line in lines(plan_answer(request)):
-            console().print(line, markup=False)
+            print(line)
         return
+    from moectl.commands.start.plan import tables
+    from moectl.commands.start.plan.deployment import plan_deployment
+    from moectl.show.render import show_json
+
     deployment = plan_deployment(request)
     if not json:
         tables.show(deployment)
@@ -87,6 +88,15 @@ def plan(
         show_json(tables.record(deployment, plan_answer(request)))
     else:
         tables.show_simulated(deployment)
+
+
+def _clients(text: str | None) -> "Clients | None":
+    """Import numpy only where clients are given."""
+    if text is None:
+        return None
+    from artifacts.traces.clients import clients_of
+
+    return clients_of(text)
 
 
 @resumable()

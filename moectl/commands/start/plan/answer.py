@@ -10,11 +10,11 @@ from artifacts.modelshapes.known import ModelShape
 from artifacts.modelshapes.memory import BackboneMemory
 from artifacts.modelshapes.repositories import REPOSITORIES
 from moectl.bundled import is_bundled
-from moectl.commands.start.plan.deployment import Bounds, PlanRequest, divided
+from moectl.commands.start.plan.fitting import Bounds, PlanRequest, divided
 from moectl.commands.start.plan.needs import Needs, known_name, needs_of
 from moectl.commands.start.plan.place import SYSTEM_NBYTES, PlanPlace
 from moectl.show.grounds import TOY_NBYTES
-from moectl.show.render import human_bytes
+from moectl.show.sizes import human_bytes
 
 OWN = "as published"
 USUAL_QUANTS = {"Q8_0": 8.5, "Q6_K": 6.6, "Q4_K_M": 4.9, "IQ3_XXS": 3.1, "IQ2_XS": 2.4}

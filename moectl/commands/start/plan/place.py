@@ -10,7 +10,7 @@ from artifacts.errors import BadUsage
 from artifacts.hardware.machines import MACHINES, Machine, machine_with
 from artifacts.hardware.machines import machine as known_machine
 from moectl.shared.timed_machine import timed_machine
-from moectl.show.render import human_bytes
+from moectl.show.sizes import human_bytes
 from profilers.hardware.this_machine import gpus_of_driver
 from runtime.control import sizes
 

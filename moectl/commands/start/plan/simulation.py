@@ -7,7 +7,8 @@ from dataclasses import replace
 from artifacts.errors import BadUsage, Problem
 from artifacts.modelshapes.known import ModelShape
 from artifacts.traces.synthetic import Dials, generate
-from moectl.commands.start.plan.deployment import DeploymentPlan, Expected, Memory, requests_of
+from moectl.commands.start.plan.deployment import DeploymentPlan, Expected, requests_of
+from moectl.commands.start.plan.fitting import Memory
 from runtime.control.counters import AT_BITS, hit_rate
 from runtime.policies import build
 from runtime.policies.presets import presets

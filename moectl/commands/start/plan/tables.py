@@ -10,12 +10,10 @@ from moectl.commands.start.plan.answer import PlanAnswer, command
 from moectl.commands.start.plan.deployment import (
     DeploymentPlan,
     Expected,
-    Memory,
-    PlanRequest,
     replica_nbytes,
     requests_of,
-    smallest_with,
 )
+from moectl.commands.start.plan.fitting import Memory, PlanRequest, smallest_with
 from moectl.commands.start.plan.needs import known_name
 from moectl.show.grounds import compared
 from moectl.show.render import (
