@@ -11,7 +11,7 @@ from artifacts.errors import BadInput
 from artifacts.modelshapes.attention import attention_of
 from artifacts.store.runs import ModelInfo
 from moectl.shared.defaults import FREE
-from moectl.shared.obtaining import obtain
+from moectl.shared.terminal.obtaining import obtain
 from moectl.shared.preset_choice import with_choice
 from runtime.backends.choose import choose_backend
 from runtime.control import sizes

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from artifacts.common.untrusted import readable
 from moectl.bundled import demo_model
-from moectl.shared.obtaining import obtain
+from moectl.shared.terminal.obtaining import obtain
 from moectl.shared.terminal.waiting import Waiting
 from moectl.show.render import human_bytes
 from runtime.model.files.locate import weight_files

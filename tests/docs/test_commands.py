@@ -27,9 +27,13 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from moectl.bundled import demo_model
 from moectl.cli import app
 from tests import ROOT
+from tests.helpers import gguf_files
+from tests.helpers import hub as stand_in
 from tests.helpers import stranger as stranger_module
+from tests.helpers.hub import StandInHub
 from tools.docs.commands import OF_A_CLONE, STAMP, Block, blocks, pages
 from tools.reproductions.command import REPRODUCTIONS
 
@@ -52,14 +56,15 @@ def commands(page: Path) -> list[str]:
 
 
 class Stranger:
-    """The commands of a user, each in a process of its own."""
+    """The commands of a user, each in a process of its own, who downloads from `hub`."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, hub: StandInHub) -> None:
         environment = {
             name: value
             for name, value in os.environ.items()
-            if name not in ("MOECTL_STORE", "PYTHONPATH")
+            if name not in ("MOECTL_STORE", "PYTHONPATH", "HF_HUB_OFFLINE")
         }
+        environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(scratch / "huggingface")}
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environment = environment
         self._scratch = scratch
@@ -129,10 +134,28 @@ def _until(path: Path, text: str, *, seconds: float = 120) -> None:
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stranger]:
-    one = Stranger(tmp_path_factory.mktemp("stranger"))
+def hub() -> Iterator[StandInHub]:
+    with stand_in.running() as running:
+        running.add("allenai/OLMoE-1B-7B-0924", demo_model())
+        yield running
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory, hub: StandInHub) -> Iterator[Stranger]:
+    one = Stranger(tmp_path_factory.mktemp("stranger"), hub)
     yield one
     one.close()
+
+
+@pytest.fixture
+def gguf_repository(hub: StandInHub, page: Path, tmp_path: Path) -> None:
+    """A small model where the page on downloads names one in GGUF."""
+    if page.stem == "getting-models":
+        folder = tmp_path / "of-the-hub"
+        folder.mkdir()
+        file = folder / "Qwen3-30B-A3B-Q4_K_M.gguf"
+        gguf_files.write("qwen3_moe", file, gguf_files.every("Q8_0"))
+        hub.add("unsloth/Qwen3-30B-A3B-GGUF", folder)
 
 
 LESS = {
@@ -145,7 +168,8 @@ LESS = {
 def shorter(line: str) -> str:
     """A profile with a 32nd of the tokens, or 128; half of them in shards. A price with 32, a bench
     with one text of 16 tokens. Replicas by the quick recipe, from little text and in this process:
-    another takes longer to begin than it has to do. A server at any free port."""
+    another takes longer to begin than it has to do. A server at any free port. A model in GGUF without kernels,
+    which no other page has compiled."""
     if line.startswith("moectl bench"):
         return re.sub(r"--tokens \d+", "--tokens 16 --length 16", line)
     if line.startswith(("moectl profile", "moectl inspect")):
@@ -158,6 +182,8 @@ def shorter(line: str) -> str:
         )
     if line.startswith("moectl serve"):
         return f"{line} --port 0"
+    if ":Q4_K_M" in line:
+        return f"{line} --experts exact"
     if line.startswith("moectl quantize"):
         line = re.sub(r" --samples \d+", "", line) + " --samples 8 --length 64"
         if "--recipe" not in line:
@@ -183,6 +209,7 @@ def taken_up(line: str, folder: Path, shared: Path) -> Iterator[None]:
         shutil.copytree(replicas, shared, dirs_exist_ok=True)
 
 
+@pytest.mark.usefixtures("gguf_repository")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_of_a_page_runs(
     page: Path, stranger: Stranger, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory

@@ -32,6 +32,7 @@ TOLD = {
     "import-trace": "traces",
     "pack": "disk",
     "run": "running",
+    "models": "getting-models",
     "demo": "first-steps",
     "doctor": "hardware",
     "inspect": "reliability",

@@ -107,9 +107,7 @@ def test_a_model_is_called_by_the_type_in_its_files_name(file: str, word: str) -
 def test_one_model_of_several_is_downloaded_with_all_its_parts(hub: StandInHub) -> None:
     with pytest.raises(SeveralQuants) as several:
         locate.find(GGUF)
-    assert str(several.value) == (
-        f"{GGUF} has 3 models in GGUF: name one, as {GGUF}:UD-Q6_K"
-    )
+    assert str(several.value) == (f"{GGUF} has 3 models in GGUF: name one, as {GGUF}:UD-Q6_K")
     assert [quant.name for quant in several.value.quants] == ["q4_0", "UD-Q6_K", "Q8_0"]
     with pytest.raises(BadInput, match="has no Q5_K: it has q4_0, UD-Q6_K, Q8_0"):
         locate.find(f"{GGUF}:Q5_K")

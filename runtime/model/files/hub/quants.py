@@ -14,7 +14,7 @@ GGUF = ".gguf"
 PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?i:\.gguf)")
 # Weights, config and tokenizer; no pickles, no code.
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-# in folders are other versions of a model; `consolidated` is Mistral's own format, the weights again
+# in folders are other versions of a model; `consolidated` is Mistral's own format, once more
 UNWANTED = ["*/*", "consolidated*"]
 _BESIDE = ("mmproj", "imatrix")  # in names of files that only belong to a model
 _QUANT = re.compile(

@@ -1,5 +1,5 @@
-"""Models that a command needs: told and downloaded if they are only on the hub. Nothing here imports
-torch."""
+"""Models that a command needs: told and downloaded if they are only on the hub. Nothing here
+imports torch."""
 
 import sys
 from pathlib import Path
