@@ -11,8 +11,8 @@ from artifacts.errors import BadInput
 from artifacts.modelshapes.attention import attention_of
 from artifacts.store.runs import ModelInfo
 from moectl.shared.defaults import FREE
-from moectl.shared.terminal.obtaining import obtain
 from moectl.shared.preset_choice import with_choice
+from moectl.shared.terminal.obtaining import obtain
 from runtime.backends.choose import choose_backend
 from runtime.control import sizes
 from runtime.devices import free_nbytes, resolve_device, spread_over

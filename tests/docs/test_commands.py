@@ -168,8 +168,8 @@ LESS = {
 def shorter(line: str) -> str:
     """A profile with a 32nd of the tokens, or 128; half of them in shards. A price with 32, a bench
     with one text of 16 tokens. Replicas by the quick recipe, from little text and in this process:
-    another takes longer to begin than it has to do. A server at any free port. A model in GGUF without kernels,
-    which no other page has compiled."""
+    another takes longer to begin than it has to do. A server at any free port. A model in GGUF
+    without kernels, which no other page has compiled."""
     if line.startswith("moectl bench"):
         return re.sub(r"--tokens \d+", "--tokens 16 --length 16", line)
     if line.startswith(("moectl profile", "moectl inspect")):

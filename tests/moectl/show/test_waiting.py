@@ -50,6 +50,10 @@ def test_a_terminal_shows_the_bytes_read_since(
     with Waiting("Loading x", nbytes=13 << 30):
         READ.add(1 << 30)
     assert "1.0/13.0 GiB" in capsys.readouterr().err
+    came = [1 << 30]
+    with Waiting("Downloading x", nbytes=13 << 30, done=lambda: came[-1]):
+        came.append(3 << 30)
+    assert "2.0/13.0 GiB" in capsys.readouterr().err
 
 
 def _on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ machine lacks, and a look at its config or header alone.
 huggingface_hub does the downloading, into its cache, and is imported when a hub is asked.
 """
 
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -102,9 +103,10 @@ class Download:
 
     def _note_revision(self) -> None:
         """Note in the cache which commit the revision is, by which it is found offline: for a
-        commit huggingface_hub notes nothing."""
+        commit huggingface_hub notes nothing. A cache that others fill may be read-only."""
         revision = self.name.revision or "main"
-        if revision != self.commit and (self.cache / "snapshots" / self.commit).is_dir():
+        snapshot = self.cache / "snapshots" / self.commit
+        if revision != self.commit and snapshot.is_dir() and os.access(self.cache, os.W_OK):
             note = self.cache / "refs" / revision
             note.parent.mkdir(parents=True, exist_ok=True)
             with replacing(note) as temporary:
