@@ -4,6 +4,7 @@ ranges, revisions, connections that break off, and what it was asked for."""
 import hashlib
 import json
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,11 @@ class StandInHub(ThreadingHTTPServer):
         self.breaks = 0
         self.breaks_after = 0
         self.ranges = True
+
+    def handle_error(self, request: object, address: object) -> None:
+        """Say nothing of a client that hangs up, as one does that is not sent a part."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, address)
 
     @property
     def url(self) -> str:
