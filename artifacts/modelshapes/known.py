@@ -293,9 +293,10 @@ def moe_layers(config: Mapping, path: Path) -> list[int]:
     num_layers = _number(config, path, "num_hidden_layers")
     if num_layers > MOST_LAYERS:
         raise BadInput(f"{path} says {num_layers:,} layers: no model has more than {MOST_LAYERS:,}")
-    kinds = config.get("mlp_layer_types")
-    if isinstance(kinds, list) and len(kinds) == num_layers:
-        return [layer for layer, kind in enumerate(kinds) if kind != "dense"]
+    for name in ("mlp_layer_types", "moe_layer_freq"):
+        kinds = config.get(name)
+        if isinstance(kinds, list) and len(kinds) == num_layers:
+            return [layer for layer, kind in enumerate(kinds) if kind not in ("dense", 0)]
     first = _given(config, path, "first_k_dense_replace")
     period = (
         _given(config, path, "decoder_sparse_step") or _given(config, path, "moe_layer_freq") or 1

@@ -69,6 +69,15 @@ def test_routed_experts_are_most_of_what_is_published(name: str) -> None:
             *(2, 8, 3 * 4 * 5 * 2, 0),
         ),
         (
+            {
+                "num_local_experts": 8,
+                "intermediate_size": 5,
+                "shared_intermediate_size": 7,
+                "moe_layer_freq": [0, 1, 1, 0, 1, 1],
+            },
+            *(4, 8, 3 * 4 * 5 * 2, 3 * 4 * 7 * 2),
+        ),
+        (
             {"num_experts": 8, "moe_intermediate_size": 5, "shared_expert_intermediate_size": 7},
             *(6, 8, 3 * 4 * 5 * 2, 3 * 4 * 7 * 2),
         ),

@@ -87,7 +87,10 @@ class PlanPlace:
         return host_memory()[0] if self.is_here else ASSUMED_RAM_NBYTES
 
     def _disk(self) -> int | None:
-        return shutil.disk_usage(Path.cwd()).free if self.is_here else None
+        if not self.is_here:
+            return None
+        home = Path.home()  # where downloads go
+        return shutil.disk_usage(home if home.exists() else Path.cwd()).free
 
 
 def _machine(vram: str | None, named: str | None) -> tuple[Machine | None, str, str]:
