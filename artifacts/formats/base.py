@@ -154,6 +154,12 @@ class Format:
         end of a message; None if they are sound."""
         return None if are_sound(tensors.values()) else NOT_FINITE
 
+    def row_heights(self, stored: Mapping[str, Stored]) -> Mapping[str, int] | None:
+        """Return by role the number of the matrix's rows that share a row of a tensor, for the
+        tensors that `dequantise` needs: it takes any rows, given their row of each. None where no
+        row can be dequantised without others."""
+        return dict.fromkeys(stored, 1) if len(stored) == 1 else None
+
 
 @dataclass(frozen=True, slots=True)
 class Turned(Format):

@@ -123,6 +123,10 @@ class Scaled(Format):
         scales = tensors.scales_at("scale", num_groups, height, width, num_groups, 1)
         return Described(codes, scales)
 
+    def row_heights(self, stored: Mapping[str, Stored]) -> Mapping[str, int]:
+        height, _ = self.scaled_block(stored["weight"].shape, stored["scale"].shape)
+        return {"weight": 1, "scale": height}
+
     def _spread(self, of_blocks: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """Return the values of blocks as values of each row and column of a matrix of this shape.
         Values of each row, each column or the whole matrix keep their shape, to be broadcast."""

@@ -79,6 +79,9 @@ class MxFp4(Format):
         codes = tensors.codes("blocks", "float", 4, "rows", *E2M1_BITS)
         return Described(codes, tensors.scales("scales"))
 
+    def row_heights(self, stored: Mapping[str, Stored]) -> Mapping[str, int]:
+        return {"blocks": 1, "scales": 1}
+
 
 def said(config: Mapping) -> Said:
     """Read the config of a checkpoint in MXFP4."""

@@ -64,11 +64,11 @@ class NvFp4(Format):
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
         stored = tensors["scale"].view(torch.uint8).numpy()
-        codes = torch.arange(256, dtype=torch.uint8).view(tensors["scale"].dtype)
+        codes = torch.arange(256, dtype=torch.uint8).view(tensors["scale"].dtype)[None]
         of_codes = self._scales(tensors | {"scale": codes})
         scales = np.empty(stored.shape, np.float32)
         loops().from_bytes(
-            stored, of_codes.numpy(), np.ones((1, 1), np.float32), *stored.shape, 0, scales
+            stored, of_codes[0].numpy(), np.ones((1, 1), np.float32), *stored.shape, 0, scales
         )
         values = np.array(E2M1, np.float32)
         return partial(loops().from_half_bytes, tensors["packed"].numpy(), values, NO_ZEROS, scales)
@@ -93,9 +93,13 @@ class NvFp4(Format):
             tensors.scales("scale", matrix=matrix, is_inverse=self.is_inverse),
         )
 
+    def row_heights(self, stored: Mapping[str, Stored]) -> Mapping[str, int]:
+        return {"packed": 1, "scale": 1, "global": stored["packed"].shape[0]}
+
     def _scales(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The scale of each group, float32 [out, in / 16], or of each of some codes of scales."""
-        matrix = tensors["global"].reshape(())
+        """The scale of each group, float32 [out, in / 16], or of each of some codes of scales
+        [1, n]. Rows of several matrices have a scale of the matrix each."""
+        matrix = tensors["global"].reshape(-1, 1)
         scale = tensors["scale"].float()
         return scale / matrix if self.is_inverse else scale * matrix
 

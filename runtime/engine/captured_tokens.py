@@ -20,6 +20,7 @@ from runtime.engine.host_road import HostRoad
 from runtime.engine.one_token import OneToken
 from runtime.engine.routers import Watcher
 from runtime.engine.step import StepExecutor
+from runtime.model.files.row_table import tables_of
 from runtime.model.open import MoeLayer, MoeModel
 
 # tokens that there is room for, a power of two: a chat outgrows it rarely
@@ -64,6 +65,7 @@ class CapturedTokens:
         self._road = road
         self._watcher = watcher
         self._is_off = False
+        self._has_tables = bool(tables_of(opened.model))
         self._past: FixedPast | None = None
         self._captured: CapturedPass | None = None
         self._key: tuple | None = None  # under which it was captured
@@ -152,6 +154,8 @@ class CapturedTokens:
             if token.others
             else reason_not_lodged(token.past)
         )
+        if self._has_tables:  # each token's rows are known once its graph would run already
+            reason = "rows of tables are read from files for each token"
         if reason is None and self._road and (self._watcher.on_step or self._steps.on_plan):
             reason = "the host sees every step"
         if reason is not None:

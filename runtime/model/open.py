@@ -16,6 +16,7 @@ from runtime.model.files.expert_store import DiskStore
 from runtime.model.files.expert_tensors import locate_experts
 from runtime.model.files.fingerprint import fingerprint
 from runtime.model.files.locate import locate
+from runtime.model.files.row_table import leave_in_files, table_names
 from runtime.model.files.source import Source, source_of
 from runtime.model.generation_config import load_generation_config
 from runtime.model.layers import MoeLayer, moe_layers
@@ -47,9 +48,9 @@ class MoeModel:
     (runtime/session/equip.py), `store` reads replicas and `shape` has their bytes; `dtype` and
     `stored_shape`, by which the artefact store identifies the model, stay the checkpoint's.
     `sum_dtype` is that in which the model adds experts up. `unfollowed` has a line for each
-    generation setting of the checkpoint that is left out, and one for the part of a multimodal
-    model that is not loaded. `dense` says how linear layers besides experts and routers are
-    quantised; None: they are as published.
+    generation setting of the checkpoint that is left out, for the part of a multimodal model that
+    is not loaded, and for each table that cannot stay in the files. `dense` says how linear layers
+    besides experts and routers are quantised; None: they are as published.
     """
 
     model: PreTrainedModel
@@ -104,9 +105,16 @@ def open_model(
     layout = ExpertLayout.of(layers[0].shapes, dtype)
     plain = _shape(layers, layout)
     located = locate_experts(
-        model, layers, shape=plain, layout=layout, tensors=tensors, mapping=source.mapping(model)
+        model,
+        layers,
+        shape=plain,
+        layout=layout,
+        tensors=tensors,
+        mapping=source.mapping(model),
+        tables=table_names(model),
     )
     shape = _as_stored(plain, located.layout)
+    whole = leave_in_files(model, located.tables, dtype)
     width = load_resident(
         model, layers, located.others, dtype=dtype, device=device, source=source, dense=dense
     )
@@ -126,6 +134,7 @@ def open_model(
         unfollowed=(
             *source.unfollowed(),
             *_text_only(config),
+            *whole,
             *unfollowed_fields(stored_config, model),
             *load_generation_config(model, source.path, tokenizer),
         ),

@@ -12,6 +12,7 @@ from runtime.devices import is_host, kind_of
 from runtime.kernels.load import AS_NUMPY
 from runtime.kernels.replica_linear import kernel_names
 from runtime.model import huge_pages
+from runtime.model.files.row_table import tables_of
 from runtime.model.open import MoeModel
 from runtime.policies import POLICIES, describe
 from runtime.policies.base import Origin
@@ -44,6 +45,7 @@ def receipt(
         "experts_of_a_token": parts.fused.name if parts.is_fused else "torch",
         "captured": _captured(parts),
         "dense": _dense(opened),
+        "tables": _tables(opened),
         "compiled": parts.dense.receipt() if parts.dense else {},
         "scope": str(parts.scope),
         "slots": cache.num_slots,
@@ -100,6 +102,21 @@ def _dense(opened: MoeModel) -> dict[str, object]:
         else {"bits": width.bits, "matrices": width.num_packed, "as_published": width.num_left}
     )
     return {"bytes": held} | few
+
+
+def _tables(opened: MoeModel) -> dict[str, object]:
+    """Return the bytes of the tables that stay in files, those of their rows that are kept in
+    memory, and the rows that were read from files and found in memory since the model was opened;
+    empty if it has none."""
+    tables = tables_of(opened.model)
+    if not tables:
+        return {}
+    return {
+        "bytes": sum(table.nbytes for table in tables),
+        "kept_bytes": sum(table.kept_nbytes for table in tables),
+        "rows_read": sum(table.num_read for table in tables),
+        "rows_kept": sum(table.num_kept for table in tables),
+    }
 
 
 def _devices(parts: Parts) -> dict[str, object]:

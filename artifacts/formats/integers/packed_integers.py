@@ -159,6 +159,10 @@ class PackedIntegers(Format):
             return f"zero-points, and config.json says that it is symmetric: {CONTRADICTED}"
         return fault
 
+    def row_heights(self, stored: Mapping[str, Stored]) -> Mapping[str, int] | None:
+        is_plain = stored.keys() <= {"packed", "scale", "size"}
+        return {"packed": 1, "scale": 1} if is_plain else None
+
     def _zeros(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The zero-points, int32 [out, groups], or [1, 1] for symmetric weights."""
         points = tensors.get("zero_point")

@@ -77,6 +77,11 @@ def is_joined(converter: WeightConverter) -> bool:
     return is_join and not any("*" in source for source in converter.source_patterns)
 
 
+def is_stack(converter: WeightConverter) -> bool:
+    """Return whether the conversion only joins the rows of matrices, one after another."""
+    return all(isinstance(step, Concatenate) and step.dim == 0 for step in converter.operations)
+
+
 def takes_turns(converter: WeightConverter) -> bool:
     """Return whether the conversion joins the rows of two tensors [E, ...] and then takes them by
     turns (interleaved)."""

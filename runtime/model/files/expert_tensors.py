@@ -2,7 +2,8 @@
 conversion rules."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,12 +27,14 @@ from runtime.model.files.checkpoint import RepeatedBytes, StoredTensor
 from runtime.model.files.conversions import (
     check_plain,
     is_joined,
+    is_stack,
     is_swap,
     is_turned,
     stored_shape,
     takes_turns,
 )
 from runtime.model.files.expert_store import Extent
+from runtime.model.files.row_table import has_rows
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import ALIGNMENT, ExpertLayout, Part
 from runtime.model.quantised.quantised_matrix import PLAIN
@@ -41,10 +44,12 @@ from runtime.model.quantised.quantised_tensor import QuantisedTensor, Tensors
 @dataclass(frozen=True, slots=True)
 class LocatedExperts:
     """Result of `locate_experts`: the layout of an expert in a slot, the stored bytes of every
-    expert, `extents[key]`, and the other tensors of the model."""
+    expert, `extents[key]`, the stored matrices of each table that can be read by row, in the order
+    of their rows, and the other tensors of the model."""
 
     layout: ExpertLayout
     extents: tuple[tuple[Extent, ...], ...]
+    tables: Mapping[str, Sequence[StoredTensor | QuantisedTensor]]
     others: Tensors
 
 
@@ -56,12 +61,14 @@ def locate_experts(
     layout: ExpertLayout,
     tensors: Tensors,
     mapping: Sequence[WeightTransform] | None = None,
+    tables: Container[str] = (),
 ) -> LocatedExperts:
     """Find every expert's bytes among `tensors`, stored as fused [E, ...] or as one tensor per
     expert and projection.
 
     `layout` is the one of the module's own numbers, in which experts lie unless they are quantised.
     `mapping` leads from stored names to the model's, by default as in the model's own checkpoints.
+    `tables` are the names of parameters that are read by row where they are stored so.
 
     Raises BadInput, which names the tensor, for a missing or surplus expert, a wrong shape, and a
     layout whose conversion is more than copying.
@@ -69,11 +76,15 @@ def locate_experts(
     names = _Names(model, get_model_conversion_mapping(model) if mapping is None else mapping)
     search = _Search(shape, layout, layers)
     others = {}
+    by_row = defaultdict(list)
     # in the loader's order: some renamings depend on it
     for name in sorted(tensors, key=dot_natural_key):
         target, converter, source = names.target(name)
         place = search.places.get(target)
-        if place is None:
+        is_whole = converter is None or is_stack(converter)
+        if target in tables and is_whole and has_rows(tensors[name]):
+            by_row[target].append(tensors[name])
+        elif place is None:
             others[name] = tensors[name]
         elif converter is None or is_swap(converter):
             search.add_fused(*place, tensors[name], converter)
@@ -94,7 +105,7 @@ def locate_experts(
             f"names are as {min(others, default='')[:80]}: they are another model's, or were "
             "changed when it was saved"
         )
-    return LocatedExperts(*search.complete(), others)
+    return LocatedExperts(*search.complete(), by_row, others)
 
 
 class _Names:

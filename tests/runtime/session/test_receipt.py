@@ -37,7 +37,9 @@ def parts_of(**own: object) -> SimpleNamespace:
         shape=SimpleNamespace(num_keys=16, expert_nbytes=64),
         expert_format="mxfp4, 4.25 bits",
         model=SimpleNamespace(
-            device=devices[0], parameters=lambda: (torch.zeros(3), torch.zeros(5, device="meta"))
+            device=devices[0],
+            parameters=lambda: (torch.zeros(3), torch.zeros(5, device="meta")),
+            modules=lambda: (),
         ),
         dense=own.pop("width", None),
         unfollowed=own.pop("unfollowed", ()),
