@@ -4,8 +4,6 @@ format; rows kept; what is refused; and memory."""
 import itertools
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,8 +30,8 @@ from runtime.session.session import Session, Settings
 from tests.helpers.gguf_files import blocks
 from tests.helpers.published import MAKERS, Maker, fp8, publish
 from tests.helpers.safetensors import joined, parsed
+from tests.helpers.triton_process import interpret, needs_triton
 from tests.runtime.model.test_families import IDS, logits, offloaded, reference, save
-from tools.bench.measuring import process_environment
 from tools.make.families import tiny
 
 WIDTH = 256
@@ -277,12 +275,10 @@ def sparse(folder: Path) -> Path:
     return folder
 
 
+@needs_triton
 def test_a_table_of_ten_gigabytes_takes_no_memory(tmp_path: Path) -> None:
     """Peak of a process that opens a model and decodes, beyond what imports take."""
-    command = [sys.executable, "-c", MEASURED, str(sparse(tmp_path))]
-    done = subprocess.run(
-        command, env=process_environment(), stdout=subprocess.PIPE, text=True, check=True
-    )
-    grown, told, last = json.loads(done.stdout)
+    (line,) = interpret(MEASURED, str(sparse(tmp_path)))
+    grown, told, last = json.loads(line)
     assert told["bytes"] > 10e9 and told["rows_read"] > 20 and last == 1
     assert grown < 300 << 20
