@@ -37,6 +37,9 @@ in the slow tier, and with prefetches. No family has been tested with its publis
 Of a multimodal model only the language model is opened, and the receipt says so. It computes text as the whole model
 does; images and sounds are not accepted.
 
+Embeddings of n-grams (`qwen4_exp`) and embeddings per layer (`gemma4`) stay in the files and are read by row
+([memory](memory.md#tables-in-files)).
+
 A config whose attention has a window below two tokens is refused: with 1, transformers' cache keeps all tokens, and
 what it computes depends on how prompts are cut and padded.
 

@@ -15,7 +15,6 @@ from torch.func import functional_call
 
 from artifacts.errors import BadInput
 from artifacts.formats.base import Format
-from runtime.devices import is_host
 from runtime.model.files.checkpoint import StoredTensor
 from runtime.model.layout import is_finite
 from runtime.model.quantised.quantised_matrix import PLAIN
@@ -35,10 +34,10 @@ class _Part(NamedTuple):
     """One tensor of each matrix of a table: the bytes `start` to `stop` of a row's record. Of a
     matrix, `height` rows have these bytes in common."""
 
-    tensors: Sequence[StoredTensor]
-    height: int
     start: int
     stop: int
+    tensors: Sequence[StoredTensor]
+    height: int
 
     def of(self, records: np.ndarray) -> torch.Tensor:
         """Return its numbers in records, uint8 [n, bytes], as they are stored: [n, ...]."""
@@ -79,7 +78,8 @@ class StoredRows:
         """Return the rows [n, H] with these numbers, which differ and rise. Raises IndexError for a
         number beyond the table, and BadInput for NaN or infinity."""
         if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < self.shape[0]:
-            raise IndexError(f"{self._name} has {self.shape[0]:,} rows, and none is {numbers[-1]}")
+            first, last = numbers[[0, -1]]
+            raise IndexError(f"{self._name} has {self.shape[0]:,} rows, not rows {first} to {last}")
         out = torch.empty(len(numbers), self.shape[1], dtype=self.dtype, pin_memory=is_pinned)
         for first in range(0, len(numbers), _AT_ONCE):
             records = self._records(numbers[first : first + _AT_ONCE])
@@ -107,20 +107,22 @@ class StoredRows:
     def _load(self, numbers: np.ndarray) -> np.ndarray:
         """Read the records of some rows, uint8 [n, bytes]: first the device is asked for all of
         them, so that it reads many side by side."""
-        records = np.empty((len(numbers), self._kept.shape[1]), np.uint8)
+        width = self._kept.shape[1]
+        records = np.empty((len(numbers), width), np.uint8)
+        target = memoryview(records.reshape(-1))
         matrices = np.searchsorted(self._first, numbers, side="right") - 1
         rows = numbers - self._first[matrices]
         reads = []
-        for part in self._parts.values():
-            nbytes = part.stop - part.start
-            for record, matrix, row in zip(records, matrices, rows // part.height, strict=True):
-                tensor = part.tensors[matrix]
-                target = memoryview(record[part.start : part.stop])
-                reads.append((tensor.shard, tensor.offset + int(row) * nbytes, target))
-        for shard, offset, target in reads:
-            shard.read_ahead(offset, target.nbytes)
-        for shard, offset, target in reads:
-            shard.read_into(offset, [target])
+        for start, stop, tensors, height in self._parts.values():
+            places = zip(matrices.tolist(), (rows // height).tolist(), strict=True)
+            for record, (matrix, row) in enumerate(places):
+                tensor = tensors[matrix]
+                own = target[record * width + start : record * width + stop]
+                reads.append((tensor.shard, tensor.offset + row * (stop - start), own))
+        for shard, offset, own in reads:
+            shard.read_ahead(offset, len(own))
+        for shard, offset, own in reads:
+            shard.read_into(offset, [own])
         return records
 
 
@@ -145,8 +147,9 @@ class RowTable(nn.Module):
         return self.plain.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        numbers, places = torch.unique(ids.cpu(), return_inverse=True)
-        rows = self.rows.read(numbers.numpy(), is_pinned=not is_host(ids.device))
+        here = ids.cpu()  # itself, where it is on the CPU already
+        numbers, places = torch.unique(here, return_inverse=True)
+        rows = self.rows.read(numbers.numpy(), is_pinned=here is not ids)
         weight = rows.to(ids.device, non_blocking=True)
         return functional_call(self.plain, {"weight": weight}, (places.to(ids.device),))
 
@@ -223,6 +226,6 @@ def _parts(name: str, matrices: Matrices) -> dict[str, _Part]:
     for role in heights[0]:
         tensors = [each[role] for each in stored]
         stop = start + prod(tensors[0].shape[1:]) * tensors[0].dtype.itemsize
-        parts[role] = _Part(tensors, max(each[role] for each in heights), start, stop)
+        parts[role] = _Part(start, stop, tensors, max(each[role] for each in heights))
         start = stop
     return parts

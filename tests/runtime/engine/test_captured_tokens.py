@@ -5,10 +5,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import Checkpoint
 from tests.helpers import families
 from tests.helpers.triton_process import interpret, needs_triton
+from tools.make.families import tiny
 
 pytestmark = [needs_triton, pytest.mark.slow]
 # of the largest logit, in float32: attention is summed over a longer row, whose end is hidden
@@ -263,3 +265,25 @@ def test_what_cannot_be_captured_is_launched_one_by_one_and_says_so(checkpoint: 
     assert line.startswith(
         "decoded tokens are launched one by one, not as CUDA graphs: Unsupported"
     )
+
+
+TABLES = """
+with Session(open_model(sys.argv[1]), Settings(preset="full", link="1GB/s")) as session:
+    theirs, _ = say(session)
+on_gpu()
+settings = Settings(preset="full", link="1GB/s", experts="fused")
+with counted_gpu.with_mailbox(Session(open_model(sys.argv[1]), settings)) as session:
+    print(error(say(session)[0], theirs) < 5e-6, session.receipt()["captured"]["tokens"])
+    print(session.receipt()["fallbacks"][-1])
+"""
+
+
+def test_tokens_that_need_rows_of_a_table_are_launched_one_by_one(tmp_path: Path) -> None:
+    model = tiny("gemma4_text")
+    model.config.dtype = torch.float32
+    model.save_pretrained(tmp_path)
+    assert interpret(BEGUN + TABLES, str(tmp_path)) == [
+        "True 0",
+        "decoded tokens are launched one by one, not as CUDA graphs: rows of tables are read from "
+        "files for each token",
+    ]

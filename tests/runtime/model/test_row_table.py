@@ -5,8 +5,10 @@ import itertools
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -24,10 +26,11 @@ from artifacts.formats.nvfp4 import NvFp4
 from runtime.model.files import expert_tensors, row_table
 from runtime.model.files.checkpoint import StoredTensor, open_checkpoint
 from runtime.model.files.row_table import StoredRows, has_rows, tables_of
+from runtime.model.gguf.shape import gguf_shape
 from runtime.model.open import open_model
 from runtime.model.quantised.quantised_tensor import QuantisedTensor
 from runtime.session.session import Session, Settings
-from tests.helpers.gguf_files import blocks
+from tests.helpers.gguf_files import blocks, every, write
 from tests.helpers.published import MAKERS, Maker, fp8, publish
 from tests.helpers.safetensors import joined, parsed
 from tests.helpers.triton_process import interpret, needs_triton
@@ -227,6 +230,7 @@ MEASURED = """
 import json, sys
 import torch
 from runtime.model.files.row_table import tables_of
+from runtime.model.gguf.shape import gguf_shape
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 from tools.bench.measuring import forget_peak, peak_nbytes
@@ -282,3 +286,14 @@ def test_a_table_of_ten_gigabytes_takes_no_memory(tmp_path: Path) -> None:
     grown, told, last = json.loads(line)
     assert told["bytes"] > 10e9 and told["rows_read"] > 20 and last == 1
     assert grown < 300 << 20
+
+
+def test_a_table_of_a_gguf_file_is_counted_apart(tmp_path: Path) -> None:
+    plain = gguf_shape(write("olmoe", tmp_path / "plain.gguf", every("Q8_0")))[1]
+
+    def add(arrays: dict[str, np.ndarray]) -> None:
+        arrays["per_layer_token_embd.weight"] = np.zeros((64, 256), np.float32)
+
+    _, found = gguf_shape(write("olmoe", tmp_path / "with.gguf", every("Q8_0"), change=add))
+    nbytes = 64 * 8 * 34
+    assert found == replace(plain, stored_nbytes=plain.stored_nbytes + nbytes, tables_nbytes=nbytes)
