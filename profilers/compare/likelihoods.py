@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from runtime.model.row_attention import RowPass, RowPiece, attended
-from runtime.model.row_memory import RowMemory
+from runtime.model.rows.attention import attended
+from runtime.model.rows.memory import RowMemory
+from runtime.model.rows.passes import RowPass, RowPiece, RowWay
 from runtime.session.generation.finite import NotFinite
 from runtime.session.session import Session
 
@@ -56,11 +57,11 @@ def likelihoods(
     """
     answers: list[Likelihood] = [(0.0, False)] * len(items)
     texts = sorted(_texts(items), key=lambda text: -len(text.ids))
-    with attended(session.opened.model) as own:
+    with attended(session.opened.model) as way:
         for together in _passes(
             texts, rows, vocabulary=session.opened.model.config.get_text_config().vocab_size
         ):
-            for text, logits in zip(together, _logits(session, together, own), strict=True):
+            for text, logits in zip(together, _logits(session, together, way), strict=True):
                 log_p = functional.log_softmax(logits, dim=-1, dtype=dtype)
                 for place, tokens in text.asked:
                     answers[place] = _likelihood(log_p, tokens)
@@ -104,7 +105,7 @@ def _passes(
         yield together
 
 
-def _logits(session: Session, texts: list[Continuations], own: str) -> Sequence[torch.Tensor]:
+def _logits(session: Session, texts: list[Continuations], way: RowWay) -> Sequence[torch.Tensor]:
     """Read texts in one pass. Returns the logits [count, V] of the last predictions of each."""
     memory = RowMemory()
     lengths = [len(text.ids) for text in texts]
@@ -118,7 +119,7 @@ def _logits(session: Session, texts: list[Continuations], own: str) -> Sequence[
     logits = session.forward_rows(
         torch.tensor([id_ for text in texts for id_ in text.ids]),
         torch.cat([torch.arange(length) for length in lengths]),
-        RowPass(pieces, own),
+        RowPass(pieces, way),
         requests=session.watcher.first_request
         + np.repeat(np.arange(len(texts), dtype=np.int32), lengths),
         keep=torch.cat(

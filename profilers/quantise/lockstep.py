@@ -22,7 +22,7 @@ from profilers.text.batches import check_sequences, padded, real_rows
 from runtime.engine.engine import NAME
 from runtime.model.layers import MoeLayer
 from runtime.model.open import MoeModel
-from runtime.model.row_attention import reason_not_joined
+from runtime.model.rows.attention import reason_not_joined
 
 
 @dataclass(frozen=True, slots=True)

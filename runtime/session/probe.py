@@ -30,7 +30,7 @@ from runtime.links.link import DEMAND, Link
 from runtime.model.arithmetic import expert_forward
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel
-from runtime.model.row_attention import one_token_each
+from runtime.model.rows.passes import RowWay, one_token_each
 from runtime.tiers.near import NearTier
 
 _NO_EXPERTS = "moectl-no-experts"
@@ -94,32 +94,30 @@ def prefetch_window(
 
 
 def widened_window(
-    opened: MoeModel, window: int, num_rows: int, attention: str, *, bytes_per_s: float | None
+    opened: MoeModel, window: int, num_rows: int, way: RowWay, *, bytes_per_s: float | None
 ) -> int:
     """Return twice the bytes that the link moves while `num_rows` rows of one token each pass a
     layer without its experts, as a power of two of experts. The time is measured. Twice, because a
     layer's last experts are computed when all have come. `window` is the window of one token; the
-    link's rate is taken from it where `bytes_per_s` is not given. `attention` is as in
-    `RowPass`."""
+    link's rate is taken from it where `bytes_per_s` is not given. `way` is that of the model."""
     timed = min(num_rows, _MOST_TIMED)
-    layer_s = _body_seconds(opened, timed, attention) * num_rows / timed / opened.shape.num_layers
-    rate = bytes_per_s or window * opened.shape.num_layers / _body_seconds(opened, 1, attention)
+    layer_s = _body_seconds(opened, timed, way) * num_rows / timed / opened.shape.num_layers
+    rate = bytes_per_s or window * opened.shape.num_layers / _body_seconds(opened, 1, way)
     return max(
         window,
         rounded_window(2 * rate * layer_s / opened.shape.expert_nbytes, opened.shape.expert_nbytes),
     )
 
 
-def _body_seconds(opened: MoeModel, num_rows: int, attention: str) -> float:
+def _body_seconds(opened: MoeModel, num_rows: int, way: RowWay) -> float:
     """Measure the seconds of the layers without routed experts, in a session: only the body of the
     model, which has its hooks, is called. Returns the fastest of a few passes, since other work of
     the machine only adds to them."""
     tokens = torch.zeros(1, num_rows, dtype=torch.int64, device=opened.model.device)
     body = opened.model.base_model
-    given = {"input_ids": tokens, "position_ids": tokens, "use_cache": False}
     with without_experts(opened, after=ENGINE):
-        rows = one_token_each(num_rows, attention)
-        forward = partial(body, **given, moectl_rows=rows)
+        rows = one_token_each(num_rows, way)
+        forward = partial(body, input_ids=tokens, position_ids=tokens, **rows.inputs())
         return min(seconds_of(lambda _: forward(), opened.model.device, warm_up=1, turns=4))
 
 

@@ -25,7 +25,7 @@ from runtime.control.recorder import Recorder
 from runtime.devices import is_host, resolve_device
 from runtime.model.layout import ALIGNMENT
 from runtime.model.open import MoeModel, open_model
-from runtime.model.row_attention import RowPass
+from runtime.model.rows.passes import RowPass
 from runtime.policies.base import Artefacts, FastTier
 from runtime.session.build import build_parts, lay_out_slots
 from runtime.session.equip import equip
@@ -183,7 +183,7 @@ class Session:
         `forward`, for ids that were checked."""
         given = {"input_ids": ids[None], "position_ids": positions[None], "logits_to_keep": keep}
         given = {name: tensor.to(self.opened.model.device) for name, tensor in given.items()}
-        return self.run_pass(requests, **given, use_cache=False, moectl_rows=rows).logits[0]
+        return self.run_pass(requests, **given, **rows.inputs()).logits[0]
 
     def run_pass(self, requests: np.ndarray, **given: object) -> Output:
         """Run one pass of the model over tokens of the requests [T], with inputs that were

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from artifacts.errors import detached
-from runtime.model.row_attention import RowPass, RowPiece, attended
-from runtime.model.row_memory import RowLine, RowMemory, room_for
+from runtime.model.rows.attention import attended
+from runtime.model.rows.memory import RowLine, RowMemory
+from runtime.model.rows.passes import RowPass, RowPiece
 from runtime.session.generation.charges import Charge, Charges
 from runtime.session.generation.finite import NotFinite
 from runtime.session.generation.prefill import PrefillQueue, Prompt
@@ -172,13 +173,17 @@ class RequestBatch(RequestQueue):
         super().__init__(session, rows=rows)
         self.tile = tile
         self.room = room
-        self.memory = RowMemory(in_ram=in_ram)
-        most_kept = room // _KEPT_SHARE if kept_nbytes is None else kept_nbytes
-        self.prefill = PrefillQueue(self.memory, most_kept_nbytes=min(most_kept, room))
         self._by_line: dict[RowLine, _Row] = {}
         self._charges = Charges(session.opened.shape.num_experts)
         with ExitStack() as undo:
-            self._attention = undo.enter_context(attended(session.opened.model))
+            self._way = undo.enter_context(attended(session.opened.model))
+            self.memory = RowMemory(in_ram=in_ram)
+            most_kept = room // _KEPT_SHARE if kept_nbytes is None else kept_nbytes
+            self.prefill = PrefillQueue(
+                self.memory,
+                most_kept_nbytes=min(most_kept, room),
+                border=tile if self._way.has_states else 0,
+            )
             self._widen_window(undo)
             session.engine.steps.on_plan = self._charges.see
             undo.callback(setattr, session.engine.steps, "on_plan", None)
@@ -193,7 +198,7 @@ class RequestBatch(RequestQueue):
             undo.callback(setattr, arrivals, "window", arrivals.window)
             known = {"bytes_per_s": parts.tiers.bandwidth}
             arrivals.window = widened_window(
-                parts.opened, arrivals.window, self.rows, self._attention, **known
+                parts.opened, arrivals.window, self.rows, self._way, **known
             )
 
     def close(self) -> None:
@@ -264,7 +269,7 @@ class RequestBatch(RequestQueue):
 
     def _traced(self, error: NotFinite) -> NotFinite:
         """Return the error with the name of its source, found by a pass of this request alone."""
-        with attended(self.session.opened.model, self._attention):
+        with attended(self.session.opened.model, self._way.own):
             return self.session.traced(error)
 
     def _begin_waiting(self) -> None:
@@ -279,10 +284,15 @@ class RequestBatch(RequestQueue):
     def _has_room(self, row: _Row) -> bool:
         if not self.memory.token_nbytes:
             return False  # until the first pass tells the bytes of a token
-        needed = sum(map(_num_held, self._running.values())) + _num_held(row)
-        left = self.room - needed * self.memory.token_nbytes
+        left = self.room - sum(map(self._held_nbytes, (*self._running.values(), row)))
         self.prefill.shrink(max(left, 0))
         return left >= 0
+
+    def _held_nbytes(self, row: _Row) -> int:
+        """Return the bytes for which a running request takes room: its line, and its prompt until
+        that is read."""
+        held = self.memory.row_nbytes(row.prompt.num_tokens)
+        return held if row.line is not None else held + self.prefill.most_nbytes(row.prompt)
 
     def _plan(self) -> _Plan:
         plan = _Plan()
@@ -305,7 +315,7 @@ class RequestBatch(RequestQueue):
         return self.session.forward_rows(
             torch.tensor(plan.ids),
             torch.tensor(plan.positions),
-            RowPass(plan.pieces, self._attention),
+            RowPass(plan.pieces, self._way),
             requests=requests,
             keep=torch.tensor([index for _, index in plan.last], dtype=torch.int64),
         )
@@ -315,6 +325,7 @@ class RequestBatch(RequestQueue):
         join the others."""
         for line, num_tokens in plan.written:
             line.length += num_tokens
+        self.prefill.note_states()
         for row, _ in plan.last:
             if row.line is None:
                 with torch.inference_mode():
@@ -337,10 +348,3 @@ class RequestBatch(RequestQueue):
         del self._by_line[line]
         with torch.inference_mode():
             self.memory.drop(line)
-
-
-def _num_held(row: _Row) -> int:
-    """Return the number of tokens for which a running request takes room: its line, and its prompt
-    until that is read."""
-    reading = room_for(len(row.prompt.ids)) if row.line is None else 0
-    return room_for(row.prompt.num_tokens) + reading

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from artifacts.errors import detached
-from runtime.model.row_attention import reason_not_joined
+from runtime.model.rows.attention import reason_not_joined
 from runtime.policies import describe
 from runtime.session.generation.batch import (
     ROOM,

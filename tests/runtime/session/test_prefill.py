@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.model.row_memory import RowMemory, room_for
+from runtime.model.rows.memory import RowMemory, room_for
 from runtime.session.generation.prefill import LEAST_SHARED, PrefillQueue, Prompt, shared_beginning
 
 TOKEN_NBYTES = 8  # keys and values of one head of one float32

@@ -1,4 +1,5 @@
-"""Keys and values of many requests, each at its own length: blocks of rows that have equal room.
+"""Keys, values and states of many requests, each at its own length: blocks of rows that have equal
+room.
 
 A line refers to its block and no block to its lines, so that the tensors of a finished request are
 freed at once. A cycle would wait for Python's collector, which counts objects and not bytes.
@@ -15,6 +16,8 @@ from runtime.devices import is_host
 LEAST_ROOM = 64
 MOST_ROWS = 32
 _GROWTH = 4
+States = dict[int, dict[tuple[str, int], torch.Tensor]]
+"""States [R, ...] by layer, and there by kind and number: of linear attention and convolutions."""
 
 
 def room_for(num_tokens: int) -> int:
@@ -31,17 +34,44 @@ class RowLine:
     place: int
     length: int = 0
 
+    @property
+    def states(self) -> States:
+        """The states of this row, [1, ...] each, as they lie in its block."""
+        return {
+            layer: {name: rows[self.place : self.place + 1] for name, rows in of_layer.items()}
+            for layer, of_layer in self.block.states.items()
+        }
+
+    def snapshot(self) -> States:
+        """Return a copy of the states of this row."""
+        return {
+            layer: {name: state.clone() for name, state in of_layer.items()}
+            for layer, of_layer in self.states.items()
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beginning:
+    """The first `length` tokens of a prompt that was read into `line`, and the states after them,
+    [1, ...] each."""
+
+    line: RowLine
+    length: int
+    states: States = field(default_factory=dict)
+
 
 @dataclass(slots=True, eq=False)
 class Block:
     """Rows with room for C tokens each. Layers are made at their first write, [R, A, C, D], in RAM
-    if `in_ram`, page-locked beside a GPU, and else where they are computed."""
+    if `in_ram`, page-locked beside a GPU, and else where they are computed. States have no room to
+    grow and are always where they are computed."""
 
     room: int
     num_rows: int
     in_ram: bool = False
     keys: dict[int, torch.Tensor] = field(default_factory=dict)
     values: dict[int, torch.Tensor] = field(default_factory=dict)
+    states: States = field(default_factory=dict)
 
     def write(
         self, layer: int, first: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
@@ -85,18 +115,29 @@ class Block:
             for layer, old in held.items():
                 held[layer] = self._zeros(old)
                 held[layer][: len(old)] = old
+        for of_layer in self.states.values():
+            for name, old in of_layer.items():
+                of_layer[name] = old.new_zeros(num_rows, *old.shape[1:])
+                of_layer[name][: len(old)] = old
 
     def copy(self, source: RowLine, place: int) -> None:
-        """Fill row `place` with the filled part of another row."""
-        self.copy_beginning(source, place, source.length)
+        """Fill row `place` with the filled part of another row, and with its states."""
+        self.begin(Beginning(source, source.length, source.states), place)
 
-    def copy_beginning(self, source: RowLine, place: int, length: int) -> None:
-        """Fill row `place` with the first `length` tokens of another row."""
-        for held, theirs in ((self.keys, source.block.keys), (self.values, source.block.values)):
+    def begin(self, beginning: Beginning, place: int) -> None:
+        """Fill row `place` with a beginning of another row."""
+        line = beginning.line
+        for held, theirs in ((self.keys, line.block.keys), (self.values, line.block.values)):
             for layer, old in theirs.items():
                 if layer not in held:
                     held[layer] = self._zeros(old)
-                held[layer][place, :, :length] = old[source.place, :, :length]
+                held[layer][place, :, : beginning.length] = old[line.place, :, : beginning.length]
+        for layer, of_layer in beginning.states.items():
+            held = self.states.setdefault(layer, {})
+            for name, state in of_layer.items():
+                if name not in held:
+                    held[name] = state.new_zeros(self.num_rows, *state.shape[1:])
+                held[name][place] = state[0]
 
     @property
     def token_nbytes(self) -> int:
@@ -104,41 +145,54 @@ class Block:
         tensors = (*self.keys.values(), *self.values.values())
         return sum(each.shape[1] * each.shape[3] * each.element_size() for each in tensors)
 
+    @property
+    def states_nbytes(self) -> int:
+        """Bytes of the states of one row; 0 before anything was read."""
+        tensors = (one for of_layer in self.states.values() for one in of_layer.values())
+        return sum(one.nbytes // self.num_rows for one in tensors)
+
 
 class RowMemory:
-    """Keys and values of running requests. A prompt that is being read lies by itself (`begin`). It
-    then joins a block of rows with as much room (`join`), so that one product attends for all of
-    them.
+    """Keys, values and states of running requests. A prompt that is being read lies by itself
+    (`begin`). It then joins a block of rows with as much room (`join`), so that one product attends
+    for all of them.
 
     `blocks` has the lines of each block: row i belongs to line i, without gaps. `token_nbytes`:
-    bytes of one token in all layers, 0 until a pass has been run. With `in_ram` they lie in RAM and
-    are brought to the device of the model layer by layer.
+    bytes of keys and values of one token in all layers, and `states_nbytes`: of the states of one
+    request, both 0 until a pass has been run. With `in_ram` keys and values lie in RAM and are
+    brought to the device of the model layer by layer.
     """
 
     def __init__(self, *, in_ram: bool = False) -> None:
         self.blocks: dict[Block, list[RowLine]] = {}
         self._in_ram = in_ram
         self.token_nbytes = 0
+        self.states_nbytes = 0
 
-    def begin(self, num_tokens: int, beginning: RowLine | None = None, length: int = 0) -> RowLine:
-        """Return room for a prompt of `num_tokens` tokens, the first `length` of them copied from
+    def begin(self, num_tokens: int, beginning: Beginning | None = None) -> RowLine:
+        """Return room for a prompt of `num_tokens` tokens, which begins with a copy of
         `beginning`."""
         line = RowLine(Block(room_for(num_tokens), 1, self._in_ram), 0)
         if beginning is not None:
-            line.block.copy_beginning(beginning, 0, length)
-            line.length = length
+            line.block.begin(beginning, 0)
+            line.length = beginning.length
         return line
 
     def join(self, prompt: RowLine, num_tokens: int) -> RowLine:
         """Move a prompt that was read into a block of rows that get `num_tokens` tokens in all.
         `prompt` stays as it is."""
         self.token_nbytes = self.token_nbytes or prompt.block.token_nbytes
+        self.states_nbytes = self.states_nbytes or prompt.block.states_nbytes
         block = self._block(room_for(num_tokens))
         lines = self.blocks[block]
         line = RowLine(block, len(lines), prompt.length)
         lines.append(line)
         block.copy(prompt, line.place)
         return line
+
+    def row_nbytes(self, num_tokens: int) -> int:
+        """Return the bytes of a row that gets `num_tokens` tokens."""
+        return room_for(num_tokens) * self.token_nbytes + self.states_nbytes
 
     def drop(self, line: RowLine) -> None:
         """Free the row of a request that is over: the last row of its block moves into its
@@ -156,7 +210,10 @@ class RowMemory:
     @property
     def nbytes(self) -> int:
         """Bytes of all blocks, without prompts that are being read."""
-        return sum(block.num_rows * block.room * block.token_nbytes for block in self.blocks)
+        return sum(
+            block.num_rows * (block.room * block.token_nbytes + block.states_nbytes)
+            for block in self.blocks
+        )
 
     def _block(self, room: int) -> Block:
         """Return a block with this room and a free row."""

@@ -4,7 +4,7 @@ from weakref import ref
 
 import torch
 
-from runtime.model.row_memory import MOST_ROWS, RowLine, RowMemory, room_for
+from runtime.model.rows.memory import MOST_ROWS, Beginning, RowLine, RowMemory, room_for
 from tests.helpers.uncollected import uncollected
 
 LAYERS = (0, 1)
@@ -73,7 +73,7 @@ def test_what_is_dropped_is_freed_at_once() -> None:
     with uncollected():
         for mark in range(200):
             prompt = read(memory, mark)
-            line = memory.join(memory.begin(NUM_TOKENS, prompt, 3), NUM_TOKENS)
+            line = memory.join(memory.begin(NUM_TOKENS, Beginning(prompt, 3)), NUM_TOKENS)
             assert memory.nbytes == 4 * room_for(NUM_TOKENS) * memory.token_nbytes > 0
             blocks = (prompt.block, line.block)
             held += [
