@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import (
 from runtime.model.families import REFUSED
 from runtime.model.gguf.architectures import ARCHITECTURES
 from tools.arguments import parser_of
-from tools.make.families import FAMILIES, PUBLISHED
+from tools.make.families import ALONE, FAMILIES, PUBLISHED
 
 _TESTED = PUBLISHED | {
     "gguf": tuple(family for form in ARCHITECTURES.values() for family in form.families)
@@ -59,6 +59,21 @@ _REFUSED = """
 | `model_type` | why |
 |---|---|
 """
+_ALONE = """
+## Several requests at a time
+
+With [`--batch`](serve.md#several-requests-at-a-time) the requests of all other families share passes, and a prompt that
+begins like an earlier one takes over what is known of it. That holds for windows (`gpt_oss`, `gemma4`, `phimoe`) and for
+layers that keep a state in place of keys and values: linear attention (`qwen3_next`, `qwen3_5_moe`, `kimi_linear`,
+`bailing_hybrid`, `minimax`), short convolutions (`lfm2_moe`) and mamba2 (`nemotron_h`, `granitemoehybrid`). The logits of a
+shared pass of a small random model are within 1e-5 of the largest one of a run alone, in float32
+(`tests/runtime/model/rows/test_attention.py`), and requests that come in any order get the tokens that they get alone
+(`tests/runtime/session/test_shared_states.py`: the families that this paragraph names). Requests of these families
+are answered one at a time instead:
+
+| `model_type` | why |
+|---|---|
+"""
 _BELOW = """
 A family that transformers adds later is refused if its layers have no router beside their experts, if its layers
 differ from each other, if it adds up experts in another way, or if reading its experts from the checkpoint takes more
@@ -77,9 +92,15 @@ def page() -> str:
         *map(_family, sorted(FAMILIES)),
     ]
     refused = [_line([f"`{family}`", why]) for family, why in sorted(REFUSED.items())]
-    return "".join(
-        [_ABOVE.format(version=version("transformers")), *table, _REFUSED, *refused, _BELOW]
-    )
+    alone = [_line([f"`{family}`", _why_alone(kind)]) for family, kind in sorted(ALONE.items())]
+    above = _ABOVE.format(version=version("transformers"))
+    return "".join([above, *table, _ALONE, *alone, _REFUSED, *refused, _BELOW])
+
+
+def _why_alone(kind: str) -> str:
+    if kind:
+        return f"layers of the kind {kind} hold more than keys and values"
+    return "in transformers several tokens that follow others lose the state of its layers"
 
 
 def _family(family: str) -> str:

@@ -240,6 +240,29 @@ PUBLISHED: Mapping[str, tuple[str, ...]] = {
 }
 """By format: families that are published so and tested so; a multimodal one has the format in its
 text_config."""
+_INDEXED = "indexed_attention"
+ALONE: Mapping[str, str] = {
+    "axk2": _INDEXED,
+    "deepseek_v32": _INDEXED,
+    "deepseek_v4": "heavily_compressed_attention",
+    "dots3_note": _INDEXED,
+    "dots3_note_text": _INDEXED,
+    "glm5_next": _INDEXED,
+    "glm_moe_dsa": _INDEXED,
+    "hy_v4": _INDEXED,
+    "inkling2": "hybrid_sliding",
+    "inkling2_text": "hybrid_sliding",
+    "inkling_mm_model": "hybrid_sliding",
+    "inkling_text": "hybrid_sliding",
+    "jamba": "",
+    "mistral_large4": _INDEXED,
+    "qwen4_exp": _INDEXED,
+    "qwen4_exp_text": _INDEXED,
+    "unlimited_ocr": "reference_sliding_attention",
+    "zaya": "hybrid",
+}
+"""Families whose requests share no pass, and the kind of layer that prevents it, as `layer_types`
+has it; "" for another reason."""
 
 
 def tiny(
