@@ -65,8 +65,9 @@ _ALONE = """
 With [`--batch`](serve.md#several-requests-at-a-time) the requests of all other families share passes, and a prompt that
 begins like an earlier one takes over what is known of it. That holds for windows (`gpt_oss`, `gemma4`, `phimoe`) and
 for layers that keep a state in place of keys and values: linear attention (`qwen3_next`, `qwen3_5_moe`, `kimi_linear`,
-`bailing_hybrid`, `minimax`), short convolutions (`lfm2_moe`) and mamba2 (`nemotron_h`, `granitemoehybrid`). The logits
-of a shared pass of a small random model are within 1e-5 of the largest one of a run alone, in float32
+`bailing_hybrid`, `minimax`), short convolutions (`lfm2_moe`) and mamba2 (`nemotron_h`, `granitemoehybrid`), and for
+`qwen4_exp`, which has linear attention, an index of keys and an embedding of n-grams. The logits of a shared pass of a
+small random model are within 1e-5 of the largest one of a run alone, in float32
 (`tests/runtime/model/rows/test_attention.py`), and requests that come in any order get the tokens that they get alone
 (`tests/runtime/session/test_shared_states.py`, for the families that this paragraph names). Requests of these families
 are answered one at a time instead:
@@ -100,7 +101,7 @@ def page() -> str:
 def _why_alone(kind: str) -> str:
     if kind:
         return f"layers of the kind {kind} hold more than keys and values"
-    return "in transformers several tokens that follow others lose the state of its layers"
+    return "transformers' scan forgets the state where several tokens follow others"
 
 
 def _family(family: str) -> str:

@@ -256,8 +256,6 @@ ALONE: Mapping[str, str] = {
     "inkling_text": "hybrid_sliding",
     "jamba": "",
     "mistral_large4": _INDEXED,
-    "qwen4_exp": _INDEXED,
-    "qwen4_exp_text": _INDEXED,
     "unlimited_ocr": "reference_sliding_attention",
     "zaya": "hybrid",
 }

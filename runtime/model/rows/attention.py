@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from runtime.model.rows.indexed import NAME
 from runtime.model.rows.passes import RowPass, RowWay
-from runtime.model.rows.states import FORGETFUL, by_piece, stateful, windows
+from runtime.model.rows.states import by_piece, stateful
 
-NAME = "moectl_rows"
 _LAYERS = {
     *("full_attention", "sliding_attention"),
     *("linear_attention", "conv"),  # which keep states
@@ -31,6 +31,8 @@ _BY_POSITION = {
     "yarn",
 }  # the angles of a token follow from its position alone
 _OWN = ("sdpa", "eager")
+_ALONE = {"jamba": "transformers' scan forgets the state where several tokens follow others"}
+_INDEXED = {"qwen4_exp_text"}  # whose index asks the keys before a token alone
 
 
 def _attend(
@@ -53,7 +55,7 @@ def _attend(
     for piece, tokens in moectl_rows.spans():
         q, k, v = (piece.by_row(each[:, :, tokens], 2) for each in (query, key, value))
         piece.block.write(module.layer_idx, piece.first, k, v)
-        held = piece.block.read(module.layer_idx, piece.num_rows, piece.end, query.device)
+        held = piece.block.read(module.layer_idx, piece.rows, piece.end, query.device)
         mask = piece.mask(window, query, is_causal=is_causal)
         output, _ = own(module, q, *held, mask, sliding_window=sliding_window, **others)
         outputs.append(output.reshape(1, tokens.stop - tokens.start, *output.shape[2:]))
@@ -77,8 +79,8 @@ def attended(model: PreTrainedModel, way: str = NAME) -> Iterator[RowWay]:
     before = model.config.get_text_config()._attn_implementation
     model.set_attn_implementation(way)
     try:
-        with by_piece(model) if way == NAME else nullcontext(False) as has_states:
-            yield RowWay(before, windows(model), has_states)
+        with by_piece(model, before) if way == NAME else nullcontext(RowWay(before)) as row_way:
+            yield row_way
     finally:
         model.set_attn_implementation(before)
 
@@ -87,13 +89,15 @@ def reason_not_joined(model: PreTrainedModel) -> str | None:
     """Return why requests of this model cannot share a pass; None if they can."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ()) - _LAYERS
+    if config.model_type in _INDEXED:
+        kinds -= {"indexed_attention"}
     rope = _rope_types(getattr(config, "rope_parameters", None) or {}) - _BY_POSITION
     if not (model._supports_attention_backend or stateful(model)):
         return "the attention of its family cannot be replaced"
     if kinds:
         return f"layers of the kind {', '.join(sorted(kinds))} hold more than keys and values"
-    if config.model_type in FORGETFUL:
-        return "transformers' layers forget their state where several tokens follow others"
+    if config.model_type in _ALONE:
+        return _ALONE[config.model_type]
     if rope:
         return (
             f"rotary angles of the kind {', '.join(sorted(rope))} depend on the longest request "

@@ -74,27 +74,34 @@ class Block:
     states: States = field(default_factory=dict)
 
     def write(
-        self, layer: int, first: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+        self,
+        layer: int,
+        first: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        row: int = 0,
     ) -> None:
-        """Put S tokens [n, A, S, D] into the first n rows, from position `first` [n] of each on."""
+        """Put S tokens [n, A, S, D] into the first n rows, from position `first` [n] of each on; or
+        those of one row, n = 1, into `row`."""
         for held, new in ((self.keys, keys), (self.values, values)):
             if layer not in held:
                 held[layer] = self._zeros(new)
             to = held[layer]
             if len(new) == 1:
                 begin = int(first[0])
-                to[0, :, begin : begin + new.shape[2]] = new[0]
+                to[row, :, begin : begin + new.shape[2]] = new[0]
             else:
                 rows = torch.arange(len(new), device=to.device)
                 to[rows, :, first.to(to.device)] = new[:, :, 0].to(to.device)
 
     def read(
-        self, layer: int, num_rows: int, end: int, device: torch.device
+        self, layer: int, rows: slice, end: int, device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values [n, A, end, D] of the first rows on a device. Those in RAM are
-        copied there whole, in one copy each, since parts of rows would be many small copies."""
+        """Return keys and values [n, A, end, D] of some rows on a device. Those in RAM are copied
+        there whole, in one copy each, since parts of rows would be many small copies."""
         return tuple(
-            held[layer][:num_rows].to(device, non_blocking=True)[:, :, :end]
+            held[layer][rows].to(device, non_blocking=True)[:, :, :end]
             for held in (self.keys, self.values)
         )
 

@@ -1,8 +1,10 @@
 """A pass over tokens of many requests, which lie one after the other: its pieces, and what each
 piece sees."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import torch
 
@@ -46,6 +48,11 @@ class RowPiece:
         return mask[:, None].to(like)
 
     @property
+    def rows(self) -> slice:
+        """The rows of the block."""
+        return slice(0, self.num_rows)
+
+    @property
     def end(self) -> int:
         """Number of positions that the longest row has after this pass."""
         return int(self.first.max()) + self.num_tokens
@@ -65,15 +72,20 @@ class RowWay:
     own: str
     windows: Mapping[int, int] = field(default_factory=dict)
     has_states: bool = False
+    takes_pass: bool = False  # as its cache
 
 
 @dataclass(slots=True, eq=False)
 class RowPass:
     """One pass: its pieces, whose tokens follow each other, and the way of its model. A model that
-    keeps states is given it as its cache."""
+    keeps more than keys and values is given it as its cache. In `layers` Qwen4-Exp notes the
+    positions of the pass, which nothing reads."""
 
     pieces: list[RowPiece]
     way: RowWay
+    layers: Mapping[int, SimpleNamespace] = field(
+        default_factory=lambda: defaultdict(lambda: SimpleNamespace(indexer_position_ids=None))
+    )
 
     def spans(self) -> Iterator[tuple[RowPiece, slice]]:
         """Yield each piece, and the place of its tokens in the pass."""
@@ -85,7 +97,7 @@ class RowPass:
 
     def inputs(self) -> dict[str, object]:
         """Return the inputs of the model that name this pass."""
-        cache = {"past_key_values": self} if self.way.has_states else {}
+        cache = {"past_key_values": self} if self.way.takes_pass else {}
         return {"moectl_rows": self, "use_cache": False} | cache
 
     def update(

@@ -1,9 +1,11 @@
-"""States of linear attention and of short convolutions in a pass of many requests.
+"""Layers that keep more than keys and values in a pass of many requests: the states of linear
+attention and of short convolutions, and the keys of an index.
 
 Such a layer reads a sequence from its beginning and keeps a state of fixed size in place of keys
 and values. transformers hands it the cache of the model. In a shared pass that is the pass itself, and
 the layer's own forward computes each piece with the states of that piece's rows, in which
-transformers writes in place.
+transformers writes in place. Attention that selects keys by an index computes each row by itself,
+since the selection depends on the length of the row.
 """
 
 import inspect
@@ -13,37 +15,31 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache, LinearAttentionLayer
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicIndexedLayer,
+    LinearAttentionLayer,
+)
 
-from runtime.model.rows.passes import RowPass, RowPiece
+from runtime.model.rows.indexed import PiecePast, by_row
+from runtime.model.rows.passes import RowPass, RowPiece, RowWay
 
 _CACHES = {"cache_params", "past_key_values"}  # names of the cache in a forward
+_MOST_STATES = 3  # of a layer: Qwen4-Exp's
+_OF_TOKENS = ("hidden_states", "input_ids")  # inputs [1, T, ...]
 _KINDS = ("conv_states", "recurrent_states")  # as LinearAttentionLayer names them
-FORGETFUL = {"jamba"}  # its scan takes no state to begin with
-
-
-class PiecePast(Cache):
-    """The cache of one layer in one piece: the states of its rows. MiniMax has a name of its own
-    for the only state of its layers."""
-
-    def __init__(self, index: int, layer: LinearAttentionLayer) -> None:
-        super().__init__(layers={index: layer})
-
-    def get_linear_cache(self, index: int) -> torch.Tensor | None:
-        """Return the state of a layer [n, heads, D, D], None before its first token."""
-        return self.get_recurrent_state(index)
-
-    def set_linear_cache(self, index: int, state: torch.Tensor) -> None:
-        """Keep the state of a layer."""
-        self.update_recurrent_state(state, index)
-        self.layers[index].has_previous_state[0] = True
 
 
 def stateful(model: PreTrainedModel) -> dict[nn.Module, str]:
     """Return the modules of a model that keep states, and the name of the cache among the inputs of
-    each: those modules of a decoder layer of linear attention or convolution that take a cache."""
-    layers = enumerate(_layers(model))
-    indices = {str(index) for index, one in layers if isinstance(one, LinearAttentionLayer)}
+    each."""
+    return _mixers(model, LinearAttentionLayer)
+
+
+def _mixers(model: PreTrainedModel, kind: type) -> dict[nn.Module, str]:
+    """Return the modules of decoder layers that take a cache, and its name among their inputs, of
+    those layers for which the cache has a layer of this kind."""
+    indices = {str(index) for index, one in enumerate(_layers(model)) if isinstance(one, kind)}
     found = {}
     for name, module in model.named_modules():
         if indices.isdisjoint(name.split(".")[-2:-1]) or not hasattr(module, "layer_idx"):
@@ -65,33 +61,45 @@ def _layers(model: PreTrainedModel) -> list[object]:
 
 
 @contextmanager
-def by_piece(model: PreTrainedModel) -> Iterator[bool]:
-    """Have the modules that keep states compute each piece of a shared pass by itself. Yields
-    whether there are any."""
-    modules = stateful(model)
+def by_piece(model: PreTrainedModel, own: str) -> Iterator[RowWay]:
+    """Have the modules that keep states compute each piece of a shared pass by itself, and those
+    with an index each row. Yields the way of the model, which attends by `own` there."""
+    states = stateful(model)
+    indexed = _mixers(model, DynamicIndexedLayer)
     with ExitStack() as undo:
-        for module, cache in modules.items():
+        for module in (*states, *indexed):
             if "forward" in vars(module):  # which a decoder has put there
                 undo.callback(setattr, module, "forward", module.forward)
             else:
                 undo.callback(delattr, module, "forward")
+        for module, cache in states.items():
             module.forward = _by_piece(module, cache)
-        yield bool(modules)
+        for module, cache in indexed.items():
+            module.forward = by_row(module, cache, own, _rotary(model))
+        yield RowWay(own, windows(model), bool(states), bool(states or indexed))
+
+
+def _rotary(model: PreTrainedModel) -> nn.Module:
+    return next(one for name, one in model.named_modules() if name.endswith(".rotary_emb"))
 
 
 def _by_piece(module: nn.Module, cache: str) -> Callable[..., object]:
     own = module.forward
+    names = [*inspect.signature(type(module).forward).parameters][1:]
 
-    def forward(hidden_states: torch.Tensor, **given: object) -> object:
+    def forward(*args: object, **given: object) -> object:
+        given |= zip(names, args, strict=False)
         past = given.get(cache)
         if not isinstance(past, RowPass):
-            return own(hidden_states, **given)
+            return own(**given)
         given.pop("moectl_rows", None)
+        of_tokens = {name: given[name] for name in _OF_TOKENS if name in given}
         outputs = []
         rest: tuple[None, ...] = ()
         for piece, tokens in past.spans():
             of_piece = _past_of(piece, module.layer_idx)
-            output = own(piece.by_row(hidden_states[:, tokens], 1), **given | {cache: of_piece})
+            own_tokens = {k: piece.by_row(one[:, tokens], 1) for k, one in of_tokens.items()}
+            output = own(**given | own_tokens | {cache: of_piece})
             if isinstance(output, tuple):  # MiniMax returns its state too, which nothing reads
                 output, *others = output
                 rest = (None,) * len(others)
@@ -107,7 +115,7 @@ def _past_of(piece: RowPiece, index: int) -> PiecePast:
     """Return the states of a layer in the rows of a piece, which are written in place; none before
     the first token of these rows."""
     held = piece.block.states.get(index, {})
-    layer = LinearAttentionLayer(max((number for _, number in held), default=0) + 1)
+    layer = LinearAttentionLayer(_MOST_STATES)
     for (kind, number), rows in held.items():
         state = rows[: piece.num_rows]
         getattr(layer, kind)[number] = state
@@ -120,10 +128,8 @@ def _past_of(piece: RowPiece, index: int) -> PiecePast:
 
 def _keep(piece: RowPiece, index: int, layer: LinearAttentionLayer) -> None:
     """Keep the states that a layer made at the first token of all rows of a block."""
-    if index not in piece.block.states:
-        piece.block.states[index] = {
-            (kind, number): state
-            for kind in _KINDS
-            for number, state in getattr(layer, kind).items()
-            if state is not None
-        }
+    held = piece.block.states.setdefault(index, {})
+    for kind in _KINDS:
+        for number, state in getattr(layer, kind).items():
+            if state is not None:
+                held.setdefault((kind, number), state)

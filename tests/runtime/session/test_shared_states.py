@@ -29,7 +29,18 @@ STATES = (
     "nemotron_h",
     "qwen3_5_moe",
     "qwen3_next",
+    "qwen4_exp_text",
 )
+# an embedding of n-grams, whose last tokens and convolution are states too
+SIZES = {
+    "qwen4_exp_text": {
+        "heads_per_ngram": 2,
+        "make_ngram_vocab_size_divisible_by": 8,
+        "ngram_vocab_size_base": 100,
+        "ple_embed_dim": 32,
+        "ple_layer_ids": [1],
+    }
+}
 WINDOWS = ("gemma4", "gpt_oss", "mixtral", "phimoe")
 _BOUNDS = {"nemotron_h": 1e-4}  # so far apart are transformers' two forms of its layers
 TILE = 8
@@ -41,7 +52,7 @@ BASE = [5, 9, 2, 14, 7, 7, 3, 1, 4, 1, 5, 9, 2, 6, 8, 8, 6, 40, 41, 42]
 def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Session:
     logging.disable_progress_bar()
     family = request.param
-    model = tiny(family)
+    model = tiny(family, SIZES.get(family, {}))
     if family in WINDOWS:
         model.config.get_text_config().sliding_window = 6
     path = tmp_path_factory.mktemp(family)
@@ -51,7 +62,7 @@ def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 of_each_family = pytest.mark.parametrize("session", [*STATES, *WINDOWS], indirect=True)
-with_states = pytest.mark.parametrize("session", ["lfm2_moe", "qwen3_next"], indirect=True)
+with_states = pytest.mark.parametrize("session", ["lfm2_moe", "qwen4_exp_text"], indirect=True)
 
 
 @pytest.fixture
