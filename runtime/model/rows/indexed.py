@@ -33,7 +33,7 @@ class PiecePast(Cache):
 
 
 class IndexedRow:
-    """The layer of the cache of one row of a piece: its keys, its values, and the keys of its index,
+    """The layer of the cache of one row of a piece: its keys and values, and the keys of its index,
     which lie in the block as the keys of layer -1 - `index`."""
 
     def __init__(self, piece: RowPiece, row: int, index: int) -> None:

@@ -2,8 +2,8 @@
 attention and of short convolutions, and the keys of an index.
 
 Such a layer reads a sequence from its beginning and keeps a state of fixed size in place of keys
-and values. transformers hands it the cache of the model. In a shared pass that is the pass itself, and
-the layer's own forward computes each piece with the states of that piece's rows, in which
+and values. transformers hands it the cache of the model. In a shared pass that is the pass itself,
+and the layer's own forward computes each piece with the states of that piece's rows, in which
 transformers writes in place. Attention that selects keys by an index computes each row by itself,
 since the selection depends on the length of the row.
 """
@@ -15,11 +15,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import (
-    DynamicCache,
-    DynamicIndexedLayer,
-    LinearAttentionLayer,
-)
+from transformers.cache_utils import DynamicCache, DynamicIndexedLayer, LinearAttentionLayer
 
 from runtime.model.rows.indexed import PiecePast, by_row
 from runtime.model.rows.passes import RowPass, RowPiece, RowWay
