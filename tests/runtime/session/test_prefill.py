@@ -89,3 +89,38 @@ def test_a_prompt_that_was_not_read_to_its_end_is_not_kept() -> None:
     assert [length for _, length in known.tiles(20)] == [20]
     known.end(prompt, is_read=False)
     assert known.nbytes_kept == 0 and not known.under_way
+
+
+def read_with_states(queue: PrefillQueue, ids: Sequence[int]) -> tuple[Prompt, list[int]]:
+    """A prompt that was read to its end, whose state is the number of tokens; and its tiles."""
+    prompt = asked(ids)
+    queue.under_way.append(prompt)
+    tiles = []
+    while prompt.num_read < len(ids):
+        [(_, length)] = queue.tiles(100)
+        tiles.append(length)
+        prompt.line.length += length
+        state = torch.tensor([[float(prompt.num_read)]])
+        prompt.line.block.states[0] = {("recurrent_states", 0): state}
+        queue.note_states()
+    states = prompt.states
+    queue.end(prompt, is_read=True)
+    for count, of_layers in states.items():
+        assert of_layers[0]["recurrent_states", 0].item() == count
+    return prompt, tiles
+
+
+def test_a_prompt_of_a_model_with_states_goes_on_where_states_were_kept() -> None:
+    """At its end, at borders of whole tiles, four at the most, and where it parts from another."""
+    known = PrefillQueue(RowMemory(), most_kept_nbytes=ROOM, border=16)
+    begun, tiles = read_with_states(known, range(60))
+    assert (begun.num_reused, tiles) == (0, [16, 16, 16, 12])
+    cases = (([*range(60), 900], 60, [1]), ([*range(45), 900], 32, [14]), (range(16), 0, [16]))
+    for ids, num_reused, tiles in cases:
+        prompt, its_tiles = read_with_states(known, ids)
+        assert (prompt.num_reused, its_tiles) == (num_reused, tiles)
+    long = [*range(1000, 1200)]
+    read_with_states(known, long)  # its borders are four tiles apart
+    for last, num_reused, tiles in ((900, 64, [16, 10, 6, 1]), (901, 90, [6, 1])):
+        prompt, its_tiles = read_with_states(known, [*long[:90], *[last] * 7])
+        assert (prompt.num_reused, its_tiles) == (num_reused, tiles)
