@@ -326,5 +326,15 @@ BY_PROJECTION = every(
     },
 )
 """Types that differ between projections and layers, as Unsloth's dynamic files have them."""
+OF_FEW_BITS = every(
+    "Q4_1",
+    {
+        "ffn_gate_exps": "IQ1_M",
+        "blk.0.ffn_up_exps": "IQ2_XXS",
+        "blk.1.ffn_up_exps": "Q1_0",
+        "blk.0.ffn_down_exps": "Q2_0",
+        "blk.1.ffn_down_exps": "IQ3_XXS",
+    },
+)
 IN_MXFP4 = every("Q8_0", {"exps": "MXFP4", "experts": "MXFP4"})
 """Experts in MXFP4, by the names of the files and by the model's, as gpt-oss is published."""

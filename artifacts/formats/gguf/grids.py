@@ -37,14 +37,17 @@ class GridBlocks(GgmlBlocks):
         of_rows = (by_row(each, len(tensors["blocks"])) for each in of_blocks)
         in_fours = grid(self.name).view(-1, 4).numpy()
         return partial(
-            loops("gguf.ggml_loops").from_points, *of_rows, in_fours, _signs_of_bytes().numpy()
+            loops("gguf.ggml_loops").from_points,
+            *of_rows,
+            in_fours,
+            _signs_of_bytes(blocks.device).numpy(),
         )
 
     def codes(self, blocks: torch.Tensor) -> torch.Tensor:
         points, signs = self.points(blocks)
-        codes = grid(self.name).to(blocks.device)[points.int()].flatten(1).float()
+        codes = _grid_on(self.name, blocks.device)[points.int()].flatten(1).float()
         if signs is not None:
-            codes = codes * _signs_of_bytes().to(blocks.device)[signs.int()].flatten(1)
+            codes = codes * _signs_of_bytes(blocks.device)[signs.int()].flatten(1)
         return codes
 
 
@@ -67,9 +70,14 @@ def grid(name: str) -> torch.Tensor:
 
 
 @cache
-def _signs_of_bytes() -> torch.Tensor:
+def _grid_on(name: str, device: torch.device) -> torch.Tensor:
+    return grid(name).to(device)
+
+
+@cache
+def _signs_of_bytes(device: torch.device) -> torch.Tensor:
     """Return the sign of each bit of a byte, int8 [256, 8]."""
-    return 1 - 2 * bits(torch.arange(256, dtype=torch.uint8)[:, None], 1).char()
+    return 1 - 2 * bits(torch.arange(256, dtype=torch.uint8, device=device)[:, None], 1).char()
 
 
 def _words(blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

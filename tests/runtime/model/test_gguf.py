@@ -27,6 +27,7 @@ from tests.helpers.gguf_files import (
     ARCHITECTURES,
     BY_PROJECTION,
     IN_MXFP4,
+    OF_FEW_BITS,
     Types,
     dequantised,
     every,
@@ -83,21 +84,12 @@ def test_logits_are_those_of_the_dequantised_model(tmp_path: Path, family: str) 
         assert torch.equal(opened.model(IDS).logits, theirs(IDS).logits)
 
 
-OF_EXPERTS = {
-    "ffn_gate_exps": "IQ1_M",
-    "blk.0.ffn_up_exps": "IQ2_XXS",
-    "blk.1.ffn_up_exps": "Q1_0",
-    "blk.0.ffn_down_exps": "Q2_0",
-    "blk.1.ffn_down_exps": "IQ3_XXS",
-}
-
-
-@pytest.mark.parametrize("family", ["qwen3_5_moe_text"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_5_moe_text"])
 def test_few_bits_give_the_logits_of_their_numbers_in_full(tmp_path: Path, family: str) -> None:
-    types = every("Q4_1", OF_EXPERTS)
-    opened = open_model(str(write(family, tmp_path / "few.gguf", types)))
+    opened = open_model(str(write(family, tmp_path / "few.gguf", OF_FEW_BITS)))
     full = tmp_path / "full.gguf"
-    theirs = open_model(str(write(family, full, every("BF16"), change=partial(unpack, types))))
+    change = partial(unpack, OF_FEW_BITS)
+    theirs = open_model(str(write(family, full, every("BF16"), change=change)))
     assert opened.store.layout.nbytes < theirs.store.layout.nbytes / 5
     logits = []
     for each in (opened, theirs):

@@ -15,7 +15,16 @@ from profilers.compare.quality import compare, read
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 from tests.helpers.gguf_entries import scale_positions
-from tests.helpers.gguf_files import IN_MXFP4, OWN, SIZES, Types, every, write
+from tests.helpers.gguf_files import (
+    BY_PROJECTION,
+    IN_MXFP4,
+    OF_FEW_BITS,
+    OWN,
+    SIZES,
+    Types,
+    every,
+    write,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +58,8 @@ WITNESSED = {  # llama.cpp rounds activations to 8 bits where it multiplies by p
     "hunyuan-moe": ("hunyuan_v1_moe", every("F32"), _nothing, 1e-4),
     "lfm2moe": ("lfm2_moe", every("F32"), _nothing, 1e-4),
     "qwen35moe": ("qwen3_5_moe_text", every("F32"), _nothing, 1e-4),
+    "types that differ": ("qwen3_moe", BY_PROJECTION, _nothing, 5e-3),
+    "types of the newest files": ("qwen3_moe", OF_FEW_BITS, _nothing, 5e-3),
     "YaRN": ("qwen3_moe", every("F32"), lambda writer: scale_positions(writer, YARN), 1e-4),
 }
 
