@@ -13,7 +13,8 @@ Scales = tuple[torch.Tensor, torch.Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class GgmlBlocks(Format):
-    """`blocks` uint8 [out, in / num_weights * nbytes].
+    """`blocks` uint8 [out, in / num_weights * nbytes]; `scale`, beside NVFP4's alone, float32 of
+    one number, which multiplies the scales.
 
     `scales` gives the scales and the minima of blocks uint8 [n, nbytes], each float32 [n, groups].
     """
@@ -36,7 +37,7 @@ class GgmlBlocks(Format):
 
     def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         blocks = self.blocks_of(tensors)
-        scales, minima = self.scales(blocks)
+        scales, minima = self.scales_of(tensors)
         products = self.codes(blocks).unflatten(1, (scales.shape[1], -1)) * scales[..., None]
         numbers = products if minima is None else products - minima[..., None]
         return numbers.reshape(len(tensors["blocks"]), -1)
@@ -45,8 +46,14 @@ class GgmlBlocks(Format):
         return Described(tensors.codes("blocks", self.name, 0, "blocks"))
 
     def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        scales = (each for each in self.scales(self.blocks_of(tensors)) if each is not None)
+        scales = (each for each in self.scales_of(tensors) if each is not None)
         return None if all(bool(each.isfinite().all()) for each in scales) else NOT_FINITE
+
+    def scales_of(self, tensors: Mapping[str, torch.Tensor]) -> Scales:
+        """Return the scales and minima of all blocks, with the scale of the matrix."""
+        scales, minima = self.scales(self.blocks_of(tensors))
+        whole = tensors.get("scale")
+        return scales if whole is None else scales * whole.reshape(()), minima
 
     def blocks_of(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return all blocks, uint8 [n, nbytes]."""

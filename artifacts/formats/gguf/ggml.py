@@ -33,7 +33,7 @@ class CodedBlocks(GgmlBlocks):
         if self.fill is None:
             return None
         blocks = tensors["blocks"]
-        scales, minima = self.scales(self.blocks_of(tensors))
+        scales, minima = self.scales_of(tensors)
         minima = torch.zeros_like(scales) if minima is None else minima
         of_rows = (by_row(each, len(blocks)) for each in (scales, minima))
         return partial(getattr(loops("gguf.ggml_loops"), self.fill), blocks.numpy(), *of_rows)

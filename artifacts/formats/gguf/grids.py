@@ -33,7 +33,7 @@ class GridBlocks(GgmlBlocks):
         points, signs = self.points(blocks)
         if signs is None:
             signs = torch.zeros(len(blocks), self.num_weights // 8, dtype=torch.uint8)
-        of_blocks = points, signs, self.scales(blocks)[0]
+        of_blocks = points, signs, self.scales_of(tensors)[0]
         of_rows = (by_row(each, len(tensors["blocks"])) for each in of_blocks)
         in_fours = grid(self.name).view(-1, 4).numpy()
         return partial(

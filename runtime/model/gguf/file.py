@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from artifacts.errors import BadInput
 from artifacts.formats.gguf.ggml import GGML
 from artifacts.formats.gguf.gguf_header import PLAIN, GgufTensor, read_header
 from runtime.model.files.checkpoint import Checkpoint, Contents, Shard, StoredTensor
@@ -68,13 +69,32 @@ def open_gguf(path: Path) -> Checkpoint:
 
 def gguf_matrices(checkpoint: Checkpoint) -> Tensors:
     """Return the tensors of GGUF files by their names there; quantised ones become matrices in few
-    bits."""
-    return {name: _matrix(tensor) for name, tensor in checkpoint.tensors.items()}
+    bits.
+
+    A matrix in NVFP4 takes the scale beside it, of one number or of one for each expert, by which
+    llama.cpp multiplies products. The scale of activations there is left out. Raises BadInput for a
+    scale that does not fit.
+    """
+    tensors = dict(checkpoint.tensors)
+    scales = {}
+    for name, tensor in checkpoint.tensors.items():
+        if tensor.shard.types.get(name) == "NVFP4":
+            stem = name.removesuffix("weight")
+            scales[name] = tensors.pop(f"{stem}scale", None)
+            tensors.pop(f"{stem}input_scale", None)
+    return {name: _matrix(tensor, scales.get(name)) for name, tensor in tensors.items()}
 
 
-def _matrix(tensor: StoredTensor) -> StoredTensor | QuantisedTensor:
+def _matrix(tensor: StoredTensor, scale: StoredTensor | None) -> StoredTensor | QuantisedTensor:
     if tensor.name not in tensor.shard.types:
         return tensor
     form = GGML[tensor.shard.types[tensor.name]]
     shape = (*tensor.shape[:-1], tensor.shape[-1] // form.nbytes * form.num_weights)
-    return QuantisedTensor(tensor.name, form, {"blocks": tensor}, shape)
+    if scale is None:
+        return QuantisedTensor(tensor.name, form, {"blocks": tensor}, shape)
+    if scale.dtype is not torch.float32 or scale.shape != (tensor.shape[:-2] or (1,)):
+        raise BadInput(
+            f"{tensor.name} has {list(tensor.shape[:-1])} rows, and its scale the shape "
+            f"{list(scale.shape)}: download it again"
+        )
+    return QuantisedTensor(tensor.name, form, {"blocks": tensor, "scale": scale}, shape)

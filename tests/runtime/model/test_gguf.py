@@ -2,6 +2,7 @@
 own loader, refused where they are not whole or of another kind."""
 
 import json
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -96,6 +97,33 @@ def test_few_bits_give_the_logits_of_their_numbers_in_full(tmp_path: Path, famil
         with Session(each, Settings(preset="on-demand", budget="50%")), torch.inference_mode():
             logits.append(each.model(IDS).logits)
     assert torch.equal(*logits)
+
+
+def test_scales_beside_nvfp4_multiply_its_numbers(tmp_path: Path) -> None:
+    types = every("NVFP4", {"token_embd": "Q8_0", "attn_k": "Q8_0"})
+    factors = np.array([0.5, 1, 1.5, 2, 0.75, 3], np.float32)
+
+    def scale(arrays: dict[str, np.ndarray], *, is_full: bool) -> None:
+        if is_full:
+            unpack(types, arrays)
+        for name in [name for name in arrays if re.search(r"_exps|attn_[qv]\.", name)]:
+            own = factors if "_exps" in name else factors[-1:]
+            if is_full:
+                arrays[name] *= own.reshape(-1, *[1] * (arrays[name].ndim - 1))
+            else:
+                arrays[name.replace("weight", "scale")] = own
+                arrays[name.replace("weight", "input_scale")] = own
+
+    logits = []
+    for is_full, kinds in ((False, types), (True, every("BF16"))):
+        change = partial(scale, is_full=is_full)
+        path = write("qwen3_moe", tmp_path / f"{is_full}.gguf", kinds, change=change)
+        with Session(open_model(str(path)), Settings(budget="50%")) as session:
+            logits.append(session.forward(IDS).logits)
+    assert torch.equal(*logits)
+    factors = factors[:5]
+    with pytest.raises(BadInput, match=r"\[6, 256\] rows, and its scale .* \[5\]: download"):
+        open_model(str(write("qwen3_moe", path, types, change=partial(scale, is_full=False))))
 
 
 BETWEEN_PROJECTIONS = every(
