@@ -121,8 +121,7 @@ def vocabulary_numbers(path: Path, name: str, count: int) -> Sequence[float] | N
     """Return the numbers of tokens that are called `name`, None if the file has none. Raises
     BadInput for fewer than `count` tokens."""
     key = f"{_PREFIX}{name}"
-    entry = read_header(path).entries.get(key)
-    numbers = entry if isinstance(entry, list) else read_array(path, key)
+    numbers = read_array(path, key)
     if numbers is not None and (len(numbers) < count or isinstance(numbers[0], str)):
         raise BadInput(
             f"{path} has {key} of {len(numbers):,} tokens, and {count:,} tokens: download it again"
