@@ -99,7 +99,7 @@ def gguf_config(path: Path) -> dict:
     }
     config.setdefault("vocab_size", metadata.get("tokenizer.ggml.tokens"))
     config["rope_parameters"] = _rope_parameters(path, form, own)
-    config |= _counted(form, own, tensors)
+    config |= _counted(path, form, own, tensors)
     return config | {"tie_word_embeddings": "output.weight" not in tensors}
 
 
@@ -187,10 +187,16 @@ def _weighted(path: Path, own: Mapping[str, object]) -> dict[str, float]:
 
 
 def _counted(
-    form: Architecture, own: Mapping[str, object], tensors: Mapping[str, GgufTensor]
+    path: Path, form: Architecture, own: Mapping[str, object], tensors: Mapping[str, GgufTensor]
 ) -> dict[str, object]:
-    """Return the fields that are computed from several entries, or from which tensors there are."""
-    fields = form.counted(own, tensors)
+    """Return the fields that are computed from several entries, or from which tensors there are.
+    Raises BadInput for entries that contradict each other."""
+    try:
+        fields = form.counted(own, tensors)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise BadInput(
+            f"{path} does not say how its layers differ ({error}): download it again"
+        ) from error
     if form.is_partly_turned:
         fields["partial_rotary_factor"] = own.get("rope.dimension_count", head_dim(own)) / head_dim(
             own
