@@ -54,9 +54,9 @@ def scales_k(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
     on."""
     lower = load(builder, block, vector(I8, 8), 4)
     upper = load(builder, block, vector(I8, 4), 12)
-    last = _joined(builder, [_bits(builder, upper, 0xF), _bits(builder, upper, 0xF, 4)])
+    last = joined(builder, [_bits(builder, upper, 0xF), _bits(builder, upper, 0xF, 4)])
     last = builder.or_(last, _bits(builder, lower, 0x30, 2))
-    codes = _joined(builder, [_bits(builder, lower, 0x3F), last])
+    codes = joined(builder, [_bits(builder, lower, 0x3F), last])
     factors = spread(
         builder,
         float16_as_float(builder, load(builder, block, vector(I16, 2))),
@@ -81,7 +81,7 @@ def scales_6(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
 def scales_2(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
     """Return the scales of Q2_K, then its minima: float32 [32]."""
     packed = load(builder, block, vector(I8, LANES))
-    codes = _joined(builder, [_bits(builder, packed, 0xF), _bits(builder, packed, 0xF, 4)])
+    codes = joined(builder, [_bits(builder, packed, 0xF), _bits(builder, packed, 0xF, 4)])
     factors = spread(
         builder,
         float16_as_float(builder, load(builder, block, vector(I16, 2), 80)),
@@ -94,9 +94,9 @@ def scales_3(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
     """Return the scales of Q3_K, float32 [16]."""
     lower = load(builder, block, vector(I8, 8), 96)
     upper = load(builder, block, vector(I8, 4), 104)
-    low = _joined(builder, [_bits(builder, lower, 0xF), _bits(builder, lower, 0xF, 4)])
+    low = joined(builder, [_bits(builder, lower, 0xF), _bits(builder, lower, 0xF, 4)])
     quarters = [_bits(builder, upper, 0x30, shift) for shift in (-4, -2, 0, 2)]
-    high = _joined(builder, [_joined(builder, quarters[:2]), _joined(builder, quarters[2:])])
+    high = joined(builder, [joined(builder, quarters[:2]), joined(builder, quarters[2:])])
     return _less_32(builder, builder.zext(builder.or_(low, high), PAIRS), block, 108)
 
 
@@ -104,7 +104,7 @@ def scales_iq4(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
     """Return the scales of IQ4_XS, float32 [8]."""
     wide = vector(I32, 8)
     packed = load(builder, block, vector(I8, 4), 4)
-    low = _joined(builder, [_bits(builder, packed, 0xF), _bits(builder, packed, 0xF, 4)])
+    low = joined(builder, [_bits(builder, packed, 0xF), _bits(builder, packed, 0xF, 4)])
     low = builder.zext(spread(builder, low, [0, 4, 1, 5, 2, 6, 3, 7]), wide)
     upper = spread(builder, load(builder, block, vector(I16, 1), 2), [0] * 8)
     high = builder.lshr(builder.zext(upper, wide), ir.Constant(wide, [*range(0, 16, 2)]))
@@ -139,7 +139,7 @@ def codes_4(builder: ir.IRBuilder, block: ir.Value, start: int) -> list[ir.Value
     """Return the codes in 16 bytes behind a scale of `start` bytes: the low halves, then the high
     ones."""
     packed = load(builder, block, vector(I8, LANES), start)
-    return [_joined(builder, [_bits(builder, packed, 0xF), _bits(builder, packed, 0xF, 4)])]
+    return [joined(builder, [_bits(builder, packed, 0xF), _bits(builder, packed, 0xF, 4)])]
 
 
 def codes_iq4(builder: ir.IRBuilder, block: ir.Value, start: int = 2) -> list[ir.Value]:
@@ -148,8 +148,9 @@ def codes_iq4(builder: ir.IRBuilder, block: ir.Value, start: int = 2) -> list[ir
 
 
 def codes_iq4_groups(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
-    """Return the same for IQ4_XS."""
-    return [codes for group in range(8) for codes in codes_iq4(builder, block, 8 + 16 * group)]
+    """Return the same for IQ4_XS, plus 128."""
+    groups = [codes for group in range(8) for codes in codes_iq4(builder, block, 8 + 16 * group)]
+    return [builder.xor(codes, filled(codes.type, 0x80)) for codes in groups]
 
 
 def codes_2k(builder: ir.IRBuilder, block: ir.Value, start: int = 16) -> list[ir.Value]:
@@ -195,7 +196,7 @@ def codes_6k(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
 def of_blocks(builder: ir.IRBuilder, block: ir.Value, start: int, nbytes: int) -> ir.Value:
     """Return the words of four blocks of `nbytes` that begin with a scale of `start` bytes."""
     blocks = [load(builder, block, vector(I16, 8), start + nbytes * i) for i in range(4)]
-    return _joined(builder, [_joined(builder, blocks[:2]), _joined(builder, blocks[2:])])
+    return joined(builder, [joined(builder, blocks[:2]), joined(builder, blocks[2:])])
 
 
 def words_2k(builder: ir.IRBuilder, block: ir.Value, start: int = 16) -> list[ir.Value]:
@@ -249,7 +250,7 @@ def _upper(builder: ir.IRBuilder, block: ir.Value, start: int, shifts: tuple[int
     to the lower bits at the same place."""
     words = load(builder, block, vector(I16, LANES), start)
     amounts = [shift for shift in shifts for _ in range(LANES)]
-    return builder.lshr(_joined(builder, [words, words]), ir.Constant(NUMBERS, amounts))
+    return builder.lshr(joined(builder, [words, words]), ir.Constant(NUMBERS, amounts))
 
 
 def _bits(builder: ir.IRBuilder, codes: ir.Value, mask: int, shift: int = 0) -> ir.Value:
@@ -261,7 +262,7 @@ def _bits(builder: ir.IRBuilder, codes: ir.Value, mask: int, shift: int = 0) -> 
     return builder.and_(codes, filled(codes.type, mask))
 
 
-def _joined(builder: ir.IRBuilder, halves: list[ir.Value]) -> ir.Value:
+def joined(builder: ir.IRBuilder, halves: list[ir.Value]) -> ir.Value:
     """Return two vectors, one behind the other."""
     count = 2 * halves[0].type.count
     return builder.shuffle_vector(*halves, ir.Constant(vector(I32, count), [*range(count)]))

@@ -41,6 +41,7 @@ from runtime.kernels.cpu.published.block_codes import (
     codes_iq4_groups,
     exponents,
     halves,
+    joined,
     of_blocks,
     scales_2,
     scales_3,
@@ -229,10 +230,11 @@ def _floats_k(
     codes_of: Callable,
     lanes: Sequence[int],
     factors_of: Callable | None,
+    less: int = 0,
 ) -> _Add:
-    """Return the step over a block of 256 codes with x in float32. `lanes` has the place of the
-    scale of each 16 codes; `factors_of` makes the factors of `offsets` from the scales, None
-    without offsets."""
+    """Return the step over a block of 256 codes with x in float32, in the order of `quads`. `lanes`
+    has the place of the scale of each 16 codes; `factors_of` makes the factors of `offsets` from
+    the scales, None without offsets. `less` is subtracted from the codes."""
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
         builder = step.builder
@@ -240,17 +242,31 @@ def _floats_k(
         x = step.own(step.x, 8 * STEP)
         scales = scales_of(builder, block)
         codes = codes_of(builder, block)
-        for i, lane in enumerate(lanes):
-            numbers = builder.fmul(
-                _numbers(builder, codes[i // 2], i % 2), load(builder, x, SUMS, 64 * i)
-            )
-            sums = [
-                *sums[1:],
-                plus_product(builder, sums[0], numbers, _each(builder, scales, [lane])),
-            ]
+        for run in range(4):
+            words = builder.bitcast(joined(builder, codes[2 * run : 2 * run + 2]), PAIRS)
+            own = _quads_times(builder, words, 8, advanced(builder, x, I64(run), 256), less)
+            factors = _each(builder, scales, lanes[4 * run : 4 * run + 4])
+            sums = [*sums[1:], plus_product(builder, sums[0], own, factors)]
         return _with_offsets(step, sums, factors_of(builder, scales)) if factors_of else sums
 
     return add
+
+
+def _quads_times(
+    builder: ir.IRBuilder, words: ir.Value, bits: int, x: ir.Value, less: int = 0
+) -> ir.Value:
+    """Return the products of 16 words, each of four codes of `bits` bits, with 64 numbers at x.
+
+    A code is converted at its place in its word, which makes it larger by a power of two; the
+    number in `quads` is smaller by as much, and the product has the bits of the code's own."""
+    own = filled(SUMS, 0.0)
+    for place in range(4):
+        codes = builder.and_(words, filled(PAIRS, (1 << bits) - 1 << bits * place))
+        if less:
+            codes = builder.sub(codes, filled(PAIRS, less << bits * place))
+        numbers = builder.sitofp(codes, SUMS)
+        own = plus_product(builder, own, numbers, load(builder, x, SUMS, 64 * place))
+    return own
 
 
 def _floats(
@@ -358,6 +374,8 @@ dot_256_wide = _rows_of(
         Q4_K: _floats_k(144, scales_k, codes_4k, _BY_32, _scales),
         Q5_K: _floats_k(176, scales_k, codes_5k, _BY_32, _scales),
         Q6_K: _floats_k(210, scales_6, codes_6k, range(LANES), _scales),
-        IQ4_XS: _floats_k(136, scales_iq4, codes_iq4_groups, [i // 2 for i in range(LANES)], None),
+        IQ4_XS: _floats_k(
+            136, scales_iq4, codes_iq4_groups, [i // 2 for i in range(LANES)], None, 128
+        ),
     }
 )
