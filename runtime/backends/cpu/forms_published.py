@@ -90,7 +90,7 @@ def has_published_form(layout: Layout) -> bool:
 
 
 def _is_multiplied(part: Part) -> bool:
-    return is_described(part) and (part.format.name in _BLOCKS or part.format.name not in GGML)
+    return is_described(part) and (part.format.name in MULTIPLIED or part.format.name not in GGML)
 
 
 def _rows_of(matrices: Sequence[StoredMatrix], dtype: torch.dtype) -> list[Rows]:
@@ -102,7 +102,8 @@ def _rows_of(matrices: Sequence[StoredMatrix], dtype: torch.dtype) -> list[Rows]
     others = _KERNELS | _OF_FLOAT16 if dtype is torch.float16 and lanes.HAS_PAIRS else _KERNELS
     for matrix in matrices:
         module, name, narrow = others.get(_kind(matrix.codes), by_row)
-        is_narrow = lanes.HAS_PAIRS and dtype in narrow
+        # kernels of grids multiply integers, on any processor
+        is_narrow = dtype in narrow and (lanes.HAS_PAIRS or name == "multiply_points")
         nbytes = matrix.codes.nbytes // matrix.num_outputs
         kernel = getattr(kernels(module), name)
         rows.append(Rows(first, matrix.num_outputs, nbytes, _fields(matrix), kernel, is_narrow))
@@ -179,7 +180,11 @@ _NARROW_ROWS = {
 _BLOCKS = (
     *("Q8_0", "Q4_0", "IQ4_NL", "MXFP4"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
-)  # ggml's types that the kernels multiply
+)
+_GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ3_S")
+MULTIPLIED = (*_BLOCKS, *_GRIDS, "Q2_0")
+"""ggml's types that the kernels multiply."""
+
 # of formats that are not row by row, with the dtypes of x that they may take for less than float32
 _KERNELS = {
     "STREAM": ("cpu.published.columns", "multiply_stream", _HALVES),
@@ -187,6 +192,8 @@ _KERNELS = {
         name: ("cpu.published.blocks", f"multiply_blocks_of_{GGML[name].num_weights}", _BFLOAT16)
         for name in _BLOCKS
     },
+    **dict.fromkeys(_GRIDS, ("cpu.published.grids", "multiply_points", _HALVES)),
+    "Q2_0": ("cpu.published.blocks", "multiply_blocks_of_64", ()),
 }
 _OF_FLOAT16 = {
     name: ("cpu.published.blocks", f"multiply_blocks_of_{GGML[name].num_weights}_float16", ())

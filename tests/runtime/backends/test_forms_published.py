@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from artifacts.formats.gguf.ggml import GGML
 from runtime.backends.cpu.form import TokenOperands
 from runtime.backends.cpu.forms_published import CpuPublished, has_published_form
 from runtime.kernels.load import AS_NUMPY, kernels
@@ -34,11 +35,12 @@ SIZES = {  # hidden, neurons, group
 
 def of_size(name: str, size: str) -> bool:
     """Whether a format has groups of this size, in experts of the sizes above."""
-    hidden, _, group = SIZES[size]
+    hidden, neurons, group = SIZES[size]
     if size == "blocks that are cut off":
         return name.startswith("FP8, blocks")
     if name.startswith("GGUF"):
-        return hidden % 256 == 0 if name.endswith(("_K", "_XS")) else group in (32, 64)
+        num_weights = GGML[name.removeprefix("GGUF, ")].num_weights
+        return hidden % num_weights == neurons % num_weights == 0 and group in (32, 64)
     return group % 32 == 0 or not name.startswith(("MXFP4", "NVFP4", "AWQ", "GPTQ"))
 
 

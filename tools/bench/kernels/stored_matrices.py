@@ -16,6 +16,7 @@ from artifacts.formats.integers.gptq import Gptq
 from artifacts.formats.integers.packed_integers import PackedIntegers
 from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import NvFp4
+from runtime.backends.cpu.forms_published import MULTIPLIED
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, Layout, aligned, stored_part
 from runtime.tiers.replica_layouts import ReplicaLayout
@@ -126,7 +127,10 @@ def variants(group: int) -> Mapping[str, Stored]:
         **packed,
         **_streams(group),
         "AWQ": Stored(Awq(), lambda r, c: _awq(r, c, group)),
-        **{f"GGUF, {name}": Stored(form, partial(_blocks_of, form)) for name, form in GGML.items()},
+        **{
+            f"GGUF, {name}": Stored(GGML[name], partial(_blocks_of, GGML[name]))
+            for name in MULTIPLIED
+        },
     }
 
 

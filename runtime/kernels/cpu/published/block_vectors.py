@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from artifacts.common.llvm_vectors import I64, advanced, filled, load, spread
+from artifacts.common.llvm_vectors import I8, I64, advanced, filled, load, spread, vector
 from runtime.kernels.cpu.lanes import (
     HAS_PAIRS,
     LANES,
@@ -61,6 +61,7 @@ from runtime.kernels.cpu.published.published import (
     IQ4_NL,
     IQ4_XS,
     MXFP4,
+    Q2_0,
     Q2_K,
     Q3_K,
     Q4_0,
@@ -269,6 +270,18 @@ def _quads_times(
     return own
 
 
+def _sixty_four(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
+    """Add a block of Q2_0, whose bytes have four codes each. `offsets` [blocks, 16] correct codes
+    that are too large by one."""
+    builder = step.builder
+    block = step.own(step.codes, 18)
+    words = builder.zext(load(builder, block, vector(I8, LANES), 2), PAIRS)
+    own = load(builder, step.own(step.offsets, 4 * LANES), SUMS)
+    own = builder.fadd(own, _quads_times(builder, words, 2, step.own(step.x, 2 * STEP)))
+    scale = _each(builder, halves(builder, block, 18, 1), [0])
+    return [*sums[1:], plus_product(builder, sums[0], own, scale)]
+
+
 def _floats(
     nbytes: int, scales_of: Callable, codes_of: Callable, numbers_of: Callable, *, count: int
 ) -> _Add:
@@ -364,6 +377,7 @@ _PAIRED, _PAIRED_256 = (_FOURS_IN_PAIRS, _BLOCKS_IN_PAIRS) if HAS_PAIRS else ({}
 dot_fours = _rows_of(_PAIRED)
 dot_fours_in_two = _rows_of(_PAIRED, 2)
 dot_fours_wide = _rows_of({kind: form(count=4) for kind, form in _IN_FLOATS.items()})
+dot_64 = _rows_of({Q2_0: _sixty_four})
 dot_rest = _rows_of({kind: form(count=1) for kind, form in _IN_FLOATS.items()})
 dot_256 = _rows_of(_PAIRED_256)
 dot_256_in_two = _rows_of(_PAIRED_256, 2)

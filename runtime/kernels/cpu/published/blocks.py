@@ -7,6 +7,7 @@ from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.gated import bits_of, part
 from runtime.kernels.cpu.published.block_codes import STEP
 from runtime.kernels.cpu.published.block_vectors import (
+    dot_64,
     dot_256,
     dot_256_in_two,
     dot_256_wide,
@@ -168,6 +169,21 @@ def multiply_blocks_of_256_float16(fields, start, x, y, is_narrow):
     for row in range(len(y)):
         blocks = start + fields[CODES] + row * num_blocks * fields[BLOCK_NBYTES]
         y[row] += dot_256_in_two(kind, blocks, token.ctypes.data, offsets.ctypes.data, num_blocks)
+
+
+@kernel(f"void({MATRIX})", nogil=True)
+def multiply_blocks_of_64(fields, start, x, y, is_narrow):
+    """Add x [I] times a matrix of Q2_0 to y [O]."""
+    kind = fields[KIND]
+    token = quads(x, 2)
+    num_blocks = len(token) // 64
+    offsets = np.zeros((num_blocks, 16), np.float32)
+    for block in range(num_blocks):
+        for k in range(64):
+            offsets[block, k // 4] -= x[64 * block + k]
+    for row in range(len(y)):
+        blocks = start + fields[CODES] + row * num_blocks * fields[BLOCK_NBYTES]
+        y[row] += dot_64(kind, blocks, token.ctypes.data, offsets.ctypes.data, num_blocks)
 
 
 @part

@@ -1,0 +1,216 @@
+"""Rows of ggml's types with grids times one token, in vectors. Importing this module imports numba.
+
+A row is first read into the numbers of its points, its signs and its scales. The points of 32
+weights are then loaded from the grid, int8, change their signs together, and are multiplied by x,
+int16, in pairs, whose sums are exact.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from artifacts.common.float16 import float16_as_float
+from artifacts.common.llvm_vectors import (
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    advanced,
+    called,
+    filled,
+    load,
+    splat,
+    spread,
+    store,
+    vector,
+)
+from runtime.kernels.cpu.lanes import LANES, pairs_added, plus_product, switched
+from runtime.kernels.cpu.published.published import IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS
+
+EIGHT = vector(F32, 8)
+_SIGNS = vector(I8, 32)
+_Read = tuple[ir.Value, ir.Value, ir.Value]
+"""Numbers of points, int16; signs, int8 [32], a bit for each weight; scales, float32."""
+
+
+def _half(builder: ir.IRBuilder, block: ir.Value, count: int, factor: float) -> ir.Value:
+    """Return the scale of a block, times a factor, `count` times."""
+    scale = float16_as_float(builder, load(builder, block, vector(I16, 1)))
+    return builder.fmul(spread(builder, scale, [0] * count), filled(vector(F32, count), factor))
+
+
+def _odd_times(builder: ir.IRBuilder, codes: ir.Value, scale: ir.Value) -> ir.Value:
+    """Return 2 * code + 1 as float32 times the scale."""
+    odd = builder.or_(builder.shl(codes, filled(codes.type, 1)), filled(codes.type, 1))
+    return builder.fmul(builder.sitofp(odd, scale.type), scale)
+
+
+def _nibbles(builder: ir.IRBuilder, packed: ir.Value) -> ir.Value:
+    """Return the halves of bytes as int32, each byte's lower half first."""
+    count = 2 * packed.type.count
+    twice = builder.zext(
+        spread(builder, packed, [i // 2 for i in range(count)]), vector(I32, count)
+    )
+    shifts = ir.Constant(twice.type, [0, 4] * packed.type.count)
+    return builder.and_(builder.lshr(twice, shifts), filled(twice.type, 0xF))
+
+
+def _in_sevens(builder: ir.IRBuilder, words: ir.Value) -> ir.Value:
+    """Return the signs in the lower 28 bits of 8 words."""
+    each = spread(builder, words, [i // 4 for i in range(32)])
+    own = builder.lshr(each, ir.Constant(each.type, [0, 7, 14, 21] * 8))
+    return _even(builder, builder.trunc(own, _SIGNS))
+
+
+def _even(builder: ir.IRBuilder, signs: ir.Value) -> ir.Value:
+    """Return signs whose eighth bit makes their number even."""
+    seven = builder.and_(signs, filled(signs.type, 0x7F))
+    count = called(builder, "llvm.ctpop.v32i8", signs.type, [seven])
+    return builder.or_(seven, builder.shl(count, filled(signs.type, 7)))
+
+
+def _read_2xxs(builder: ir.IRBuilder, block: ir.Value) -> _Read:
+    packed = load(builder, block, vector(I8, 64), 2)
+    points = spread(builder, packed, [8 * (i // 4) + i % 4 for i in range(32)])
+    words = spread(builder, load(builder, block, vector(I32, 16), 2), range(1, 16, 2))
+    scales = builder.lshr(words, filled(words.type, 28))
+    return (
+        builder.zext(points, vector(I16)),
+        _in_sevens(builder, words),
+        _odd_times(builder, scales, _half(builder, block, 8, 0.125)),
+    )
+
+
+def _read_2xs(builder: ir.IRBuilder, block: ir.Value) -> _Read:
+    words = load(builder, block, vector(I16), 2)
+    scales = _nibbles(builder, load(builder, block, vector(I8, 8), 66))
+    return (
+        builder.and_(words, filled(words.type, 0x1FF)),
+        _even(builder, builder.trunc(builder.lshr(words, filled(words.type, 9)), _SIGNS)),
+        _odd_times(builder, scales, _half(builder, block, 16, 0.125)),
+    )
+
+
+def _read_3xxs(builder: ir.IRBuilder, block: ir.Value) -> _Read:
+    words = load(builder, block, vector(I32, 8), 66)
+    scales = builder.lshr(words, filled(words.type, 28))
+    return (
+        builder.zext(load(builder, block, vector(I8, 64), 2), vector(I16, 64)),
+        _in_sevens(builder, words),
+        _odd_times(builder, scales, _half(builder, block, 8, 0.25)),
+    )
+
+
+def _read_3s(builder: ir.IRBuilder, block: ir.Value) -> _Read:
+    ninth = spread(builder, load(builder, block, vector(I8, 8), 66), [i // 8 for i in range(64)])
+    own = builder.and_(ninth, ir.Constant(ninth.type, [1 << i % 8 for i in range(64)]))
+    is_upper = builder.icmp_unsigned("!=", own, filled(own.type, 0))
+    wide = vector(I16, 64)
+    points = builder.zext(load(builder, block, vector(I8, 64), 2), wide)
+    scales = _nibbles(builder, load(builder, block, vector(I8, 4), 106))
+    return (
+        builder.or_(points, builder.shl(builder.zext(is_upper, wide), filled(wide, 8))),
+        load(builder, block, _SIGNS, 74),
+        _odd_times(builder, scales, _half(builder, block, 8, 1.0)),
+    )
+
+
+_READ = {
+    IQ2_XXS: _read_2xxs,
+    IQ2_XS: _read_2xs,
+    IQ3_XXS: _read_3xxs,
+    IQ3_S: _read_3s,
+}
+
+
+@intrinsic
+def read_row(context, kind, blocks, nbytes, num_blocks, worth, points, signs, scales):
+    """Write the numbers of the points of a row of blocks of `nbytes`, uint16, the signs and the
+    scales to these addresses. Each block's scales are multiplied by its number of `worth`."""
+
+    def generate(target, builder, signature, arguments):
+        kind, blocks, nbytes, num_blocks, worth, *addresses = arguments
+
+        def write(read: Callable[..., _Read]) -> None:
+            with cgutils.for_range(builder, num_blocks, intp=I64) as loop:
+                block = advanced(builder, blocks, loop.index, nbytes)
+                points, signs, scales = read(builder, block)
+                own = load(builder, advanced(builder, worth, loop.index, 4), F32)
+                scales = builder.fmul(scales, splat(builder, own, scales.type.count))
+                for value, start in zip((points, signs, scales), addresses, strict=True):
+                    size = value.type.count * {I8: 1, I16: 2, F32: 4}[value.type.element]
+                    store(builder, value, advanced(builder, start, loop.index, size))
+
+        switched(builder, kind, {number: partial(write, read) for number, read in _READ.items()})
+        return target.get_dummy_value()
+
+    return types.void(*[types.int64] * 8), generate
+
+
+@intrinsic
+def dot_points(context, kind, points, signs, scales, grid, x, num_steps):
+    """Return the product of x, int16, with a row that `read_row` has read, in steps of 32 weights.
+    The points are in a `grid` of int8."""
+
+    def generate(_, builder, __, arguments):
+        kind, points, signs, scales, grid, x, num_steps = arguments
+        total = cgutils.alloca_once_value(builder, filled(EIGHT, 0.0))
+
+        def write(num_points: int, num_scales: int) -> None:
+            with cgutils.for_range(builder, num_steps, intp=I64) as loop:
+                own = advanced(builder, points, loop.index, 2 * num_points)
+                numbers = _looked_up(builder, grid, own, num_points)
+                numbers = _signed(builder, numbers, advanced(builder, signs, loop.index, 4))
+                halves = _products(builder, numbers, advanced(builder, x, loop.index, 64))
+                if num_scales == 1:
+                    halves = [builder.add(*halves)]
+                factors = advanced(builder, scales, loop.index, 4 * num_scales)
+                sums = builder.load(total)
+                for i, products in enumerate(halves):
+                    scale = splat(builder, load(builder, factors, F32, 4 * i), 8)
+                    sums = plus_product(builder, sums, builder.sitofp(products, EIGHT), scale)
+                builder.store(sums, total)
+
+        cases = {IQ2_XXS: (4, 1), IQ2_XS: (4, 2), IQ3_XXS: (8, 1), IQ3_S: (8, 1)}
+        switched(builder, kind, {number: partial(write, *case) for number, case in cases.items()})
+        name = "llvm.vector.reduce.fadd.v8f32"
+        return called(builder, name, F32, [ir.Constant(F32, 0.0), builder.load(total)])
+
+    return types.float32(*[types.int64] * 7), generate
+
+
+def _looked_up(builder: ir.IRBuilder, grid: ir.Value, points: ir.Value, count: int) -> ir.Value:
+    """Return 32 bytes of a grid: `count` points with the numbers at an address."""
+    nbytes = 32 // count
+    kind = ir.IntType(8 * nbytes)
+    out = ir.Constant(vector(kind, count), ir.Undefined)
+    for i in range(count):
+        number = builder.zext(load(builder, points, I16, 2 * i), I64)
+        point = load(builder, advanced(builder, grid, number, nbytes), kind)
+        out = builder.insert_element(out, point, I32(i))
+    return builder.bitcast(out, vector(I8))
+
+
+def _signed(builder: ir.IRBuilder, numbers: ir.Value, signs: ir.Value) -> ir.Value:
+    """Return 32 numbers, int8, which are negative where their bit at this address is set."""
+    each = spread(builder, load(builder, signs, vector(I8, 4)), [i // 8 for i in range(32)])
+    own = ir.Constant(each.type, [1 << i % 8 for i in range(32)])
+    is_negative = builder.icmp_unsigned("==", builder.and_(each, own), own)
+    mask = builder.sext(is_negative, each.type)
+    return builder.sub(builder.xor(numbers, mask), mask)
+
+
+def _products(builder: ir.IRBuilder, numbers: ir.Value, x: ir.Value) -> list[ir.Value]:
+    """Return the products of either half of 32 numbers, int8, with x, int16, summed in pairs:
+    int32 [8]."""
+    halves = []
+    for first in (0, LANES):
+        own = spread(builder, numbers, range(first, first + LANES))
+        own = builder.sext(own, vector(I16, LANES))
+        halves.append(pairs_added(builder, own, load(builder, x, own.type, 2 * first)))
+    return halves

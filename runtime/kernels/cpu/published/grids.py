@@ -1,0 +1,89 @@
+"""Matrices of ggml's types with grids, times one token. Importing this module imports numba."""
+
+import numpy as np
+
+from artifacts.common.numba_loops import kernel
+from artifacts.formats.gguf.grids import grid
+from runtime.kernels.cpu.gated import part
+from runtime.kernels.cpu.published.grid_vectors import dot_points, read_row
+from runtime.kernels.cpu.published.published import (
+    BLOCK_NBYTES,
+    CODES,
+    IQ2_XS,
+    IQ2_XXS,
+    IQ3_S,
+    IQ3_XXS,
+    KIND,
+    MATRIX,
+    f32,
+)
+
+_2XXS, _2XS, _3XXS, _3S = (grid(name).numpy() for name in ("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ3_S"))
+_LARGEST = f32(32767)
+_LEAST = f32(1e-30)  # a worth below it has no inverse
+
+
+@part
+def _grid(kind):
+    if kind == IQ2_XXS:
+        return _2XXS.ctypes.data
+    if kind == IQ2_XS:
+        return _2XS.ctypes.data
+    return _3XXS.ctypes.data if kind == IQ3_XXS else _3S.ctypes.data
+
+
+@part
+def _in_sixteen_bits(x, token, worth):
+    """Write x [I] as whole numbers of 16 bits, and for each 256 of them the worth of one: the
+    largest over 32767. Return the rest of x. NaN and infinity make the worth NaN."""
+    rest = np.empty_like(x)
+    for block in range(len(worth)):
+        largest = f32(0)
+        for k in range(256 * block, 256 * (block + 1)):
+            size = abs(x[k])
+            largest = size if size > largest or size != size else largest
+        worth[block] = largest / _LARGEST
+        inverse = _LARGEST / largest if largest > _LEAST else f32(0)
+        for k in range(256 * block, 256 * (block + 1)):
+            number = np.rint(x[k] * inverse)
+            token[k] = np.int16(number)
+            rest[k] = x[k] - number * worth[block]
+    return rest
+
+
+@kernel(f"void({MATRIX})", nogil=True)
+def multiply_points(fields, start, x, y, is_narrow):
+    """Add x [I] times a matrix of IQ2_XXS, IQ2_XS, IQ3_XXS or IQ3_S to y [O].
+
+    Numbers of x are rounded to 16 bits of the largest among 256; unless `is_narrow`, what this
+    leaves of them is multiplied in the same way."""
+    kind = fields[KIND]
+    num_blocks = len(x) // 256
+    points = np.empty(num_blocks * (64 if kind in (IQ3_XXS, IQ3_S) else 32), np.uint16)
+    signs = np.empty(num_blocks * 32, np.uint8)
+    scales = np.empty(num_blocks * (16 if kind == IQ2_XS else 8), np.float32)
+    token = np.empty(len(x), np.int16)
+    worth = np.empty(num_blocks, np.float32)
+    for _ in range(1 if is_narrow else 2):
+        x = _in_sixteen_bits(x, token, worth)
+        for row in range(len(y)):
+            blocks = start + fields[CODES] + row * num_blocks * fields[BLOCK_NBYTES]
+            read_row(
+                kind,
+                blocks,
+                fields[BLOCK_NBYTES],
+                num_blocks,
+                worth.ctypes.data,
+                points.ctypes.data,
+                signs.ctypes.data,
+                scales.ctypes.data,
+            )
+            y[row] += dot_points(
+                kind,
+                points.ctypes.data,
+                signs.ctypes.data,
+                scales.ctypes.data,
+                _grid(kind),
+                token.ctypes.data,
+                8 * num_blocks,
+            )
