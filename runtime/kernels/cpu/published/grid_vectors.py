@@ -7,6 +7,7 @@ int16, in pairs, whose sums are exact.
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -33,6 +34,7 @@ from runtime.kernels.cpu.lanes import LANES, pairs_added, plus_product, switched
 from runtime.kernels.cpu.published.published import IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS
 
 EIGHT = vector(F32, 8)
+_AT_ONCE = 2  # steps of 32 weights
 _SIGNS = vector(I8, 32)
 _Read = tuple[ir.Value, ir.Value, ir.Value]
 """Numbers of points, int16; signs, int8 [32], a bit for each weight; scales, float32."""
@@ -152,28 +154,33 @@ def read_row(context, kind, blocks, nbytes, num_blocks, worth, points, signs, sc
     return types.void(*[types.int64] * 8), generate
 
 
+class _Row(NamedTuple):
+    """Addresses of a row that `read_row` has read, of the grid of its type, and of x."""
+
+    points: ir.Value
+    signs: ir.Value
+    scales: ir.Value
+    grid: ir.Value
+    x: ir.Value
+
+
 @intrinsic
-def dot_points(context, kind, points, signs, scales, grid, x, num_steps):
-    """Return the product of x, int16, with a row that `read_row` has read, in steps of 32 weights.
-    The points are in a `grid` of int8."""
+def dot_points(context, kind, points, signs, scales, grid, x, num_blocks):
+    """Return the product of x, int16, with a row that `read_row` has read. The points are in a
+    `grid` of int8."""
 
     def generate(_, builder, __, arguments):
-        kind, points, signs, scales, grid, x, num_steps = arguments
+        kind, *addresses, num_blocks = arguments
         total = cgutils.alloca_once_value(builder, filled(EIGHT, 0.0))
 
         def write(num_points: int, num_scales: int) -> None:
-            with cgutils.for_range(builder, num_steps, intp=I64) as loop:
-                own = advanced(builder, points, loop.index, 2 * num_points)
-                numbers = _looked_up(builder, grid, own, num_points)
-                numbers = _signed(builder, numbers, advanced(builder, signs, loop.index, 4))
-                halves = _products(builder, numbers, advanced(builder, x, loop.index, 64))
-                if num_scales == 1:
-                    halves = [builder.add(*halves)]
-                factors = advanced(builder, scales, loop.index, 4 * num_scales)
+            steps = builder.mul(num_blocks, I64(8 // _AT_ONCE))
+            with cgutils.for_range(builder, steps, intp=I64) as loop:
                 sums = builder.load(total)
-                for i, products in enumerate(halves):
-                    scale = splat(builder, load(builder, factors, F32, 4 * i), 8)
-                    sums = plus_product(builder, sums, builder.sitofp(products, EIGHT), scale)
+                first = builder.mul(loop.index, I64(_AT_ONCE))
+                for i in range(_AT_ONCE):
+                    step = builder.add(first, I64(i))
+                    sums = _add_step(builder, _Row(*addresses), step, num_points, num_scales, sums)
                 builder.store(sums, total)
 
         cases = {IQ2_XXS: (4, 1), IQ2_XS: (4, 2), IQ3_XXS: (8, 1), IQ3_S: (8, 1)}
@@ -182,6 +189,28 @@ def dot_points(context, kind, points, signs, scales, grid, x, num_steps):
         return called(builder, name, F32, [ir.Constant(F32, 0.0), builder.load(total)])
 
     return types.float32(*[types.int64] * 7), generate
+
+
+def _add_step(
+    builder: ir.IRBuilder,
+    row: _Row,
+    step: ir.Value,
+    num_points: int,
+    num_scales: int,
+    sums: ir.Value,
+) -> ir.Value:
+    """Add the products of the 32 weights with this number, which have so many points and scales."""
+    points = advanced(builder, row.points, step, 2 * num_points)
+    numbers = _looked_up(builder, row.grid, points, num_points)
+    numbers = _signed(builder, numbers, advanced(builder, row.signs, step, 4))
+    halves = _products(builder, numbers, advanced(builder, row.x, step, 64))
+    if num_scales == 1:
+        halves = [builder.add(*halves)]
+    scales = advanced(builder, row.scales, step, 4 * num_scales)
+    for i, products in enumerate(halves):
+        scale = splat(builder, load(builder, scales, F32, 4 * i), 8)
+        sums = plus_product(builder, sums, builder.sitofp(products, EIGHT), scale)
+    return sums
 
 
 def _looked_up(builder: ir.IRBuilder, grid: ir.Value, points: ir.Value, count: int) -> ir.Value:

@@ -85,5 +85,5 @@ def multiply_points(fields, start, x, y, is_narrow):
                 scales.ctypes.data,
                 _grid(kind),
                 token.ctypes.data,
-                8 * num_blocks,
+                num_blocks,
             )
