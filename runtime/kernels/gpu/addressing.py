@@ -16,6 +16,9 @@ from runtime.model.quantised.stored_matrix import StoredMatrix, is_described, st
 WORD = 4  # bytes
 _BIAS = "_bias"  # the end of a bias's name
 MOST_RANKS = 16
+GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ3_S")
+BLOCKS = ("Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q2_0", *GRIDS)
+"""ggml's types that the kernels read, those with grids last."""
 _NO_NUMBER = (1 << 15) - 1
 _NONE = (1 << 62,) * (MOST_RANKS // 4)
 _FILL = -1, -1, -1
@@ -148,7 +151,9 @@ def is_readable(layout: ExpertLayout) -> bool:
     """Return whether the kernels read all matrices of experts with this layout, where down is
     one."""
     are_read = all(
-        is_described(part) and part.format.name not in GGML for part in layout.parts if part.format
+        is_described(part) and (part.format.name in BLOCKS or part.format.name not in GGML)
+        for part in layout.parts
+        if part.format
     )
     return are_read and {part.source for part in layout.parts if part.name == DOWN} == {0}
 

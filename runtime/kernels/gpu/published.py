@@ -6,12 +6,16 @@ An attribute of a constexpr is made a constexpr of its own before another functi
 3.6 hands on only numbers and types as such. Importing this module imports triton.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 
 from artifacts.formats.integers.order import INPUT_BITS
+from runtime.kernels.gpu.addressing import GRIDS
 from runtime.kernels.gpu.blocks import load_block
+from runtime.kernels.gpu.ggml import ggml_numbers, points
 from runtime.kernels.gpu.low_bit import read_codes
 from runtime.model.quantised.stored_matrix import StoredMatrix
 
@@ -20,6 +24,7 @@ _INPUT = tl.constexpr((1 << INPUT_BITS) - 1)
 _BLOCKS = {
     "rows": (8, 256),
     "columns": (64, 32),
+    "blocks": (8, 256),
 }  # the long side runs along what is adjacent
 
 
@@ -31,6 +36,13 @@ def block_sizes(matrix: StoredMatrix) -> dict[str, int]:
     return {"block_rows": rows, "block_columns": 2 * columns if is_in_halves else columns}
 
 
+def points_for(matrices: Sequence[StoredMatrix], arena: torch.Tensor) -> torch.Tensor:
+    """Return the points of grids on the device of `arena`, or any tensor of bytes there if none of
+    the matrices has a grid."""
+    has_grid = any(matrix.codes.kind in GRIDS for matrix in matrices)
+    return points(arena.device) if has_grid else arena
+
+
 def dequantise(expert: torch.Tensor, matrix: StoredMatrix, out: torch.Tensor) -> None:
     """Write a matrix of `expert`, uint8, to out [out, in]."""
     blocks = block_sizes(matrix)
@@ -38,13 +50,13 @@ def dequantise(expert: torch.Tensor, matrix: StoredMatrix, out: torch.Tensor) ->
         triton.cdiv(matrix.num_outputs, blocks["block_rows"]),
         triton.cdiv(matrix.num_inputs, blocks["block_columns"]),
     )
-    _dequantise[grid](expert, out, matrix=matrix, **blocks)
+    _dequantise[grid](expert, points_for([matrix], expert), out, matrix=matrix, **blocks)
 
 
 @triton.jit
 def product(
-    x_ptr, expert_ptr, first_row, step: tl.constexpr, matrix: tl.constexpr, dtype: tl.constexpr,
-    block_rows: tl.constexpr, block_columns: tl.constexpr,
+    x_ptr, expert_ptr, points_ptr, first_row, step: tl.constexpr, matrix: tl.constexpr,
+    dtype: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
     """Multiply every `step`th row of a matrix from `first_row` on, dequantised to `dtype`, by a
     vector x [in], and add the bias if there is one: float32 [block_rows]."""
@@ -55,7 +67,7 @@ def product(
         inputs = _inputs(expert_ptr, columns, matrix)
         x = tl.load(x_ptr + inputs, mask=columns < matrix.num_inputs, other=0.0).to(tl.float32)
         weights = numbers(
-            expert_ptr, first_row, step, first, matrix, dtype, block_rows, block_columns
+            expert_ptr, points_ptr, first_row, step, first, matrix, dtype, block_rows, block_columns
         )
         sums += weights.to(dtype).to(tl.float32) * x[None, :]
     y = tl.sum(sums, axis=1)
@@ -69,8 +81,8 @@ def product(
 
 @triton.jit
 def numbers(
-    expert_ptr, first_row, step: tl.constexpr, first, matrix: tl.constexpr, dtype: tl.constexpr,
-    block_rows: tl.constexpr, block_columns: tl.constexpr,
+    expert_ptr, points_ptr, first_row, step: tl.constexpr, first, matrix: tl.constexpr,
+    dtype: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
     """Return the weights of every `step`th row from `first_row` on and of `block_columns` places
     from `first` on, float32: zero where out of range. A matrix that is not quantised is of type
@@ -83,6 +95,8 @@ def numbers(
         start = (expert_ptr + matrix.codes.start).to(tl.pointer_type(dtype))
         places = rows[:, None] * matrix.num_inputs + columns[None, :]
         weights = load_block(start + places, is_row, is_column).to(tl.float32)
+    elif matrix.codes.order == "blocks":
+        weights = ggml_numbers(expert_ptr, points_ptr, rows, columns, is_row, is_column, matrix)
     else:
         if matrix.codes.order == "rows":
             codes = _codes_in_bytes(expert_ptr, rows, first, is_row, matrix, block_columns)
@@ -216,15 +230,18 @@ def _zeros(expert_ptr, rows, groups, in_range, matrix: tl.constexpr):
 
 @triton.jit
 def _dequantise(
-    expert_ptr, out_ptr, matrix: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr
-):
+    expert_ptr, points_ptr, out_ptr, matrix: tl.constexpr, block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+):  # fmt: skip
     """Dequantise one block of a matrix."""
     first_row = tl.program_id(0) * block_rows
     first = tl.program_id(1) * block_columns
     rows = first_row + tl.arange(0, block_rows)
     columns = first + tl.arange(0, block_columns)
     dtype = out_ptr.dtype.element_ty
-    weights = numbers(expert_ptr, first_row, 1, first, matrix, dtype, block_rows, block_columns)
+    weights = numbers(
+        expert_ptr, points_ptr, first_row, 1, first, matrix, dtype, block_rows, block_columns
+    )
     in_range = (rows < matrix.num_outputs)[:, None] & (columns < matrix.num_inputs)[None, :]
     inputs = _inputs(expert_ptr, columns, matrix)
     tl.store(

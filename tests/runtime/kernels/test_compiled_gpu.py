@@ -23,6 +23,7 @@ TENSORS = (
     )
     | dict.fromkeys(("y_ptr", "weights_ptr", "shares_ptr"), "*fp32")
     | {"starts_ptr": "*i64", "keys_ptr": "*i64", "scales_ptr": "*fp16", "expert_ptr": "*u8"}
+    | {"points_ptr": "*i8"}
 )
 TENSORS |= dict.fromkeys(("first", "second", "third", "fourth"), "i64")
 IN_BF16 = TENSORS | {"arena_ptr": "*bf16"}
@@ -210,7 +211,12 @@ def test_the_other_kernels_compile(tmp_path: Path) -> None:
         clamped = gated_matrices(layout_of("mxfp4"), GPT_OSS)
         own = {"matrices": clamped, "are_packed": True, **published.block_sizes(clamped.gate)}
         assert compiled(gated_published._inner, 80, IN_BYTES, **own)["cubin"]
-        for name, capability in (("packed, 4 bits, in any order", 80), ("nvfp4, inverse", 90)):
-            matrix = gated_matrices(layout_of(name)).down
+        for name, capability in {
+            "packed, 4 bits, in any order": 80,
+            "nvfp4, inverse": 90,
+            "Q5_K": 80,
+            "IQ3_S": 90,
+        }.items():
+            matrix = gated_matrices(layout_of(name, neurons=256)).down
             own = {"matrix": matrix, **published.block_sizes(matrix)}
             assert compiled(published._dequantise, capability, TENSORS, **own)["cubin"]

@@ -128,7 +128,7 @@ def variants(group: int) -> Mapping[str, Stored]:
         **_streams(group),
         "AWQ": Stored(Awq(), lambda r, c: _awq(r, c, group)),
         **{
-            f"GGUF, {name}": Stored(GGML[name], partial(_blocks_of, GGML[name]))
+            f"GGUF, {name}": Stored(GGML[name], partial(random_blocks, GGML[name]))
             for name in MULTIPLIED
         },
     }
@@ -232,7 +232,7 @@ _HALVES = {
 }  # where scales are
 
 
-def _blocks_of(form: GgmlBlocks, rows: int, columns: int) -> Tensors:
+def random_blocks(form: GgmlBlocks, rows: int, columns: int) -> Tensors:
     """Return blocks of random codes. Blocks of MXFP4 have a scale of one byte, the others one or
     two of float16."""
     blocks = torch.randint(

@@ -9,12 +9,14 @@ import torch
 
 from artifacts.formats.base import Format, Stored
 from artifacts.formats.fp8 import Scaled
+from artifacts.formats.gguf.ggml import GGML, GgmlBlocks
 from artifacts.formats.integers.awq import Awq
 from artifacts.formats.integers.gptq import Gptq
 from artifacts.formats.integers.order import ORDER
 from artifacts.formats.integers.packed_integers import PackedIntegers
 from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import NvFp4
+from runtime.kernels.gpu.addressing import BLOCKS
 
 GROUP = 128  # inputs with one scale, but where a format says how many
 _E4M3 = torch.float8_e4m3fn
@@ -67,6 +69,11 @@ def _awq(rows: int, columns: int) -> Roles:
     return found | {"scales": Stored(torch.float16, (columns // GROUP, rows))}
 
 
+def _ggml(form: GgmlBlocks, rows: int, columns: int) -> Roles:
+    row_nbytes = columns // form.num_weights * form.nbytes
+    return {"blocks": Stored(torch.uint8, (rows, row_nbytes))}
+
+
 class Case(NamedTuple):
     """A format, and types and shapes of its tensors by role for a matrix [out, in]."""
 
@@ -96,6 +103,7 @@ CASES: Mapping[str, Case] = {
     "gptq, 2 bits": Case(Gptq(bits=2), partial(_gptq, 2, ())),
     "gptq, 8 bits": Case(Gptq(bits=8), partial(_gptq, 8, ())),
     "awq": Case(Awq(), _awq),
+    **{name: Case(GGML[name], partial(_ggml, GGML[name])) for name in BLOCKS},
 }
 
 

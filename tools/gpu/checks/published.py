@@ -8,9 +8,11 @@ from torch.nn import functional as F
 
 from runtime.backends.triton.forms_gpu import full_form
 from runtime.control.plan import Place
+from runtime.kernels.gpu.addressing import BLOCKS
 from runtime.kernels.gpu.experts.gates import SILU
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, stored_part
+from tools.bench.kernels.stored_matrices import random_blocks
 from tools.gpu.checks import formats
 from tools.gpu.checks.formats import CASES, Case, random_content
 from tools.gpu.checks.sessions import Finding
@@ -37,6 +39,7 @@ class PublishedExperts:
     ) -> None:
         self.hidden, self.neurons, self.top_k = sizes
         self.dtype = dtype
+        self._format = case.format
         self.device = device
         joined = [(GATE_UP, 0, 2 * self.neurons, self.hidden)]
         apart = [(GATE_UP, source, self.neurons, self.hidden) for source in range(2)]
@@ -61,6 +64,11 @@ class PublishedExperts:
         for name, matrices in self.layout.views(content).items():
             num_groups = (self.hidden if name == GATE_UP else self.neurons) // formats.GROUP
             for matrix in matrices:
+                if self._format.name in BLOCKS:
+                    blocks = matrix.tensors["blocks"]
+                    own = random_blocks(self._format, *self._format.shape(matrix.tensors))
+                    blocks.copy_(own["blocks"])
+                    continue
                 for role, tensor in matrix.tensors.items():
                     tensor.copy_(random_content(role, tensor, num_groups, self._random))
         assert self.layout.arrange(content) is None, (

@@ -12,7 +12,7 @@ import triton.language as tl
 from runtime.kernels.gpu.addressing import GatedMatrices, Numbers, arguments
 from runtime.kernels.gpu.blocks import activated, expert_start, number_of
 from runtime.kernels.gpu.experts.weighted_sum import operands, sum_last
-from runtime.kernels.gpu.published import block_sizes, product
+from runtime.kernels.gpu.published import block_sizes, points_for, product
 from runtime.kernels.gpu.total import Total
 
 
@@ -37,7 +37,16 @@ def multiply(
     inner = torch.empty(num_pairs, neurons, dtype=x.dtype, device=x.device)
     blocks = block_sizes(matrices.gate)
     _inner[(triton.cdiv(neurons, blocks["block_rows"]), num_pairs)](
-        x, *own, starts, arena, inner, top_k, matrices=matrices, are_packed=are_packed, **blocks
+        x,
+        *own,
+        starts,
+        arena,
+        points_for([matrices.gate, matrices.up], arena),
+        inner,
+        top_k,
+        matrices=matrices,
+        are_packed=are_packed,
+        **blocks,
     )
     blocks = block_sizes(down)
     pointers, constants = operands(total)
@@ -46,6 +55,7 @@ def multiply(
         *own,
         starts,
         arena,
+        points_for([down], arena),
         y,
         *pointers,
         top_k,
@@ -58,8 +68,8 @@ def multiply(
 
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _inner(
-    x_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, inner_ptr, top_k,
-    matrices: tl.constexpr, are_packed: tl.constexpr, block_rows: tl.constexpr,
+    x_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, points_ptr, inner_ptr,
+    top_k, matrices: tl.constexpr, are_packed: tl.constexpr, block_rows: tl.constexpr,
     block_columns: tl.constexpr,
 ):  # fmt: skip
     """Compute the activation of gate and up for some neurons of one pair."""
@@ -78,16 +88,18 @@ def _inner(
         gate = tl.program_id(0) * block_rows * step
         up = tl.program_id(0) * block_rows * step + matrices.up_first
         gates = product(
-            token_ptr, expert_ptr, gate, step, of_gate, dtype, block_rows, block_columns
+            token_ptr, expert_ptr, points_ptr, gate, step, of_gate, dtype, block_rows, block_columns
         )
-        ups = product(token_ptr, expert_ptr, up, step, of_up, dtype, block_rows, block_columns)
+        ups = product(
+            token_ptr, expert_ptr, points_ptr, up, step, of_up, dtype, block_rows, block_columns
+        )
         acts = activated(gates, ups, activation, dtype)
         tl.store(inner_ptr + pair * neurons + places, acts, mask=places < neurons)
 
 
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _down(
-    inner_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, y_ptr,
+    inner_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, points_ptr, y_ptr,
     keys_ptr, weights_ptr, out_ptr, done_ptr, top_k,
     matrix: tl.constexpr, are_packed: tl.constexpr, block_rows: tl.constexpr,
     block_columns: tl.constexpr,
@@ -102,7 +114,9 @@ def _down(
         acts_ptr = inner_ptr + pair * matrix.num_inputs
         first_row = tl.program_id(0) * block_rows
         dtype: tl.constexpr = inner_ptr.dtype.element_ty
-        y = product(acts_ptr, expert_ptr, first_row, 1, matrix, dtype, block_rows, block_columns)
+        y = product(
+            acts_ptr, expert_ptr, points_ptr, first_row, 1, matrix, dtype, block_rows, block_columns
+        )
         rows = first_row + tl.arange(0, block_rows)
         places = y_ptr + pair * num_outputs + rows
         tl.store(places, y.to(y_ptr.dtype.element_ty), mask=rows < num_outputs)
