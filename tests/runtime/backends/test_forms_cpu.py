@@ -71,6 +71,8 @@ FORMS = {
             "compressed-tensors, 4 bits, asymmetric",
             "GGUF, Q8_0",
             "GGUF, Q4_K",
+            "GGUF, IQ3_S",
+            "GGUF, Q2_0",
             "AWQ",
         )
     },
