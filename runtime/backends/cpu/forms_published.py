@@ -102,8 +102,7 @@ def _rows_of(matrices: Sequence[StoredMatrix], dtype: torch.dtype) -> list[Rows]
     others = _KERNELS | _OF_FLOAT16 if dtype is torch.float16 and lanes.HAS_PAIRS else _KERNELS
     for matrix in matrices:
         module, name, narrow = others.get(_kind(matrix.codes), by_row)
-        # kernels of grids multiply integers, on any processor
-        is_narrow = dtype in narrow and (lanes.HAS_PAIRS or name == "multiply_points")
+        is_narrow = dtype in narrow and (lanes.HAS_PAIRS or name in _OF_INTEGERS)
         nbytes = matrix.codes.nbytes // matrix.num_outputs
         kernel = getattr(kernels(module), name)
         rows.append(Rows(first, matrix.num_outputs, nbytes, _fields(matrix), kernel, is_narrow))
@@ -185,6 +184,8 @@ _GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ3_S")
 MULTIPLIED = (*_BLOCKS, *_GRIDS, "Q2_0")
 """ggml's types that the kernels multiply."""
 
+_OF_INTEGERS = ("multiply_points", "multiply_blocks_of_256")
+"""Kernels that may take x for whole numbers on any processor."""
 # of formats that are not row by row, with the dtypes of x that they may take for less than float32
 _KERNELS = {
     "STREAM": ("cpu.published.columns", "multiply_stream", _HALVES),

@@ -15,7 +15,18 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from artifacts.common.llvm_vectors import I8, I64, advanced, filled, load, spread, vector
+from artifacts.common.llvm_vectors import (
+    F32,
+    I8,
+    I16,
+    I64,
+    advanced,
+    filled,
+    load,
+    splat,
+    spread,
+    vector,
+)
 from runtime.kernels.cpu.lanes import (
     HAS_PAIRS,
     LANES,
@@ -25,6 +36,7 @@ from runtime.kernels.cpu.lanes import (
     add_pairs,
     added_up,
     looked_up,
+    pairs_added,
     plus_product,
     switched,
 )
@@ -73,6 +85,8 @@ from runtime.kernels.cpu.published.published import (
 )
 
 _IQ4_TABLE = 2  # of TABLES, behind FLOATS_4 and INTEGERS_4
+EIGHT = vector(F32, 8)
+WHOLE_STEP = 264  # words of 16 bits: 256 numbers, their worth, and what makes it a multiple of 16
 _CHAINS = 4  # of sums, so that none waits for another
 _BITS_OF_128 = 0x4300  # as bfloat16, where a code of up to seven bits is the mantissa
 
@@ -282,6 +296,46 @@ def _sixty_four(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
     return [*sums[1:], plus_product(builder, sums[0], own, scale)]
 
 
+def _integers_k(
+    nbytes: int,
+    scales_of: Callable,
+    codes_of: Callable,
+    lanes: Sequence[int],
+    factors_of: Callable | None,
+    less: int = 0,
+) -> _Add:
+    """Return the same step as `_floats_k`, with x in whole numbers of 16 bits: of each 32 those at
+    even places first. Behind 256 of them is the worth of one, float32."""
+
+    def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
+        builder = step.builder
+        block = step.own(step.codes, nbytes)
+        x = step.own(step.x, 2 * WHOLE_STEP)
+        scales = scales_of(builder, block)
+        own = filled(EIGHT, 0.0)
+        for group, codes in enumerate(codes_of(builder, block)):
+            words = builder.bitcast(codes, vector(I16, LANES))
+            even = builder.and_(words, filled(words.type, 0xFF))
+            odd = builder.lshr(words, filled(words.type, 8))
+            products = [
+                pairs_added(
+                    builder,
+                    builder.sub(part, filled(part.type, less)) if less else part,
+                    load(builder, x, part.type, 64 * group + place),
+                )
+                for part, place in ((even, 0), (odd, 32))
+            ]
+            factors = spread(builder, scales, [lanes[2 * group + i // 4] for i in range(8)])
+            total = builder.sitofp(builder.add(*products), EIGHT)
+            own = plus_product(builder, own, total, factors)
+        worth = splat(builder, load(builder, x, F32, 512))
+        own = joined(builder, [own, filled(EIGHT, 0.0)])
+        sums = [*sums[1:], plus_product(builder, sums[0], own, worth)]
+        return _with_offsets(step, sums, factors_of(builder, scales)) if factors_of else sums
+
+    return add
+
+
 def _floats(
     nbytes: int, scales_of: Callable, codes_of: Callable, numbers_of: Callable, *, count: int
 ) -> _Add:
@@ -381,15 +435,13 @@ dot_64 = _rows_of({Q2_0: _sixty_four})
 dot_rest = _rows_of({kind: form(count=1) for kind, form in _IN_FLOATS.items()})
 dot_256 = _rows_of(_PAIRED_256)
 dot_256_in_two = _rows_of(_PAIRED_256, 2)
-dot_256_wide = _rows_of(
-    {
-        Q2_K: _floats_k(84, scales_2, codes_2k, range(LANES), _minima),
-        Q3_K: _floats_k(110, scales_3, codes_3k, range(LANES), _scales),
-        Q4_K: _floats_k(144, scales_k, codes_4k, _BY_32, _scales),
-        Q5_K: _floats_k(176, scales_k, codes_5k, _BY_32, _scales),
-        Q6_K: _floats_k(210, scales_6, codes_6k, range(LANES), _scales),
-        IQ4_XS: _floats_k(
-            136, scales_iq4, codes_iq4_groups, [i // 2 for i in range(LANES)], None, 128
-        ),
-    }
-)
+_OF_256 = {
+    Q2_K: (84, scales_2, codes_2k, range(LANES), _minima),
+    Q3_K: (110, scales_3, codes_3k, range(LANES), _scales),
+    Q4_K: (144, scales_k, codes_4k, _BY_32, _scales),
+    Q5_K: (176, scales_k, codes_5k, _BY_32, _scales),
+    Q6_K: (210, scales_6, codes_6k, range(LANES), _scales),
+    IQ4_XS: (136, scales_iq4, codes_iq4_groups, [i // 2 for i in range(LANES)], None, 128),
+}
+dot_256_wide = _rows_of({kind: _floats_k(*form) for kind, form in _OF_256.items()})
+dot_256_whole = _rows_of({kind: _integers_k(*form) for kind, form in _OF_256.items()})

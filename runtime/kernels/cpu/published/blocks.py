@@ -5,11 +5,14 @@ import numpy as np
 
 from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.gated import bits_of, part
+from runtime.kernels.cpu.lanes import HAS_PAIRS
 from runtime.kernels.cpu.published.block_codes import STEP
 from runtime.kernels.cpu.published.block_vectors import (
+    WHOLE_STEP,
     dot_64,
     dot_256,
     dot_256_in_two,
+    dot_256_whole,
     dot_256_wide,
     dot_fours,
     dot_fours_in_two,
@@ -29,6 +32,7 @@ from runtime.kernels.cpu.published.published import (
     Q8_0,
     beyond_bfloat16,
     f32,
+    in_sixteen_bits,
     in_turns,
     u32,
 )
@@ -93,6 +97,22 @@ def quads(x, bits):
 
 
 @part
+def _whole(x):
+    """Return x [I] in whole numbers of 16 bits and their worth, [blocks, WHOLE_STEP]."""
+    worth = np.empty(len(x) // 256, np.float32)
+    numbers = np.empty(len(x), np.int16)
+    in_sixteen_bits(x, numbers, worth)
+    token = np.empty((len(worth), WHOLE_STEP), np.int16)
+    for block in range(len(worth)):
+        for k in range(256):
+            token[block, k // 32 * 32 + k % 2 * 16 + k % 32 // 2] = numbers[256 * block + k]
+        bits = bits_of(worth[block])
+        token[block, 256] = np.int16(bits & u32(0xFFFF))
+        token[block, 257] = np.int16(bits >> u32(16))
+    return token
+
+
+@part
 def _order_of(kind):
     if kind in (Q2_K, Q3_K):
         return _RUNS
@@ -145,16 +165,23 @@ def _offsets(x, kind, excess):
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply_blocks_of_256(fields, start, x, y, is_narrow):
     """Add x [I] times a matrix of Q2_K to Q6_K or IQ4_XS to y [O]. `is_narrow` says that x is in
-    bfloat16."""
+    bfloat16, and is multiplied in pairs, or where the processor lacks these in whole numbers."""
     kind = fields[KIND]
     num_blocks = len(x) // 256
-    offsets = _offsets(x, kind, _excess_of(kind, is_narrow))
-    token = _in_steps(x if is_narrow else x[:0], _ORDERS[_order_of(kind)])
+    is_paired = is_narrow and HAS_PAIRS
+    is_whole = is_narrow and not HAS_PAIRS
+    offsets = _offsets(x, kind, _excess_of(kind, is_paired))
+    token = _in_steps(x if is_paired else x[:0], _ORDERS[_order_of(kind)])
+    whole = _whole(x if is_whole else x[:0])
     wide = quads(x[:0] if is_narrow else x, 8)
     for row in range(len(y)):
         blocks = start + fields[CODES] + row * num_blocks * fields[BLOCK_NBYTES]
-        if is_narrow:
+        if is_paired:
             y[row] += dot_256(kind, blocks, token.ctypes.data, offsets.ctypes.data, num_blocks)
+        elif is_whole:
+            y[row] += dot_256_whole(
+                kind, blocks, whole.ctypes.data, offsets.ctypes.data, num_blocks
+            )
         else:
             y[row] += dot_256_wide(kind, blocks, wide.ctypes.data, offsets.ctypes.data, num_blocks)
 

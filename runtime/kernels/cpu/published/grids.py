@@ -15,12 +15,10 @@ from runtime.kernels.cpu.published.published import (
     IQ3_XXS,
     KIND,
     MATRIX,
-    f32,
+    in_sixteen_bits,
 )
 
 _2XXS, _2XS, _3XXS, _3S = (grid(name).numpy() for name in ("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ3_S"))
-_LARGEST = f32(32767)
-_LEAST = f32(1e-30)  # a worth below it has no inverse
 
 
 @part
@@ -30,25 +28,6 @@ def _grid(kind):
     if kind == IQ2_XS:
         return _2XS.ctypes.data
     return _3XXS.ctypes.data if kind == IQ3_XXS else _3S.ctypes.data
-
-
-@part
-def _in_sixteen_bits(x, token, worth):
-    """Write x [I] as whole numbers of 16 bits, and for each 256 of them the worth of one: the
-    largest over 32767. Return the rest of x. NaN and infinity make the worth NaN."""
-    rest = np.empty_like(x)
-    for block in range(len(worth)):
-        largest = f32(0)
-        for k in range(256 * block, 256 * (block + 1)):
-            size = abs(x[k])
-            largest = size if size > largest or size != size else largest
-        worth[block] = largest / _LARGEST
-        inverse = _LARGEST / largest if largest > _LEAST else f32(0)
-        for k in range(256 * block, 256 * (block + 1)):
-            number = np.rint(x[k] * inverse)
-            token[k] = np.int16(number)
-            rest[k] = x[k] - number * worth[block]
-    return rest
 
 
 @kernel(f"void({MATRIX})", nogil=True)
@@ -65,7 +44,7 @@ def multiply_points(fields, start, x, y, is_narrow):
     token = np.empty(len(x), np.int16)
     worth = np.empty(num_blocks, np.float32)
     for _ in range(1 if is_narrow else 2):
-        x = _in_sixteen_bits(x, token, worth)
+        x = in_sixteen_bits(x, token, worth)
         for row in range(len(y)):
             blocks = start + fields[CODES] + row * num_blocks * fields[BLOCK_NBYTES]
             read_row(

@@ -56,6 +56,8 @@ FLOAT_LIKE = np.zeros(1, np.float32)
 NUMBERS = np.array([E2M1, [code - 8 for code in range(16)], IQ4], np.float32)
 # the same as bfloat16, twice
 TABLES = np.tile((NUMBERS.view(np.uint32) >> 16).astype(np.uint16), 2)
+_LARGEST = f32(32767)
+_LEAST = f32(1e-30)  # a worth below it has no inverse
 _COLUMN = u32((1 << INPUT_BITS) - 1)
 _ALL = torch.arange(256, dtype=torch.uint8)
 # of each code of 8 bits, by KIND; integers without sign less 128
@@ -85,6 +87,25 @@ def beyond_bfloat16(x):
     for k in range(len(x)):
         less = x[k] - number(u32(bits_of(x[k]) & u32(0xFFFF0000)))
         rest[k] = less if less == less else f32(0)
+    return rest
+
+
+@part
+def in_sixteen_bits(x, token, worth):
+    """Write x [I] as whole numbers of 16 bits, and for each 256 of them the worth of one: the
+    largest over 32767. Return the rest of x. NaN and infinity make the worth NaN."""
+    rest = np.empty_like(x)
+    for block in range(len(worth)):
+        largest = f32(0)
+        for k in range(256 * block, 256 * (block + 1)):
+            size = abs(x[k])
+            largest = size if size > largest or size != size else largest
+        worth[block] = largest / _LARGEST
+        inverse = _LARGEST / largest if largest > _LEAST else f32(0)
+        for k in range(256 * block, 256 * (block + 1)):
+            number = np.rint(x[k] * inverse)
+            token[k] = np.int16(number)
+            rest[k] = x[k] - number * worth[block]
     return rest
 
 
