@@ -111,6 +111,38 @@ CONVERTED: Mapping[str, Converted] = {
             "topk_method": "noaux_tc",
         },
     ),
+    "minimax-m3": Converted(
+        "minimax_m3_vl",
+        {
+            "text_config": {
+                "dense_intermediate_size": 64,
+                "index_block_size": 2,
+                "index_topk_blocks": 4,
+                "intermediate_size": 32,
+                "layer_types": ["full_attention", "minimax_m3_sparse"],
+                "mlp_layer_types": ["dense", "sparse"],
+                "rope_parameters": {
+                    "partial_rotary_factor": 0.5,
+                    "rope_theta": 1e4,
+                    "rope_type": "default",
+                },
+                "rotary_dim": 8,
+                "shared_intermediate_size": 32,
+            }
+        },
+        {
+            "moe_layer_freq": [0, 1],
+            "n_shared_experts": 1,
+            "scoring_func": "sigmoid",
+            "sparse_attention_config": {
+                "sparse_block_size": 2,
+                "sparse_index_dim": 16,
+                "sparse_local_block": 1,
+                "sparse_num_index_heads": 2,
+                "sparse_topk_blocks": 4,
+            },
+        },
+    ),
     "nemotron_h_moe": Converted("nemotron_h", {"mamba_head_dim": 16, "mamba_num_heads": 4}),
     "qwen35moe": Converted("qwen3_5_moe_text", {"rope_parameters": _IN_SECTIONS}),
     "qwen3moe": Converted("qwen3_moe", {"norm_topk_prob": True}),

@@ -101,6 +101,13 @@ class Rule(NamedTuple):
     operations: tuple[str, ...]
 
 
+def from_zero(*names: str) -> tuple[Rule, ...]:
+    """Return the rules for norms that multiply by one more than their weights."""
+    return tuple(
+        Rule((f"{name}.weight",), f"{name}.weight", ("subtract_one", "cast")) for name in names
+    )
+
+
 def _nothing(own: Entries, tensors: Tensors) -> dict[str, object]:
     return {}
 

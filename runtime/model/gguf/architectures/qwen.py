@@ -1,8 +1,14 @@
 """Architectures of Qwen2, Qwen3, Qwen3-Next, Qwen3.5 and Qwen4-Exp."""
 
-from collections.abc import Iterator
-
-from runtime.model.gguf.layout import EXPERTS, Architecture, Entries, Rule, Tensors, shared
+from runtime.model.gguf.layout import (
+    EXPERTS,
+    Architecture,
+    Entries,
+    Rule,
+    Tensors,
+    from_zero,
+    shared,
+)
 
 
 def _hybrid(own: Entries, tensors: Tensors) -> dict[str, object]:
@@ -45,14 +51,6 @@ _HYBRID = _SHARED | {
     "ssm.state_size": "linear_key_head_dim",
     "ssm.time_step_rank": "linear_num_value_heads",
 }
-
-
-def _from_zero(*names: str) -> Iterator[Rule]:
-    """Yield the rules for norms that multiply by one more than their weights."""
-    for name in names:
-        yield Rule((f"{name}.weight",), f"{name}.weight", ("subtract_one", "cast"))
-
-
 _NEEDED = ("full_attention_interval", "ssm.inner_size", "ssm.time_step_rank")
 _QWEN3 = Architecture("qwen3_moe", EXPERTS, fixed={"norm_topk_prob": True})
 
@@ -86,7 +84,7 @@ ARCHITECTURES = {
                 ".linear_attn.in_proj_qkvz.weight",
                 ("group_by_heads",),
             ),
-            *_from_zero("layernorm", "model.norm", "self_attn.q_norm", "self_attn.k_norm"),
+            *from_zero("layernorm", "model.norm", "self_attn.q_norm", "self_attn.k_norm"),
         ),
         counted=_hybrid,
         required=_NEEDED,
@@ -128,8 +126,8 @@ ARCHITECTURES = {
                 ".self_attn.indexer.index_qk_proj.weight",
                 ("concatenate",),
             ),
-            *_from_zero("hc_norm", "norm_conv", "norm_key", "norm_query"),
-            *_from_zero("q_layernorm", "k_layernorm"),
+            *from_zero("hc_norm", "norm_conv", "norm_key", "norm_query"),
+            *from_zero("q_layernorm", "k_layernorm"),
         ),
         fixed={"indexer_kv_heads": 1, "output_gate_type": "sigmoid"},
         counted=_with_ngrams,
