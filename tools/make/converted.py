@@ -11,6 +11,7 @@ the same model in transformers.
 
 import json
 import lzma
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -45,13 +47,39 @@ _IN_SECTIONS = {
 }
 
 
+_YARN = {
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_type": "yarn",
+}
+_INDEXED = {  # many heads, or scores of several tokens are 0 and it is open which are chosen
+    "first_k_dense_replace": 1,
+    "hidden_size": 32,
+    "index_head_dim": 64,  # llama.cpp turns no smaller ones
+    "index_n_heads": 8,
+    "intermediate_size": 64,
+    "kv_lora_rank": 32,
+    "num_hidden_layers": 3,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+}
+_KDA = {"head_dim": 8, "num_heads": 4, "short_conv_kernel_size": 4}
+
+
 class Converted(NamedTuple):
-    """A model by its family, the fields of its config that differ from those of `tiny`, and those
-    that differ as published."""
+    """A model by its family, the fields of its config that differ from those of `tiny`, the fields
+    that only its publisher has, and the names of tensors that transformers does not give back, as
+    patterns. `in_mxfp4`: its experts are published so."""
 
     family: str
     fields: Mapping[str, object] = MappingProxyType({})
     published: Mapping[str, object] = MappingProxyType({})
+    names: Mapping[str, str] = MappingProxyType({})
+    in_mxfp4: bool = False
 
 
 CONVERTED: Mapping[str, Converted] = {
@@ -65,6 +93,42 @@ CONVERTED: Mapping[str, Converted] = {
         },
         {"route_norm": True},
     ),
+    "deepseek4": Converted(
+        "deepseek_v4",
+        {
+            "head_dim": 32,
+            "hidden_size": 32,
+            "index_head_dim": 64,  # llama.cpp turns no smaller ones
+            "index_n_heads": 8,
+            "layer_types": [
+                "sliding_attention",
+                "compressed_sparse_attention",
+                "heavily_compressed_attention",
+            ],
+            "mlp_layer_types": ["hash_moe", "moe", "moe"],
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 1,
+            "o_groups": 2,
+            "o_lora_rank": 16,
+            "partial_rotary_factor": 0.25,
+            "q_lora_rank": 32,
+            "rope_parameters": _YARN,
+            "swiglu_limit": 1.0,
+        },
+        {
+            "compress_ratios": [0, 4, 128, 0],  # the last is of a layer that predicts
+            "num_hash_layers": 1,
+            "rope_scaling": _YARN,
+        },
+        {
+            r"^model\.": "",
+            r"attn\.norm": "attn.kv_norm",
+            r"embed_tokens": "embed",
+            r"hc_head\.hc": "hc_head",
+        },
+        in_mxfp4=True,
+    ),
+    "deepseek32": Converted("deepseek_v32", _INDEXED, {"scoring_func": "sigmoid"}),
     "exaone-moe": Converted(
         "exaone_moe",
         {
@@ -73,6 +137,32 @@ CONVERTED: Mapping[str, Converted] = {
             "first_k_dense_replace": 1,
         },
         {"scoring_func": "sigmoid"},
+    ),
+    "glm-dsa": Converted("glm_moe_dsa", _INDEXED | {"indexer_types": ["full", "full", "shared"]}),
+    "glm5-next": Converted(
+        "glm5_next",
+        {"text_config": _INDEXED | {"num_hidden_layers": 2, "qk_rope_head_dim": 0}},
+        {
+            "first_k_dense_replace": 0,
+            "linear_attn_config": _KDA | {"gate_lower_bound": -5.0},
+            "mla_use_nope": True,
+        },
+    ),
+    "kimi-linear": Converted(
+        "kimi_linear",
+        {
+            "kv_lora_rank": 32,
+            "q_lora_rank": None,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 16,
+            "v_head_dim": 32,
+        },
+        {
+            "first_k_dense_replace": 0,
+            "linear_attn_config": _KDA | {"full_attn_layers": [2], "kda_layers": [1]},
+            "moe_router_activation_func": "sigmoid",
+            "num_shared_experts": 1,
+        },
     ),
     "gemma4": Converted(
         "gemma4_text",
@@ -203,12 +293,15 @@ def model_of(name: str) -> PreTrainedModel:
     family, fields, *_ = CONVERTED[name]
     model = tiny(family, _SIZES, fields)
     for key, tensor in model.state_dict().items():
+        generator = torch.Generator().manual_seed(crc32(key.encode()))
         if tensor.is_floating_point():
-            generator = torch.Generator().manual_seed(crc32(key.encode()))
             drawn = torch.randint(-4, 5, tensor.shape, generator=generator) / 16
             # `tiny` adds a tenth of a normal number to ones and zeros
             born = 1.0 if tensor.dim() == 1 and tensor.mean() > 0.5 else 0.0
             tensor.copy_(drawn + born)
+        elif key.endswith(".tid2eid"):  # the experts of each token
+            scores = torch.rand(len(tensor), model.config.num_local_experts, generator=generator)
+            tensor.copy_(scores.argsort(1)[:, : tensor.shape[1]])
     return model
 
 
@@ -217,6 +310,8 @@ def convert(name: str, converter: Path, out: Path) -> None:
     with TemporaryDirectory() as temporary:
         folder = Path(temporary, "model")
         model_of(name).save_pretrained(folder, save_original_format=True)
+        weights = folder / "model.safetensors"
+        save_file(_as_published(CONVERTED[name], load_file(weights)), weights)
         config = folder / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | CONVERTED[name].published))
         _tokenizer().save_pretrained(folder)
@@ -224,6 +319,23 @@ def convert(name: str, converter: Path, out: Path) -> None:
         arguments = [folder, "--outtype", "f32", "--outfile", path]
         subprocess.run([sys.executable, "-c", _CONVERT, converter, *arguments], check=True)
         out.write_bytes(lzma.compress(path.read_bytes(), preset=9 | lzma.PRESET_EXTREME))
+
+
+def _as_published(model: Converted, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors by their published names, routed experts in MXFP4 if `in_mxfp4`, which
+    holds the numbers of `model_of` exactly."""
+    published = {}
+    for name, tensor in tensors.items():
+        for pattern, new in model.names.items():
+            name = re.sub(pattern, new, name)
+        if model.in_mxfp4 and ".experts." in name:
+            published[name.replace(".weight", ".scale")] = torch.full(
+                (len(tensor), tensor.shape[1] // 32), 124, dtype=torch.uint8
+            )  # 1/8
+            codes = (tensor.abs() * 16).byte() | (tensor < 0).byte() << 3
+            tensor = codes[:, ::2] | codes[:, 1::2] << 4
+        published[name] = tensor
+    return published
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

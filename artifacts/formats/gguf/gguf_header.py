@@ -29,6 +29,7 @@ class GgmlType(NamedTuple):
 
 
 PLAIN = (GgmlType("F32", 1, 4), GgmlType("F16", 1, 2), GgmlType("BF16", 1, 2))
+INTEGERS = GgmlType("I32", 1, 4)  # of tables, as the experts of each token
 BLOCKS = (
     GgmlType("Q8_0", 32, 34),
     GgmlType("Q4_0", 32, 18),
@@ -56,7 +57,7 @@ BLOCKS = (
     GgmlType("IQ3_XXS", 256, 98),
     GgmlType("IQ3_S", 256, 110),
 )
-TYPES = {each.name: each for each in (*PLAIN, *BLOCKS)}
+TYPES = {each.name: each for each in (*PLAIN, *BLOCKS, INTEGERS)}
 """The types that are read."""
 
 NAMES = {

@@ -100,7 +100,11 @@ def gguf_config(path: Path) -> dict:
     config.setdefault("vocab_size", metadata.get("tokenizer.ggml.tokens"))
     config["rope_parameters"] = _rope_parameters(path, form, own)
     config |= _counted(path, form, own, tensors)
-    return config | {"tie_word_embeddings": "output.weight" not in tensors}
+    config |= {"tie_word_embeddings": "output.weight" not in tensors}
+    if form.text_family:
+        text = config | {"model_type": form.text_family}
+        return {"model_type": form.family, "text_config": text}
+    return config
 
 
 def _factors(path: Path, headers: Sequence[GgufHeader]) -> dict[str, object]:

@@ -7,12 +7,13 @@ import torch
 
 from artifacts.errors import BadInput
 from artifacts.formats.gguf.ggml import GGML
-from artifacts.formats.gguf.gguf_header import PLAIN, GgufTensor, read_header
+from artifacts.formats.gguf.gguf_header import INTEGERS, PLAIN, GgufTensor, read_header
 from runtime.model.files.checkpoint import Checkpoint, Contents, Shard, StoredTensor
 from runtime.model.files.locate import parts_of
 from runtime.model.quantised.quantised_tensor import QuantisedTensor, Tensors
 
 _DTYPES = dict(zip(PLAIN, (torch.float32, torch.float16, torch.bfloat16), strict=True))
+_DTYPES[INTEGERS] = torch.int32
 _CONSTANT = re.compile(r"\w+\.ple\.(layer_multipliers|head_offsets|head_vocab_sizes)")
 """Arrays of the header that are buffers of the model: how Qwen4-Exp hashes n-grams."""
 

@@ -11,6 +11,7 @@ from artifacts.formats.gguf.gguf_header import GgufTensor
 SOFTMAX = 1
 SIGMOID = 2
 SOFTMAX_OF_CHOSEN = 3
+SQRT_SOFTPLUS = 4
 
 _FIELDS = {
     "attention.head_count": "num_attention_heads",
@@ -131,7 +132,7 @@ class Architecture:
     turned by their position. `takes_turns`: the module has rows of gate and up by turns.
     `is_latent`: attention is multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
     `rules_of`: transformers has rules for the tensors of the architecture of this name, which come
-    first.
+    first. `text_family`: the family is multimodal, and this is the part that files describe.
     """
 
     family: str
@@ -153,6 +154,7 @@ class Architecture:
     takes_turns: bool = False
     is_latent: bool = False
     rules_of: str | None = None
+    text_family: str | None = None
 
     @property
     def families(self) -> tuple[str, ...]:

@@ -55,14 +55,6 @@ class JoinHeads(_Joining):
         return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
 
 
-class Flatten(_Joining):
-    """Takes the numbers of a tensor as one row, as Mamba-2 has its heads and groups."""
-
-    @staticmethod
-    def joined(_: PreTrainedConfig, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.flatten()
-
-
 class GroupByHeads(_Joining):
     """Joins the rows of queries, keys and values, and those of gates, into one matrix that has the
     four of each key head of linear attention together, as Qwen3-Next has them."""
@@ -75,10 +67,30 @@ class GroupByHeads(_Joining):
         return torch.cat([part.unflatten(0, (heads, -1)) for part in parts], 1).flatten(0, 1)
 
 
+class Reshape(ConversionOps):
+    """Gives tensors a shape: files have more or fewer dimensions of 1 than a model."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape = shape
+
+    @torch.no_grad
+    def convert(
+        self, input_dict: dict[str, list[torch.Tensor]], **_: object
+    ) -> dict[str, torch.Tensor]:
+        alone = {
+            name: each[0] if isinstance(each, list) else each for name, each in input_dict.items()
+        }
+        return {name: tensor.reshape(self.shape) for name, tensor in alone.items()}
+
+
 OPERATIONS: Mapping[str, Callable[[PreTrainedModel], ConversionOps]] = {
     "cast": lambda model: Cast(model.dtype),
     "concatenate": lambda model: Concatenate(dim=0),
-    "flatten": lambda model: Flatten(),
+    "by_channel": lambda model: Reshape(
+        -1, 1, model.config.get_text_config().linear_conv_kernel_dim
+    ),
+    "by_head": lambda model: Reshape(1, 1, -1, 1),
+    "flatten": lambda model: Reshape(-1),
     "group_by_heads": lambda model: GroupByHeads(),
     "join_heads": lambda model: JoinHeads(),
     "log_negate": lambda model: LogNegate(),

@@ -20,7 +20,8 @@ from runtime.model.gguf.layout import num_layers
 
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias)")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
-_ROUTERS = ("ffn_gate_inp.", "ffn_gate_inp_shexp.")
+_COMPRESSED = re.compile(r"blk\.(\d+)\.\w+_compressor_norm\.weight")
+_ROUTERS = ("ffn_gate_inp.", "ffn_gate_inp_shexp.", "ffn_gate_tid2eid.")
 _DTYPES = {"F32": "float32", "F16": "float16"}  # any other is computed in bfloat16
 _Tensors = list[GgufTensor]
 
@@ -119,18 +120,28 @@ def _memory(
     return BackboneMemory(
         weights_nbytes=round(nbytes),
         stored_nbytes=sum(tensor.nbytes for tensor in others),
-        cache_nbytes=_cached(others, own) * dtype_nbytes,
+        cache_nbytes=round(_cached(others, own) * dtype_nbytes),
         tables_nbytes=sum(tensor.nbytes for tensor in others if tensor.name == IN_GGUF),
     )
 
 
-def _cached(tensors: _Tensors, own: dict) -> int:
+def _cached(tensors: _Tensors, own: dict) -> float:
     """Return how many numbers are cached per token: keys and values, which may be the same, and
-    keys of indexers, or with latent attention the numbers that both are computed from."""
-    if "attention.kv_lora_rank" in own:
-        return num_layers(own) * (own["attention.kv_lora_rank"] + own["rope.dimension_count"])
+    keys of indexers, or with latent attention the numbers that both are computed from. Of tokens
+    that are compressed into one (DeepSeek-V4), each has its part of that one."""
     rows = {tensor.name: tensor.shape[0] for tensor in tensors if tensor.shape}
+    of_indexers = sum(rows[name] for name in rows if re.search(r"\.indexer\.(k_proj|attn_k)", name))
+    if "attention.indexer.kpool" in own:  # whose keys have a gate, and say whether they count
+        of_indexers += of_indexers + sum(".indexer.attn_k" in name for name in rows)
+    if "attention.kv_lora_rank" in own:
+        of_layers = own.get("attention.head_count_kv", 1)
+        is_hybrid = isinstance(of_layers, list)
+        depth = sum(map(bool, of_layers)) if is_hybrid else num_layers(own)
+        width = own["attention.kv_lora_rank"] + own["rope.dimension_count"]
+        return depth * width + of_indexers
     keys = [name for name in rows if name.endswith(".attn_k.weight")]
     of_values = sum(rows.get(name.replace("attn_k", "attn_v"), rows[name]) for name in keys)
-    of_indexers = sum(rows[name] for name in rows if name.endswith(".indexer.k_proj.weight"))
-    return sum(rows[name] for name in keys) + of_values + of_indexers
+    compressed = ((_COMPRESSED.fullmatch(name), count) for name, count in rows.items())
+    ratios = own.get("attention.compress_ratios")
+    of_compressed = sum(count / ratios[int(layer[1])] for layer, count in compressed if layer)
+    return sum(rows[name] for name in keys) + of_values + of_indexers + of_compressed
