@@ -75,12 +75,18 @@ class Reshape(ConversionOps):
 
     @torch.no_grad
     def convert(
-        self, input_dict: dict[str, list[torch.Tensor]], **_: object
+        self,
+        input_dict: dict[str, list[torch.Tensor]],
+        source_patterns: list[str],
+        target_patterns: list[str],
+        **_: object,
     ) -> dict[str, torch.Tensor]:
         alone = {
             name: each[0] if isinstance(each, list) else each for name, each in input_dict.items()
         }
-        return {name: tensor.reshape(self.shape) for name, tensor in alone.items()}
+        names = target_patterns if len(alone) == 1 else alone  # several go on to be joined
+        tensors = (tensor.reshape(self.shape) for tensor in alone.values())
+        return dict(zip(names, tensors, strict=True))
 
 
 OPERATIONS: Mapping[str, Callable[[PreTrainedModel], ConversionOps]] = {
