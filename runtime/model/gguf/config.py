@@ -10,7 +10,7 @@ from artifacts.errors import BadInput
 from artifacts.formats.gguf.gguf_header import PLAIN, GgufHeader, GgufTensor, read_header
 from runtime.model.files.locate import parts_of
 from runtime.model.gguf.architectures import architecture_of
-from runtime.model.gguf.layout import Architecture, head_dim
+from runtime.model.gguf.layout import Architecture, head_dim, num_layers
 
 _TOKENS = {
     "tokenizer.ggml.bos_token_id": "bos_token_id",
@@ -89,7 +89,7 @@ def gguf_config(path: Path) -> dict:
         )
     own |= _factors(path, headers)
     _check(path, form, own)
-    if form.takes_turns:
+    if "by_turns" in form.gate_up:
         _check_experts(path, form, tensors)
     config = {
         "model_type": form.family,
@@ -196,7 +196,7 @@ def _counted(
     """Return the fields that are computed from several entries, or from which tensors there are.
     Raises BadInput for entries that contradict each other."""
     try:
-        fields = form.counted(own, tensors)
+        fields = form.counted(own, tensors) | {"num_hidden_layers": num_layers(own)}
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise BadInput(
             f"{path} does not say how its layers differ ({error}): download it again"
@@ -205,8 +205,6 @@ def _counted(
         fields["partial_rotary_factor"] = own.get("rope.dimension_count", head_dim(own)) / head_dim(
             own
         )
-    if (num_further := own.get("nextn_predict_layers")) is not None:  # which predict further tokens
-        fields["num_hidden_layers"] = own["block_count"] - num_further
     return fields
 
 

@@ -18,7 +18,6 @@ _FIELDS = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "expert_used_count": "num_experts_per_tok",
@@ -109,6 +108,19 @@ def from_zero(*names: str) -> tuple[Rule, ...]:
     )
 
 
+def shared_gate_up(target: str) -> Rule:
+    """Return the rule for the parameter that holds both gate and up of shared experts."""
+    sources = r"\.ffn_gate_shexp\.weight", r"\.ffn_up_shexp\.weight"
+    return Rule(sources, target, ("concatenate",))
+
+
+PERMUTED = (
+    Rule(("self_attn.q_proj.weight",), "self_attn.q_proj.weight", ("permute_queries",)),
+    Rule(("self_attn.k_proj.weight",), "self_attn.k_proj.weight", ("permute_keys",)),
+)
+"""The rules for rows of q and k that llama.cpp takes by turns from both halves of a head."""
+
+
 def _nothing(own: Entries, tensors: Tensors) -> dict[str, object]:
     return {}
 
@@ -118,40 +130,35 @@ class Architecture:
     """An architecture of GGUF files: how its entries and tensors become those of transformers.
 
     `own_fields` are config fields by the file's entries, and `own_names` names of tensors, tried
-    before the names that all architectures share; `rules` are for parameters that are computed.
-    `experts` is the path of a layer's experts, and `shared_gate_up` the parameter that holds both
-    gate and up of its shared experts, if there is one. `fixed` and `fixed_scaling` are fields of
-    the config, and of its scaling of positions, that files lack or may lack. `counted` computes
-    fields from several entries, or from the names of tensors.
+    before the names that all architectures share; `own_rules` are for parameters that are computed.
+    `experts` is the path of a layer's experts, and `gate_up` has the operations that make one
+    parameter of their gates and ups, none where experts have no gate. `fixed` and `fixed_scaling`
+    are fields of the config, and of its scaling of positions, that files lack or may lack.
+    `counted` computes fields from several entries, or from the names of tensors.
 
     Files without the entries `required` are refused, and so are files with values other than
     `usual`. If scores are sigmoids, the family is `of_sigmoid`, if there is one.
 
-    `is_gated`: experts have a gate. `is_permuted`: the rows of q and k are stored in pairs of a
-    head's halves, as llama.cpp turns them. `is_partly_turned`: only some of a head's numbers are
-    turned by their position. `takes_turns`: the module has rows of gate and up by turns.
-    `is_latent`: attention is multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
-    `rules_of`: transformers has rules for the tensors of the architecture of this name, which come
-    first. `text_family`: the family is multimodal, and this is the part that files describe.
+    `is_partly_turned`: only some of a head's numbers are turned by their position. `is_latent`:
+    attention is multi-head latent attention (DeepSeek-V2, arXiv:2405.04434). `rules_of`:
+    transformers has rules for the tensors of the architecture of this name, which come first.
+    `text_family`: the family is multimodal, and this is the part that files describe.
     """
 
     family: str
     own_fields: Mapping[str, str]
     own_names: tuple[tuple[str, str], ...] = ()
-    rules: tuple[Rule, ...] = ()
+    own_rules: tuple[Rule, ...] = ()
     fixed: Mapping[str, object] = field(default_factory=dict)
     fixed_scaling: Mapping[str, object] = field(default_factory=dict)
     counted: Callable[[Entries, Tensors], dict[str, object]] = _nothing
     required: tuple[str, ...] = ()
     usual: Mapping[str, object] = field(default_factory=dict)
-    shared_gate_up: str | None = None
     gating: int = SOFTMAX
     of_sigmoid: str | None = None
     experts: str = "mlp.experts"
-    is_gated: bool = True
-    is_permuted: bool = False
+    gate_up: tuple[str, ...] = ("concatenate_each",)
     is_partly_turned: bool = False
-    takes_turns: bool = False
     is_latent: bool = False
     rules_of: str | None = None
     text_family: str | None = None
@@ -172,6 +179,19 @@ class Architecture:
         )
         own = dict(self.own_names)
         return (*self.own_names, *(pair for pair in _NAMES if pair[0] not in own), *experts)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        gate_up = (
+            Rule(
+                (rf"\.ffn_gate_exps\.{kind}", rf"\.ffn_up_exps\.{kind}"),
+                f".{self.experts}.gate_up_proj{ending}",
+                self.gate_up,
+            )
+            for kind, ending in (("weight", ""), ("bias", "_bias"))
+            if self.gate_up
+        )
+        return (*self.own_rules, *gate_up)
 
     def of(self, own: Entries) -> "Architecture":
         """Return this architecture for files with these entries. Names may have `{ngrams}` for the

@@ -1,6 +1,6 @@
 """Rules from the names in a GGUF file to the parameters of transformers' model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from transformers.integrations.gguf.gguf_conversion_mapping import (
 from artifacts.formats.gguf.gguf_header import read_header
 from runtime.model.files.locate import parts_of
 from runtime.model.gguf.architectures import architecture_of
+from runtime.model.gguf.layout import Rule
 
 
 class _Joining(ConversionOps):
@@ -89,26 +90,36 @@ class Reshape(ConversionOps):
         return dict(zip(names, tensors, strict=True))
 
 
+def _halves_together(config: PreTrainedConfig, num_heads: int) -> PermuteRows:
+    """Return the operation on the rows of q or k, which llama.cpp takes by turns from both halves of
+    a head."""
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rows = torch.arange(num_heads * size, device="cpu")  # named, as a model may be built on another
+    return PermuteRows(rows.view(num_heads, size // 2, 2).transpose(1, 2).flatten())
+
+
 OPERATIONS: Mapping[str, Callable[[PreTrainedModel], ConversionOps]] = {
+    "as_row": lambda model: Unsqueeze(0, expected_ndim=2),  # which some files have
     "cast": lambda model: Cast(model.dtype),
     "concatenate": lambda model: Concatenate(dim=0),
+    "concatenate_each": lambda model: Concatenate(dim=1),  # those of each expert
     "by_channel": lambda model: Reshape(
         -1, 1, model.config.get_text_config().linear_conv_kernel_dim
     ),
     "by_head": lambda model: Reshape(1, 1, -1, 1),
+    "by_turns": lambda model: Interleave(dim=1, inverse=True),
     "flatten": lambda model: Reshape(-1),
     "group_by_heads": lambda model: GroupByHeads(),
     "join_heads": lambda model: JoinHeads(),
     "log_negate": lambda model: LogNegate(),
+    "permute_keys": lambda model: _halves_together(model.config, model.config.num_key_value_heads),
+    "permute_queries": lambda model: _halves_together(
+        model.config, model.config.num_attention_heads
+    ),
     "subtract_one": lambda model: SubtractOne(),
     "unsqueeze": lambda model: Unsqueeze(1),
 }
 """Operations of the rules of architectures, by name."""
-
-_ROWS = (
-    "mlp.shared_expert_gate.weight",
-    "mlp.gate.moe_statics.e_score_correction_bias",
-)  # of which files have one
 
 
 def gguf_mapping(path: Path, model: PreTrainedModel) -> list[WeightTransform]:
@@ -116,43 +127,31 @@ def gguf_mapping(path: Path, model: PreTrainedModel) -> list[WeightTransform]:
     A rule that computes ends in a `Cast`, and needs its tensor in float32."""
     entries = read_header(parts_of(path)[0]).entries
     form, _ = architecture_of(path, entries)
-    computed = [
-        WeightConverter(
-            source_patterns=list(rule.sources),
-            target_patterns=rule.target,
-            operations=[OPERATIONS[name](model) for name in rule.operations],
-        )
-        for rule in form.rules
-    ]
     if form.rules_of:
-        own_names = [WeightRenaming(*pair) for pair in form.own_names]
-        return [*_of_transformers(form.rules_of, model), *own_names, *computed]
-    renamings = [WeightRenaming(*pair) for pair in form.names]
-    by_turns = [Interleave(dim=1, inverse=True)] if form.takes_turns else []
-    gate_up = [
-        WeightConverter(
-            source_patterns=[rf"\.ffn_{part}_exps\.{kind}" for part in ("gate", "up")],
-            target_patterns=f".{form.experts}.gate_up_proj{ending}",
-            operations=[Concatenate(dim=1), *by_turns],
-        )
-        for kind, ending in (("weight", ""), ("bias", "_bias"))
-        if form.is_gated
-    ]
-    rows = [
-        WeightConverter(name, name, operations=[Unsqueeze(0, expected_ndim=2)]) for name in _ROWS
-    ]
-    turned = _permuted_back(model.config) if form.is_permuted else []
-    joined = [_shared_gate_up(form.shared_gate_up)] if form.shared_gate_up else []
-    convolution = WeightConverter(
-        r"\.shortconv\.conv\.weight", ".conv.conv.weight", operations=[Unsqueeze(1)]
-    )
+        shared = _of_transformers(form.rules_of, model)
+        return [*shared, *_renamings(form.own_names), *_converters(form.own_rules, model)]
     own = dict(form.own_names)
     dense = [
         rule
         for rule in deepcopy(DENSE_DECODER_RENAMINGS)
         if own.keys().isdisjoint(rule.source_patterns)
     ]
-    return [*dense, *renamings, *computed, convolution, *gate_up, *rows, *turned, *joined]
+    return [*dense, *_renamings(form.names), *_converters(form.rules, model)]
+
+
+def _renamings(names: Iterable[tuple[str, str]]) -> list[WeightRenaming]:
+    return [WeightRenaming(*pair) for pair in names]
+
+
+def _converters(rules: Iterable[Rule], model: PreTrainedModel) -> list[WeightConverter]:
+    return [
+        WeightConverter(
+            source_patterns=list(rule.sources),
+            target_patterns=rule.target,
+            operations=[OPERATIONS[name](model) for name in rule.operations],
+        )
+        for rule in rules
+    ]
 
 
 def _of_transformers(name: str, model: PreTrainedModel) -> list[WeightTransform]:
@@ -166,28 +165,3 @@ def _of_transformers(name: str, model: PreTrainedModel) -> list[WeightTransform]
         *deepcopy(rules),
         WeightRenaming(r"\.ffn_gate_up_exps\.weight", ".mlp.experts.gate_up_proj"),
     ]
-
-
-def _shared_gate_up(target: str) -> WeightConverter:
-    sources = [rf"\.ffn_{part}_shexp\.weight" for part in ("gate", "up")]
-    return WeightConverter(
-        source_patterns=sources, target_patterns=target, operations=[Concatenate(dim=0)]
-    )
-
-
-def _permuted_back(config: PreTrainedConfig) -> list[WeightConverter]:
-    """Put the rows of q and k, which llama.cpp takes by turns from both halves of a head, in
-    transformers' order."""
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    names = {
-        f"self_attn.{part}.weight": PermuteRows(_halves(size, count))
-        for part, count in heads.items()
-    }
-    return [WeightConverter(name, name, operations=[permute]) for name, permute in names.items()]
-
-
-def _halves(head_dim: int, num_heads: int) -> torch.Tensor:
-    # named, as a model may be built on another
-    rows = torch.arange(num_heads * head_dim, device="cpu")
-    return rows.view(num_heads, head_dim // 2, 2).transpose(1, 2).reshape(-1)

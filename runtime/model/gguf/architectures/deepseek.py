@@ -9,6 +9,7 @@ from runtime.model.gguf.layout import (
     Entries,
     Rule,
     Tensors,
+    num_layers,
 )
 
 
@@ -29,7 +30,7 @@ def latent(own: Entries, tensors: Tensors) -> dict[str, object]:
 
 def by_layer(own: Entries) -> dict[str, object]:
     """Return the types of layers' experts and indexers, the latter if the file says them."""
-    depth = own["block_count"] - own.get("nextn_predict_layers", 0)
+    depth = num_layers(own)
     dense = own.get("leading_dense_block_count", 0)
     fields: dict[str, object] = {
         "mlp_layer_types": ["dense"] * dense + ["sparse"] * (depth - dense)

@@ -1,6 +1,6 @@
 """Architectures of ERNIE 4.5."""
 
-from runtime.model.gguf.layout import Architecture, shared
+from runtime.model.gguf.layout import Architecture, Rule, shared
 
 ARCHITECTURES = {
     "ernie4_5-moe": Architecture(
@@ -13,9 +13,13 @@ ARCHITECTURES = {
             "interleave_moe_layer_step": "moe_layer_interval",
             "leading_dense_block_count": "moe_layer_start_index",
         },
+        shared("shared_experts"),
         (
-            (r"\.exp_probs_b\.bias", ".mlp.gate.moe_statics.e_score_correction_bias"),
-            *shared("shared_experts"),
+            Rule(
+                (r"\.exp_probs_b\.bias",),
+                ".mlp.gate.moe_statics.e_score_correction_bias",
+                ("as_row",),
+            ),
         ),
     ),
 }

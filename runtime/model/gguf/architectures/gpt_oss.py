@@ -13,6 +13,6 @@ ARCHITECTURES = {
         ),
         fixed_scaling={"truncate": False},
         gating=SOFTMAX_OF_CHOSEN,
-        takes_turns=True,
+        gate_up=("concatenate_each", "by_turns"),
     ),
 }

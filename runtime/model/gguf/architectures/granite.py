@@ -1,6 +1,6 @@
 """Architectures of Granite 3."""
 
-from runtime.model.gguf.layout import LOCAL_EXPERTS, Architecture
+from runtime.model.gguf.layout import LOCAL_EXPERTS, PERMUTED, Architecture, shared_gate_up
 
 ARCHITECTURES = {
     "granitemoe": Architecture(
@@ -18,10 +18,9 @@ ARCHITECTURES = {
             (r"\.ffn_gate_inp\.", ".block_sparse_moe.router."),
             (r"\.ffn_down_shexp\.", ".shared_mlp.output_linear."),
         ),
+        (*PERMUTED, shared_gate_up(".shared_mlp.input_linear.weight")),
         required=("attention.scale", "embedding_scale", "logit_scale", "residual_scale"),
         usual={"rope.scaling.finetuned": True},  # or there are no positions
-        shared_gate_up=".shared_mlp.input_linear.weight",
         experts="block_sparse_moe.experts",
-        is_permuted=True,
     ),
 }

@@ -7,7 +7,7 @@ from runtime.model.gguf.architectures.deepseek import (
     REQUIRED,
     latent,
 )
-from runtime.model.gguf.layout import SIGMOID, Architecture, Entries, Rule, Tensors
+from runtime.model.gguf.layout import SIGMOID, Architecture, Entries, Rule, Tensors, num_layers
 
 KDA = {"kda.head_dim": "linear_head_dim", "ssm.conv_kernel": "linear_conv_kernel_dim"}
 KDA_NAMES = (  # Kimi Delta Attention (Kimi Linear, arXiv:2510.26692)
@@ -29,9 +29,10 @@ KDA_RULES = (
 def linear_layers(own: Entries, other: str) -> dict[str, object]:
     """Return the types of layers, of which those without key-value heads are linear."""
     heads = own["attention.head_count_kv"]
-    depth = own["block_count"] - own.get("nextn_predict_layers", 0)
     return {
-        "layer_types": [other if count else "linear_attention" for count in heads[:depth]],
+        "layer_types": [
+            other if count else "linear_attention" for count in heads[: num_layers(own)]
+        ],
         "linear_num_heads": own["attention.head_count"],
     }
 

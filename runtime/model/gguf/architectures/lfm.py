@@ -1,6 +1,6 @@
 """Architectures of LFM2."""
 
-from runtime.model.gguf.layout import EXPERTS, SIGMOID, Architecture, Entries, Tensors
+from runtime.model.gguf.layout import EXPERTS, SIGMOID, Architecture, Entries, Rule, Tensors
 
 
 def _short_convolutions(own: Entries, tensors: Tensors) -> dict[str, object]:
@@ -36,6 +36,7 @@ ARCHITECTURES = {
             (r"\.ffn_gate_inp\.", ".feed_forward.gate."),
             (r"\.exp_probs_b\.bias", ".feed_forward.expert_bias"),
         ),
+        (Rule((r"\.shortconv\.conv\.weight",), ".conv.conv.weight", ("unsqueeze",)),),
         fixed={"norm_topk_prob": True, "routed_scaling_factor": 1.0, "use_expert_bias": True},
         counted=_short_convolutions,
         gating=SIGMOID,

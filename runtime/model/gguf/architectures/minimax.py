@@ -8,6 +8,7 @@ from runtime.model.gguf.layout import (
     Rule,
     Tensors,
     from_zero,
+    shared_gate_up,
 )
 
 
@@ -58,11 +59,11 @@ ARCHITECTURES = {
             ),
             *from_zero("layernorm", "model.norm", "self_attn.q_norm", "self_attn.k_norm"),
             *from_zero("indexer.q_norm", "indexer.k_norm"),
+            shared_gate_up(".mlp.shared_experts.gate_up_proj.weight"),
         ),
         counted=_sparse,
         required=("expert_weights_scale", "leading_dense_block_count"),
         usual={"expert_weights_norm": True},
-        shared_gate_up=".mlp.shared_experts.gate_up_proj.weight",
         gating=SIGMOID,
         is_partly_turned=True,
     ),

@@ -56,7 +56,7 @@ ARCHITECTURES = {
             (r"\.ssm_conv1d\.bias", ".mixer.conv1d.bias"),
             (r"\.ssm_dt\.bias", ".mixer.dt_bias"),
         ),
-        rules=(
+        own_rules=(
             Rule((r"\.ssm_a$",), ".mixer.A_log", ("flatten", "log_negate", "cast")),
             Rule((r"\.ssm_conv1d\.weight",), ".mixer.conv1d.weight", ("unsqueeze",)),
             Rule((r"\.ssm_d$",), ".mixer.D", ("flatten",)),
@@ -67,6 +67,6 @@ ARCHITECTURES = {
         usual={"rope.scaling.finetuned": False},  # there are no positions
         gating=SIGMOID,
         experts="mixer.experts",
-        is_gated=False,
+        gate_up=(),
     ),
 }

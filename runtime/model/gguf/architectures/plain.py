@@ -6,6 +6,7 @@ from runtime.model.gguf.layout import (
     GROUPED,
     GROUPED_NAMES,
     LOCAL_EXPERTS,
+    PERMUTED,
     SIGMOID,
     Architecture,
     Entries,
@@ -59,6 +60,6 @@ ARCHITECTURES = {
         required=("attention.sliding_window_pattern",),
         gating=SIGMOID,
     ),
-    "llama": Architecture("mixtral", LOCAL_EXPERTS, is_permuted=True),
+    "llama": Architecture("mixtral", LOCAL_EXPERTS, own_rules=PERMUTED),
     "olmoe": Architecture("olmoe", EXPERTS, fixed={"norm_topk_prob": False}),
 }

@@ -7,6 +7,7 @@ from runtime.model.gguf.layout import (
     Rule,
     Tensors,
     from_zero,
+    num_layers,
     shared,
 )
 
@@ -16,9 +17,12 @@ def _hybrid(own: Entries, tensors: Tensors) -> dict[str, object]:
     fields = {"linear_value_head_dim": own["ssm.inner_size"] // own["ssm.time_step_rank"]}
     if (listed := own.get("attention.recurrent_layers")) is None:
         return fields
-    depth = own["block_count"] - own.get("nextn_predict_layers", 0)
-    types = ["linear_attention" if is_linear else "full_attention" for is_linear in listed[:depth]]
-    return fields | {"layer_types": types}
+    return fields | {
+        "layer_types": [
+            "linear_attention" if is_linear else "full_attention"
+            for is_linear in listed[: num_layers(own)]
+        ]
+    }
 
 
 def _with_ngrams(own: Entries, tensors: Tensors) -> dict[str, object]:
@@ -40,9 +44,9 @@ def _with_ngrams(own: Entries, tensors: Tensors) -> dict[str, object]:
 
 
 _SHARED = EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
-_SHARED_NAMES = (
-    (r"\.ffn_gate_inp_shexp\.", ".mlp.shared_expert_gate."),
-    *shared("shared_expert"),
+_SHARED_NAMES = shared("shared_expert")
+_SHARED_GATE = Rule(
+    (r"\.ffn_gate_inp_shexp\.weight",), ".mlp.shared_expert_gate.weight", ("as_row",)
 )
 _HYBRID = _SHARED | {
     "full_attention_interval": "full_attention_interval",
@@ -55,7 +59,7 @@ _NEEDED = ("full_attention_interval", "ssm.inner_size", "ssm.time_step_rank")
 _QWEN3 = Architecture("qwen3_moe", EXPERTS, fixed={"norm_topk_prob": True})
 
 ARCHITECTURES = {
-    "qwen2moe": Architecture("qwen2_moe", _SHARED, _SHARED_NAMES),
+    "qwen2moe": Architecture("qwen2_moe", _SHARED, _SHARED_NAMES, (_SHARED_GATE,)),
     "qwen35moe": Architecture(
         "qwen3_5_moe_text",
         _HYBRID,
@@ -84,6 +88,7 @@ ARCHITECTURES = {
                 ".linear_attn.in_proj_qkvz.weight",
                 ("group_by_heads",),
             ),
+            _SHARED_GATE,
             *from_zero("layernorm", "model.norm", "self_attn.q_norm", "self_attn.k_norm"),
         ),
         counted=_hybrid,
