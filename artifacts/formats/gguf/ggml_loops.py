@@ -47,15 +47,12 @@ def from_signed_halves(blocks, scales, minima, first, panel):
     these low."""
     for r in range(len(panel)):
         codes = blocks[first + r].ctypes.data
-        out = panel[r].ctypes.data
-        like = panel[r]
+        out = panel[r]
         for half in range(2 * scales.shape[1]):
             at = codes + half // 2 * 18 + 2
             scale = scales[first + r, half // 2]
             shift = 4 * (half % 2)
-            write_integers(
-                at, shift, at, 0, 0, 8, scale, _ZERO, out + COUNT * half * like.itemsize, like
-            )
+            write_integers(at, shift, at, 0, 0, 8, scale, _ZERO, out, half)
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -63,15 +60,12 @@ def from_float_halves(blocks, scales, minima, first, panel):
     """MXFP4: a scale of one byte, and 16 bytes as Q4_0 has them."""
     for r in range(len(panel)):
         codes = blocks[first + r].ctypes.data
-        out = panel[r].ctypes.data
-        like = panel[r]
+        out = panel[r]
         for half in range(2 * scales.shape[1]):
             at = codes + half // 2 * 17 + 1
             scale = scales[first + r, half // 2]
             shift = 4 * (half % 2)
-            write_floats(
-                at, shift, at, 0, 0, 0, scale, _ZERO, out + COUNT * half * like.itemsize, like
-            )
+            write_floats(at, shift, at, 0, 0, 0, scale, _ZERO, out, half)
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -79,15 +73,12 @@ def from_table_halves(blocks, scales, minima, first, panel):
     """IQ4_NL: as Q4_0, of codes that stand for other numbers."""
     for r in range(len(panel)):
         codes = blocks[first + r].ctypes.data
-        out = panel[r].ctypes.data
-        like = panel[r]
+        out = panel[r]
         for half in range(2 * scales.shape[1]):
             at = codes + half // 2 * 18 + 2
             scale = scales[first + r, half // 2]
             shift = 4 * (half % 2)
-            write_from_table(
-                at, shift, at, 0, 0, 0, scale, _ZERO, out + COUNT * half * like.itemsize, like
-            )
+            write_from_table(at, shift, at, 0, 0, 0, scale, _ZERO, out, half)
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -95,16 +86,13 @@ def from_table_groups(blocks, scales, minima, first, panel):
     """IQ4_XS: 8 bytes of scales, and for each of 8 groups 16 bytes as IQ4_NL has them."""
     for r in range(len(panel)):
         codes = blocks[first + r].ctypes.data
-        out = panel[r].ctypes.data
-        like = panel[r]
+        out = panel[r]
         for half in range(2 * scales.shape[1]):
             group = half // 2
             at = codes + group // 8 * 136 + 8 + group % 8 * 16
             scale = scales[first + r, group]
             shift = 4 * (half % 2)
-            write_from_table(
-                at, shift, at, 0, 0, 0, scale, _ZERO, out + COUNT * half * like.itemsize, like
-            )
+            write_from_table(at, shift, at, 0, 0, 0, scale, _ZERO, out, half)
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -113,17 +101,14 @@ def from_two_bits(blocks, scales, minima, first, panel):
     groups in a byte."""
     for r in range(len(panel)):
         codes = blocks[first + r].ctypes.data
-        out = panel[r].ctypes.data
-        like = panel[r]
+        out = panel[r]
         for group in range(scales.shape[1]):
             g = group % 16
             at = codes + group // 16 * 84 + 16 + g // 8 * 32 + g % 2 * COUNT
             shift = g % 8 // 2 * 2
             scale = scales[first + r, group]
             minimum = minima[first + r, group]
-            write_upon_two_bits(
-                at, shift, at, 0, 0, 0, scale, minimum, out + COUNT * group * like.itemsize, like
-            )
+            write_upon_two_bits(at, shift, at, 0, 0, 0, scale, minimum, out, group)
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -132,26 +117,14 @@ def from_three_bits(blocks, scales, minima, first, panel):
     two as in Q2_K."""
     for r in range(len(panel)):
         codes = blocks[first + r].ctypes.data
-        out = panel[r].ctypes.data
-        like = panel[r]
+        out = panel[r]
         for group in range(scales.shape[1]):
             g = group % 16
             thirds = codes + group // 16 * 110 + g % 2 * COUNT
             at = thirds + 32 + g // 8 * 32
             shift = g % 8 // 2 * 2
             scale = scales[first + r, group]
-            write_upon_two_bits(
-                at,
-                shift,
-                thirds,
-                g // 2,
-                1,
-                4,
-                scale,
-                _ZERO,
-                out + COUNT * group * like.itemsize,
-                like,
-            )
+            write_upon_two_bits(at, shift, thirds, g // 2, 1, 4, scale, _ZERO, out, group)
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -160,8 +133,7 @@ def from_four_bits(blocks, scales, minima, first, panel):
     byte."""
     for r in range(len(panel)):
         codes = blocks[first + r].ctypes.data
-        out = panel[r].ctypes.data
-        like = panel[r]
+        out = panel[r]
         for half in range(2 * scales.shape[1]):
             group = half // 2
             side = half % 2 * COUNT
@@ -169,9 +141,7 @@ def from_four_bits(blocks, scales, minima, first, panel):
             shift = 4 * (group % 2)
             scale = scales[first + r, group]
             minimum = minima[first + r, group]
-            write_integers(
-                at, shift, at, 0, 0, 0, scale, minimum, out + COUNT * half * like.itemsize, like
-            )
+            write_integers(at, shift, at, 0, 0, 0, scale, minimum, out, half)
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -180,8 +150,7 @@ def from_five_bits(blocks, scales, minima, first, panel):
     four."""
     for r in range(len(panel)):
         codes = blocks[first + r].ctypes.data
-        out = panel[r].ctypes.data
-        like = panel[r]
+        out = panel[r]
         for half in range(2 * scales.shape[1]):
             group = half // 2
             g = half // 2 % 8
@@ -191,9 +160,7 @@ def from_five_bits(blocks, scales, minima, first, panel):
             shift = 4 * (g % 2)
             scale = scales[first + r, group]
             minimum = minima[first + r, group]
-            write_integers(
-                at, shift, fifths, g, 1, 0, scale, minimum, out + COUNT * half * like.itemsize, like
-            )
+            write_integers(at, shift, fifths, g, 1, 0, scale, minimum, out, half)
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -202,8 +169,7 @@ def from_six_bits(blocks, scales, minima, first, panel):
     bytes."""
     for r in range(len(panel)):
         codes = blocks[first + r].ctypes.data
-        out = panel[r].ctypes.data
-        like = panel[r]
+        out = panel[r]
         for group in range(scales.shape[1]):
             block = group // 16 * 210
             half = group % 16 // 8
@@ -213,8 +179,7 @@ def from_six_bits(blocks, scales, minima, first, panel):
             uppers = codes + block + 128 + half * 32 + side
             shifts = (quarter // 2 * 4, 2 * quarter)
             scale = scales[first + r, group]
-            at = out + COUNT * group * like.itemsize
-            write_integers(lows, shifts[0], uppers, shifts[1], 3, 32, scale, _ZERO, at, like)
+            write_integers(lows, shifts[0], uppers, shifts[1], 3, 32, scale, _ZERO, out, group)
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -223,26 +188,24 @@ def from_halves_and_bits(blocks, scales, minima, first, panel):
     Q5_1 a word with the fifth bits of 32 weights; 16 bytes as Q4_0 has them."""
     nbytes = blocks.shape[1] // scales.shape[1]
     has_fifths = nbytes != 20
-    less = np.int32(16 if nbytes == 22 else 0)
+    less = 16 if nbytes == 22 else 0
+    fifths = np.zeros(COUNT, np.uint8)
     for r in range(len(panel)):
         row = blocks[first + r]
-        for block in range(scales.shape[1]):
-            scale = scales[first + r, block]
-            minimum = minima[first + r, block]
-            at = (block + 1) * nbytes - 16
-            out = panel[r, 32 * block : 32 * block + 32]
-            fifths = np.uint32(0)
+        out = panel[r]
+        for half in range(2 * scales.shape[1]):
+            side = half % 2
+            at = (half // 2 + 1) * nbytes - 16
             if has_fifths:
-                for byte in range(4):
-                    fifths |= np.uint32(row[at - 4 + byte]) << np.uint32(8 * byte)
-            for i in range(16):
-                fifth = fifths >> np.uint32(i) & np.uint32(1)
-                code = np.int32(row[at + i] & 15 | fifth << np.uint32(4)) - less
-                out[i] = stored_as(np.float32(code) * scale - minimum, out)
-            for i in range(16):
-                fifth = fifths >> np.uint32(i + 16) & np.uint32(1)
-                code = np.int32(row[at + i] >> 4 | fifth << np.uint32(4)) - less
-                out[16 + i] = stored_as(np.float32(code) * scale - minimum, out)
+                own = row[at - 4 + 2 * side] | row[at - 3 + 2 * side] << 8
+                for i in range(COUNT):
+                    fifths[i] = own >> i & 1
+            codes = row.ctypes.data + at
+            scale = scales[first + r, half // 2]
+            minimum = minima[first + r, half // 2]
+            write_integers(
+                codes, 4 * side, fifths.ctypes.data, 0, 1, less, scale, minimum, out, half
+            )
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -279,14 +242,13 @@ def from_points(points, signs, scales, grid, signs_of_bytes, first, panel):
     for r in range(len(panel)):
         of_row = points[first + r]
         for run in range(num_runs):
-            scale = scales[first + r, run // per_scale]
             one = 2 * of_row[run] if are_wide else of_row[2 * run]
             other = one + 1 if are_wide else of_row[2 * run + 1]
             write_points(
                 grid.ctypes.data + 4 * one,
                 grid.ctypes.data + 4 * other,
                 signs_of_bytes.ctypes.data + 8 * np.int64(signs[first + r, run]),
-                scale,
-                panel[r].ctypes.data + 8 * run * panel.itemsize,
+                scales[first + r, run // per_scale],
                 panel[r],
+                run,
             )

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from llvmlite import ir
 from numba import types
+from numba.core.base import BaseContext
 from numba.extending import intrinsic
 
 from artifacts.common.bfloat16 import bfloat16_bits
@@ -13,6 +14,7 @@ from artifacts.common.llvm_vectors import (
     I8,
     I32,
     I64,
+    advanced,
     chosen_of_16,
     filled,
     load,
@@ -41,9 +43,19 @@ def _bits(builder: ir.IRBuilder, address: ir.Value, shift: ir.Value, mask: ir.Va
     return builder.zext(wanted, _WORDS)
 
 
-def _write(builder: ir.IRBuilder, numbers: ir.Value, element: types.Type, out: ir.Value) -> None:
-    stored = numbers if element == types.float32 else bfloat16_bits(builder, numbers)
-    store(builder, stored, out)
+def _write(
+    context: BaseContext,
+    builder: ir.IRBuilder,
+    numbers: ir.Value,
+    kind: types.Array,
+    row: ir.Value,
+    place: ir.Value,
+) -> None:
+    """Store numbers in an array of this kind, behind `place` times as many others."""
+    stored = numbers if kind.dtype == types.float32 else bfloat16_bits(builder, numbers)
+    start = builder.ptrtoint(context.make_array(kind)(context, builder, row).data, I64)
+    nbytes = numbers.type.count * kind.dtype.bitwidth // 8
+    store(builder, stored, advanced(builder, start, place, nbytes))
 
 
 def _whole(_: ir.IRBuilder, codes: ir.Value) -> ir.Value:
@@ -70,12 +82,10 @@ def _of_iq4(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
 def _writer(integers: Callable[[ir.IRBuilder, ir.Value], ir.Value], num_lower: int = 4):
     @intrinsic
     def write(
-        context, lows, low_shift, highs, high_shift, high_mask, less, scale, minimum, out, like
+        context, lows, low_shift, highs, high_shift, high_mask, less, scale, minimum, out, place
     ):
-        element = like.dtype
-
         def generate(target, builder, _, arguments):
-            lows, low_shift, highs, high_shift, high_mask, less, scale, minimum, out, _ = arguments
+            lows, low_shift, highs, high_shift, high_mask, less, scale, minimum, *to = arguments
             upper = _bits(builder, highs, high_shift, high_mask)
             lower = _bits(builder, lows, low_shift, I64((1 << num_lower) - 1))
             codes = builder.or_(lower, builder.shl(upper, filled(_WORDS, num_lower)))
@@ -84,47 +94,44 @@ def _writer(integers: Callable[[ir.IRBuilder, ir.Value], ir.Value], num_lower: i
                 builder.sitofp(wanted, _FLOATS), _spread(builder, scale, _FLOATS)
             )
             numbers = builder.fsub(products, _spread(builder, minimum, _FLOATS))
-            _write(builder, numbers, element, out)
+            _write(target, builder, numbers, out, *to)
             return target.get_dummy_value()
 
         addresses_and_bits = [types.int64] * 6
-        return types.void(
-            *addresses_and_bits, types.float32, types.float32, types.int64, like
-        ), generate
+        factors = [types.float32] * 2
+        return types.void(*addresses_and_bits, *factors, out, types.int64), generate
 
     return write
 
 
 @intrinsic
-def write_points(context, one, other, signs, scale, out, like):
-    """Write 8 numbers to the address `out`, four signed bytes at `one` and four at `other` times
-    the eight at `signs`, times `scale`, which is rounded to float32. They have the type of the
-    array `like`, as those of `write_integers`."""
-    element = like.dtype
+def write_points(context, one, other, signs, scale, out, place):
+    """Write 8 numbers into the array `out`, as `write_integers` does 16: four signed bytes at `one`
+    and four at `other` times the eight at `signs`, times `scale`, rounded to float32."""
 
     def generate(target, builder, _, arguments):
-        *fours, signs, scale, out, _ = arguments
+        one, other, signs, scale, *to = arguments
         points = builder.shuffle_vector(
-            *(load(builder, each, vector(I8, 4)) for each in fours),
+            *(load(builder, each, vector(I8, 4)) for each in (one, other)),
             ir.Constant(vector(I32, 8), list(range(8))),
         )
         codes = builder.mul(points, load(builder, signs, vector(I8, 8)))
         numbers = builder.sitofp(builder.sext(codes, vector(I32, 8)), vector(F32, 8))
-        _write(builder, builder.fmul(numbers, splat(builder, scale, 8)), element, out)
+        _write(target, builder, builder.fmul(numbers, splat(builder, scale, 8)), out, *to)
         return target.get_dummy_value()
 
     addresses = [types.int64] * 3
-    return types.void(*addresses, types.float32, types.int64, like), generate
+    return types.void(*addresses, types.float32, out, types.int64), generate
 
 
 write_integers = _writer(_whole)
 write_floats = _writer(_doubled_e2m1)
 write_from_table = _writer(_of_iq4)
 write_upon_two_bits = _writer(_whole, 2)
-"""Write 16 numbers to the address `out`: `code * scale - minimum`, every step rounded to float32.
+"""Write 16 numbers into the array `out`, float32, or uint16 for bfloat16, behind 16 * `place`
+others: `code * scale - minimum`, every step rounded to float32.
 
-They have the type of the array `like`, float32, or uint16 for bfloat16. The low bits of a code,
-four or two, come from a byte at the address `lows` behind `low_shift` bits, its upper bits from the
-bits of `high_mask` at `highs`. Codes are whole numbers, `less` too large, or 4-bit floats (e2m1),
-which count twice, or places in the table of IQ4_NL.
+The low bits of a code, four or two, come from a byte at the address `lows` behind `low_shift` bits,
+its upper bits from the bits of `high_mask` at `highs`. Codes are whole numbers, `less` too large,
+or 4-bit floats (e2m1), which count twice, or places in the table of IQ4_NL.
 """

@@ -95,15 +95,22 @@ def _k(blocks, k, is_in, has_fifth: tl.constexpr):
     codes = (_byte(blocks, start + group // 2 * 32 + k % 32, is_in) >> group % 2 * 4) & 15
     if has_fifth:
         codes |= ((_byte(blocks, 16 + k % 32, is_in) >> group) & 1) << 4
+    scale, minimum = _six_bits_of_group(blocks, group, is_in)
+    scales = _half(blocks, 0, is_in) * scale.to(tl.float32)
+    minima = _half(blocks, 2, is_in) * minimum.to(tl.float32)
+    return tl.fma(codes.to(tl.float32), scales, 0.0) - minima
+
+
+@triton.jit
+def _six_bits_of_group(blocks, group, is_in):
+    """Return the scale and the minimum of a group of Q4_K or Q5_K, int32."""
     of_scale = _byte(blocks, 4 + group % 4, is_in)
     of_minimum = _byte(blocks, 8 + group % 4, is_in)
     last = _byte(blocks, 12 + group % 4, is_in)
     is_low = group < 4
     scale = tl.where(is_low, of_scale & 63, (last & 15) | ((of_scale >> 2) & 48))
     minimum = tl.where(is_low, of_minimum & 63, (last >> 4) | ((of_minimum >> 2) & 48))
-    scales = _half(blocks, 0, is_in) * scale.to(tl.float32)
-    minima = _half(blocks, 2, is_in) * minimum.to(tl.float32)
-    return tl.fma(codes.to(tl.float32), scales, 0.0) - minima
+    return scale, minimum
 
 
 @triton.jit
@@ -117,35 +124,48 @@ def _even(seven):
 @triton.jit
 def _on_grid(blocks, points_ptr, k, is_in, kind: tl.constexpr):
     """Return weights of a type with a grid: a number of a point, with its sign, times a scale."""
-    group = k // 32
     if kind == "IQ2_XXS":
         first: tl.constexpr = 0
-        point = _byte(blocks, 2 + group * 8 + k % 32 // 8, is_in)
-        word = _word(blocks, 6 + group * 8, is_in)
-        signs = _even((word >> k % 32 // 8 * 7) & 127)
-        factor = (0.5 + ((word >> 28) & 15).to(tl.float32)) * 0.25
+        point = _byte(blocks, 2 + k // 32 * 8 + k % 32 // 8, is_in)
+        signs, factor = _signs_and_scale(blocks, 6 + k // 32 * 8, k, is_in)
     elif kind == "IQ2_XS":
         first: tl.constexpr = 256 * 8
-        low = _byte(blocks, 2 + k // 8 * 2, is_in)
-        high = _byte(blocks, 3 + k // 8 * 2, is_in)
-        point = low | (high & 1) << 8
-        signs = _even(high >> 1)
-        own = (_byte(blocks, 66 + group, is_in) >> k // 16 % 2 * 4) & 15
-        factor = (0.5 + own.to(tl.float32)) * 0.25
+        point, signs, factor = _two_bits(blocks, k, is_in)
     elif kind == "IQ3_XXS":
         first: tl.constexpr = 768 * 8
         point = _byte(blocks, 2 + k // 4, is_in)
-        word = _word(blocks, 66 + group * 4, is_in)
-        signs = _even((word >> k % 32 // 8 * 7) & 127)
-        factor = (0.5 + ((word >> 28) & 15).to(tl.float32)) * 0.5
+        signs, factor = _signs_and_scale(blocks, 66 + k // 32 * 4, k, is_in)
+        factor *= 2
     else:
         first: tl.constexpr = 768 * 8 + 256 * 4
-        ninth = (_byte(blocks, 66 + group, is_in) >> k % 32 // 4) & 1
-        point = _byte(blocks, 2 + k // 4, is_in) | ninth << 8
-        signs = _byte(blocks, 74 + k // 8, is_in)
-        own = (_byte(blocks, 106 + k // 64, is_in) >> group % 2 * 4) & 15
-        factor = 1.0 + 2.0 * own.to(tl.float32)
+        point, signs, factor = _three_bits(blocks, k, is_in)
     size: tl.constexpr = 8 if kind == "IQ2_XXS" or kind == "IQ2_XS" else 4
     codes = tl.load(points_ptr + first + point * size + k % size, mask=is_in, other=0).to(tl.int32)
     codes = tl.where(((signs >> k % 8) & 1) == 1, -codes, codes)
     return codes.to(tl.float32) * (_half(blocks, 0, is_in) * factor)
+
+
+@triton.jit
+def _signs_and_scale(blocks, at, k, is_in):
+    """Return the signs of 8 weights, and the factor of a group, from its word at this byte."""
+    word = _word(blocks, at, is_in)
+    signs = _even((word >> k % 32 // 8 * 7) & 127)
+    return signs, (0.5 + ((word >> 28) & 15).to(tl.float32)) * 0.25
+
+
+@triton.jit
+def _two_bits(blocks, k, is_in):
+    """Return the points, signs and factors of IQ2_XS."""
+    low = _byte(blocks, 2 + k // 8 * 2, is_in)
+    high = _byte(blocks, 3 + k // 8 * 2, is_in)
+    own = (_byte(blocks, 66 + k // 32, is_in) >> k // 16 % 2 * 4) & 15
+    return low | (high & 1) << 8, _even(high >> 1), (0.5 + own.to(tl.float32)) * 0.25
+
+
+@triton.jit
+def _three_bits(blocks, k, is_in):
+    """Return the points, signs and factors of IQ3_S."""
+    ninth = (_byte(blocks, 66 + k // 32, is_in) >> k % 32 // 4) & 1
+    point = _byte(blocks, 2 + k // 4, is_in) | ninth << 8
+    own = (_byte(blocks, 106 + k // 64, is_in) >> k // 32 % 2 * 4) & 15
+    return point, _byte(blocks, 74 + k // 8, is_in), 1.0 + 2.0 * own.to(tl.float32)

@@ -4,7 +4,7 @@ Gemma 4 has a row of the embeddings of all layers for each token, Qwen4-Exp one 
 each n-gram of tokens: tables of up to 51 billion weights, of which a token needs a few rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from artifacts.errors import BadInput
 from artifacts.formats.base import Format
-from runtime.model.files.checkpoint import StoredTensor
+from runtime.model.files.checkpoint import Shard, StoredTensor
 from runtime.model.layout import is_finite
 from runtime.model.quantised.quantised_matrix import PLAIN
 from runtime.model.quantised.quantised_tensor import QuantisedTensor
@@ -44,6 +44,14 @@ class _Part(NamedTuple):
         first = self.tensors[0]
         flat = torch.from_numpy(np.ascontiguousarray(records[:, self.start : self.stop]))
         return flat.view(first.dtype).view(len(records), *first.shape[1:])
+
+    def places(self, matrices: np.ndarray, rows: np.ndarray) -> Iterator[tuple[Shard, int]]:
+        """Yield the file and the offset of the bytes of each row, whose matrix and number there
+        these are."""
+        nbytes = self.stop - self.start
+        for matrix, row in zip(matrices.tolist(), (rows // self.height).tolist(), strict=True):
+            tensor = self.tensors[matrix]
+            yield tensor.shard, tensor.offset + row * nbytes
 
 
 class StoredRows:
@@ -82,13 +90,15 @@ class StoredRows:
             raise IndexError(f"{self._name} has {self.shape[0]:,} rows, not rows {first} to {last}")
         out = torch.empty(len(numbers), self.shape[1], dtype=self.dtype, pin_memory=is_pinned)
         for first in range(0, len(numbers), _AT_ONCE):
-            records = self._records(numbers[first : first + _AT_ONCE])
-            tensors = {role: part.of(records) for role, part in self._parts.items()}
-            rows = self._format.dequantise(tensors) if self._format else tensors[PLAIN]
-            out[first : first + len(rows)] = rows
+            out[first : first + _AT_ONCE] = self._rows(numbers[first : first + _AT_ONCE])
         if not is_finite(out):
             raise BadInput(f"{self._name} holds NaN or infinity, the checkpoint is damaged")
         return out
+
+    def _rows(self, numbers: np.ndarray) -> torch.Tensor:
+        records = self._records(numbers)
+        tensors = {role: part.of(records) for role, part in self._parts.items()}
+        return self._format.dequantise(tensors) if self._format else tensors[PLAIN]
 
     def _records(self, numbers: np.ndarray) -> np.ndarray:
         """Return the records of some rows, uint8 [n, bytes], and keep them."""
@@ -107,18 +117,14 @@ class StoredRows:
     def _load(self, numbers: np.ndarray) -> np.ndarray:
         """Read the records of some rows, uint8 [n, bytes]: first the device is asked for all of
         them, so that it reads many side by side."""
-        width = self._kept.shape[1]
-        records = np.empty((len(numbers), width), np.uint8)
-        target = memoryview(records.reshape(-1))
+        records = np.empty((len(numbers), self._kept.shape[1]), np.uint8)
         matrices = np.searchsorted(self._first, numbers, side="right") - 1
         rows = numbers - self._first[matrices]
-        reads = []
-        for start, stop, tensors, height in self._parts.values():
-            places = zip(matrices.tolist(), (rows // height).tolist(), strict=True)
-            for record, (matrix, row) in enumerate(places):
-                tensor = tensors[matrix]
-                own = target[record * width + start : record * width + stop]
-                reads.append((tensor.shard, tensor.offset + row * (stop - start), own))
+        reads = [
+            (*place, memoryview(record[part.start : part.stop]))
+            for part in self._parts.values()
+            for record, place in zip(records, part.places(matrices, rows), strict=True)
+        ]
         for shard, offset, own in reads:
             shard.read_ahead(offset, len(own))
         for shard, offset, own in reads:
@@ -209,23 +215,26 @@ def _components(tensor: StoredTensor | QuantisedTensor) -> Mapping[str, StoredTe
     return tensor.components if isinstance(tensor, QuantisedTensor) else {PLAIN: tensor}
 
 
+def _kind(tensor: StoredTensor | QuantisedTensor) -> tuple[Format | None, dict[str, tuple]]:
+    """Return the format of a matrix, and the dtype and the shape of a row of each component."""
+    components = _components(tensor).items()
+    return _format(tensor), {role: (each.dtype, each.shape[1:]) for role, each in components}
+
+
 def _parts(name: str, matrices: Matrices) -> dict[str, _Part]:
     """Return the parts of a table by role. Raises BadInput for matrices that are not stored
     alike."""
-    form = _format(matrices[0])
-    stored = [_components(each) for each in matrices]
-    kinds = [
-        (_format(matrix), {role: (each.dtype, each.shape[1:]) for role, each in tensors.items()})
-        for matrix, tensors in zip(matrices, stored, strict=True)
-    ]
-    if any(kind != kinds[0] for kind in kinds):
+    form, stored_as = _kind(matrices[0])
+    if any(_kind(each) != (form, stored_as) for each in matrices):
         raise BadInput(f"{name} is stored in parts of several kinds: download the model again")
+    stored = [_components(each) for each in matrices]
     heights = [form.row_heights(each) if form else {PLAIN: 1} for each in stored]
     parts = {}
     start = 0
     for role in heights[0]:
+        dtype, shape = stored_as[role]
+        stop = start + prod(shape) * dtype.itemsize
         tensors = [each[role] for each in stored]
-        stop = start + prod(tensors[0].shape[1:]) * tensors[0].dtype.itemsize
         parts[role] = _Part(start, stop, tensors, max(each[role] for each in heights))
         start = stop
     return parts
