@@ -4,7 +4,8 @@ Other families with an index are left out: which of several equal keys theirs se
 a prompt is cut. Qwen4-Exp's asks the keys before a token alone.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -62,37 +63,48 @@ class IndexedRow:
         return self._piece.block.read(layer, slice(row, row + 1), end, keys.device)
 
 
-def by_row(
-    module: nn.Module, cache: str, own: str, rotary: nn.Module
-) -> Callable[..., tuple[torch.Tensor, None]]:
-    """Return a forward of `module` that computes each row of a shared pass by itself, in the
-    model's `own` way. `cache` is the name of the cache among its inputs; `rotary` makes the angles
-    of all positions of a row, since the index turns earlier keys anew."""
-    theirs = module.forward
+@dataclass(frozen=True, slots=True)
+class IndexedForward:
+    """A forward of `module` that computes each row of a shared pass by itself, in the model's `own`
+    way. `cache` is the name of the cache among its inputs; `rotary` makes the angles of all
+    positions of a row, since the index turns earlier keys anew."""
 
-    def forward(
-        hidden_states: torch.Tensor, position_embeddings: object, **given: object
+    module: nn.Module
+    forward: Callable[..., tuple[torch.Tensor, None]]  # before it was replaced
+    cache: str
+    own: str
+    rotary: nn.Module
+
+    def __call__(
+        self, hidden_states: torch.Tensor, position_embeddings: object, **given: object
     ) -> tuple[torch.Tensor, None]:
-        rows = given.get(cache)
+        rows = given.get(self.cache)
         if not isinstance(rows, RowPass):
-            return theirs(hidden_states, position_embeddings, **given)
+            return self.forward(hidden_states, position_embeddings, **given)
         given.pop(NAME, None)
-        outputs = []
-        module.config._attn_implementation = own
+        self.module.config._attn_implementation = self.own
         try:
-            for piece, row, tokens in _rows(rows):
-                hidden = hidden_states[:, tokens]
-                begin = int(piece.first[row])
-                positions = torch.arange(begin + hidden.shape[1], device=hidden.device)
-                angles = rotary(hidden, positions.expand(3, 1, -1))
-                given["attention_mask"] = _mask(positions, begin, hidden, own)
-                given[cache] = PiecePast(module.layer_idx, IndexedRow(piece, row, module.layer_idx))
-                outputs.append(theirs(hidden, angles, **given)[0])
+            outputs = [
+                self._of_row(piece, row, hidden_states[:, tokens], given)
+                for piece, row, tokens in _rows(rows)
+            ]
         finally:
-            module.config._attn_implementation = NAME
+            self.module.config._attn_implementation = NAME
         return torch.cat(outputs, dim=1), None
 
-    return forward
+    def _of_row(
+        self, piece: RowPiece, row: int, hidden: torch.Tensor, given: Mapping[str, object]
+    ) -> torch.Tensor:
+        index = self.module.layer_idx
+        begin = int(piece.first[row])
+        positions = torch.arange(begin + hidden.shape[1], device=hidden.device)
+        angles = self.rotary(hidden, positions.expand(3, 1, -1))
+        own = {
+            "attention_mask": _mask(positions, begin, hidden, self.own),
+            self.cache: PiecePast(index, IndexedRow(piece, row, index)),
+        }
+        output, _ = self.forward(hidden, angles, **given | own)
+        return output
 
 
 def _rows(rows: RowPass) -> Iterator[tuple[RowPiece, int, slice]]:

@@ -9,7 +9,7 @@ since the selection depends on the length of the row.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicIndexedLayer, LinearAttentionLayer
 
-from runtime.model.rows.indexed import PiecePast, by_row
+from runtime.model.rows.indexed import NAME, IndexedForward, PiecePast
 from runtime.model.rows.passes import RowPass, RowPiece, RowWay
 
 _CACHES = {"cache_params", "past_key_values"}  # names of the cache in a forward
@@ -69,9 +69,9 @@ def by_piece(model: PreTrainedModel, own: str) -> Iterator[RowWay]:
             else:
                 undo.callback(delattr, module, "forward")
         for module, cache in states.items():
-            module.forward = _by_piece(module, cache)
+            module.forward = StatefulForward(module, cache)
         for module, cache in indexed.items():
-            module.forward = by_row(module, cache, own, _rotary(model))
+            module.forward = IndexedForward(module, module.forward, cache, own, _rotary(model))
         yield RowWay(own, windows(model), bool(states), bool(states or indexed))
 
 
@@ -79,32 +79,41 @@ def _rotary(model: PreTrainedModel) -> nn.Module:
     return next(one for name, one in model.named_modules() if name.endswith(".rotary_emb"))
 
 
-def _by_piece(module: nn.Module, cache: str) -> Callable[..., object]:
-    own = module.forward
-    names = [*inspect.signature(type(module).forward).parameters][1:]
+class StatefulForward:
+    """A forward of `module` that computes each piece of a shared pass by itself. `cache` is the
+    name of the cache among its inputs."""
 
-    def forward(*args: object, **given: object) -> object:
-        given |= zip(names, args, strict=False)
-        past = given.get(cache)
-        if not isinstance(past, RowPass):
-            return own(**given)
-        given.pop("moectl_rows", None)
-        of_tokens = {name: given[name] for name in _OF_TOKENS if name in given}
-        outputs = []
-        rest: tuple[None, ...] = ()
-        for piece, tokens in past.spans():
-            of_piece = _past_of(piece, module.layer_idx)
-            own_tokens = {k: piece.by_row(one[:, tokens], 1) for k, one in of_tokens.items()}
-            output = own(**given | own_tokens | {cache: of_piece})
-            if isinstance(output, tuple):  # MiniMax returns its state too, which nothing reads
-                output, *others = output
-                rest = (None,) * len(others)
-            _keep(piece, module.layer_idx, of_piece.layers[module.layer_idx])
-            outputs.append(output.reshape(1, -1, output.shape[-1]))
-        output = torch.cat(outputs, dim=1)
-        return (output, *rest) if rest else output
+    def __init__(self, module: nn.Module, cache: str) -> None:
+        self._forward = module.forward  # before it is replaced
+        self._index = module.layer_idx
+        self._cache = cache
+        self._names = [*inspect.signature(type(module).forward).parameters][1:]
 
-    return forward
+    def __call__(self, *args: object, **given: object) -> object:
+        given |= zip(self._names, args, strict=False)
+        rows = given.get(self._cache)
+        if not isinstance(rows, RowPass):
+            return self._forward(**given)
+        given.pop(NAME, None)
+        outputs = [self._of_piece(piece, tokens, given) for piece, tokens in rows.spans()]
+        if not isinstance(outputs[0], tuple):
+            return _one_after_the_other(outputs)
+        firsts, *others = zip(*outputs, strict=True)
+        return _one_after_the_other(firsts), *[None] * len(others)  # of states, which nothing reads
+
+    def _of_piece(self, piece: RowPiece, tokens: slice, given: Mapping[str, object]) -> object:
+        past = _past_of(piece, self._index)
+        own = {
+            name: piece.by_row(given[name][:, tokens], 1) for name in _OF_TOKENS if name in given
+        }
+        output = self._forward(**given | own | {self._cache: past})
+        _keep(piece, self._index, past.layers[self._index])
+        return output
+
+
+def _one_after_the_other(outputs: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the tokens of pieces [n, S, H] as those of one pass, [1, T, H]."""
+    return torch.cat([each.reshape(1, -1, each.shape[-1]) for each in outputs], dim=1)
 
 
 def _past_of(piece: RowPiece, index: int) -> PiecePast:
