@@ -6,7 +6,7 @@ tokens in bfloat16. With x in float32, codes are converted. Both the excess of t
 minima are subtracted by the `offsets` of a block [16], each for the scale in its place.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -117,6 +117,21 @@ class _Step(NamedTuple):
 
 
 _Add = Callable[[_Step, list[ir.Value]], list[ir.Value]]
+_Products = Iterator[tuple[ir.Value, ir.Value]]
+"""Sums of products of codes with x, and the factors that these are multiplied by."""
+
+
+class _Blocks(NamedTuple):
+    """A type whose blocks have 256 codes. `lanes` has the place of the scale of each 16 codes;
+    `factors_of` makes the factors of `offsets` from the scales, None without offsets. `less` is
+    subtracted from the codes."""
+
+    nbytes: int
+    scales_of: Callable
+    codes_of: Callable
+    lanes: Sequence[int]
+    factors_of: Callable | None
+    less: int = 0
 
 
 def _rows_of(adds: Mapping[int, _Add], num_tokens: int = 1) -> Callable[..., float]:
@@ -179,92 +194,81 @@ def _looked_up_times(
     return own
 
 
-def _four_groups(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
-    """Add a block of IQ4_XS, four groups at a time."""
-    builder = step.builder
-    block = step.own(step.codes, 136)
+def _of_256(form: _Blocks, products_of: Callable[..., _Products]) -> _Add:
+    """Return the step over a block of 256 codes."""
+
+    def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
+        builder = step.builder
+        block = step.own(step.codes, form.nbytes)
+        scales = form.scales_of(builder, block)
+        for own, factors in products_of(step, block, scales):
+            sums = [*sums[1:], plus_product(builder, sums[0], own, factors)]
+        if form.factors_of is None:
+            return sums
+        offsets = load(builder, step.own(step.offsets, 4 * LANES), SUMS)
+        factors = form.factors_of(builder, scales)
+        return [*sums[1:], plus_product(builder, sums[0], factors, offsets)]
+
+    return add
+
+
+def _groups_in_pairs(step: _Step, block: ir.Value, scales: ir.Value) -> _Products:
+    """Yield the products of a block of IQ4_XS, four groups at a time."""
     x = step.own(step.x, 4 * STEP * step.num_tokens)
-    scales = scales_iq4(builder, block)
     for half in range(2):
-        words = words_iq4(builder, block, half)
+        words = words_iq4(step.builder, block, half)
         own = _looked_up_times(step, _IQ4_TABLE, words, x, 2 * STEP * half)
-        factors = _each(builder, scales, range(4 * half, 4 * half + 4))
-        sums = [*sums[1:], plus_product(builder, sums[0], own, factors)]
-    return sums
+        yield own, _each(step.builder, scales, range(4 * half, 4 * half + 4))
 
 
-def _pairs_2(nbytes: int, scales_of: Callable, words_of: Callable, factors_of: Callable) -> _Add:
-    """Return the step over a block of 256 codes of two bits and more, both halves at once."""
-
-    def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
-        builder = step.builder
-        block = step.own(step.codes, nbytes)
-        scales = scales_of(builder, block)
-        words = words_of(builder, block)
-        x = step.own(step.x, 4 * STEP * step.num_tokens)
-        for run in range(4):
-            own = filled(SUMS, 0.0)
-            for i in (2 * run, 2 * run + 1):
-                numbers = builder.or_(words[i], filled(NUMBERS, _BITS_OF_128))
-                own = step.add_products(own, numbers, x, 64 * i)
-            factors = _each(builder, scales, [2 * run, 2 * run + 1, 8 + 2 * run, 9 + 2 * run])
-            sums = [*sums[1:], plus_product(builder, sums[0], own, factors)]
-        return _with_offsets(step, sums, factors_of(builder, scales))
-
-    return add
+def _runs_in_pairs(words_of: Callable, step: _Step, block: ir.Value, scales: ir.Value) -> _Products:
+    """Yield the products of a block of codes of two bits and more, both halves at once."""
+    x = step.own(step.x, 4 * STEP * step.num_tokens)
+    words = words_of(step.builder, block)
+    for run in range(4):
+        own = _with_128_times(step, words, (2 * run, 2 * run + 1), x)
+        places = [2 * run, 2 * run + 1, 8 + 2 * run, 9 + 2 * run]
+        yield own, _each(step.builder, scales, places)
 
 
-def _pairs_k(
-    nbytes: int, scales_of: Callable, words_of: Callable, lanes: Sequence[Sequence[int]]
-) -> _Add:
-    """Return the step over a block of 256 codes. `lanes` has the places of the scales of the low
-    and of the high codes of each half."""
-
-    def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
-        builder = step.builder
-        block = step.own(step.codes, nbytes)
-        scales = scales_of(builder, block)
-        x = step.own(step.x, 4 * STEP * step.num_tokens)
-        for half in range(2):
-            words = words_of(builder, block, half)
-            for part in range(2):  # low and high
-                own = filled(SUMS, 0.0)
-                for i in (part, part + 2):
-                    numbers = builder.or_(words[i], filled(NUMBERS, _BITS_OF_128))
-                    own = step.add_products(own, numbers, x, 256 * half + 64 * i)
-                factors = _each(builder, scales, lanes[2 * half + part])
-                sums = [*sums[1:], plus_product(builder, sums[0], own, factors)]
-        return _with_offsets(step, sums, scales)
-
-    return add
+def _halves_in_pairs(
+    words_of: Callable,
+    lanes: Sequence[Sequence[int]],
+    step: _Step,
+    block: ir.Value,
+    scales: ir.Value,
+) -> _Products:
+    """Yield the products of a block. `lanes` has the places of the scales of the low and of the
+    high codes of each half."""
+    x = step.own(step.x, 4 * STEP * step.num_tokens)
+    for half in range(2):
+        words = words_of(step.builder, block, half)
+        for part in range(2):  # low and high
+            own = _with_128_times(step, words, (part, part + 2), x, 256 * half)
+            yield own, _each(step.builder, scales, lanes[2 * half + part])
 
 
-def _floats_k(
-    nbytes: int,
-    scales_of: Callable,
-    codes_of: Callable,
-    lanes: Sequence[int],
-    factors_of: Callable | None,
-    less: int = 0,
-) -> _Add:
-    """Return the step over a block of 256 codes with x in float32, in the order of `quads`. `lanes`
-    has the place of the scale of each 16 codes; `factors_of` makes the factors of `offsets` from
-    the scales, None without offsets. `less` is subtracted from the codes."""
+def _with_128_times(
+    step: _Step, words: Sequence[ir.Value], numbers: Sequence[int], x: ir.Value, place: int = 0
+) -> ir.Value:
+    """Return the products of the codes in the words with these numbers, 128 too large, with the
+    numbers from `place`, in bytes, of a token at x."""
+    own = filled(SUMS, 0.0)
+    for i in numbers:
+        codes = step.builder.or_(words[i], filled(NUMBERS, _BITS_OF_128))
+        own = step.add_products(own, codes, x, place + 64 * i)
+    return own
 
-    def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
-        builder = step.builder
-        block = step.own(step.codes, nbytes)
-        x = step.own(step.x, 8 * STEP)
-        scales = scales_of(builder, block)
-        codes = codes_of(builder, block)
-        for run in range(4):
-            words = builder.bitcast(joined(builder, codes[2 * run : 2 * run + 2]), PAIRS)
-            own = _quads_times(builder, words, 8, advanced(builder, x, I64(run), 256), less)
-            factors = _each(builder, scales, lanes[4 * run : 4 * run + 4])
-            sums = [*sums[1:], plus_product(builder, sums[0], own, factors)]
-        return _with_offsets(step, sums, factors_of(builder, scales)) if factors_of else sums
 
-    return add
+def _floats_of_256(form: _Blocks, step: _Step, block: ir.Value, scales: ir.Value) -> _Products:
+    """Yield the products of a block with x in float32, in the order of `quads`."""
+    builder = step.builder
+    x = step.own(step.x, 8 * STEP)
+    codes = form.codes_of(builder, block)
+    for run in range(4):
+        words = builder.bitcast(joined(builder, codes[2 * run : 2 * run + 2]), PAIRS)
+        own = _quads_times(builder, words, 8, advanced(builder, x, I64(run), 256), form.less)
+        yield own, _each(builder, scales, form.lanes[4 * run : 4 * run + 4])
 
 
 def _quads_times(
@@ -296,44 +300,34 @@ def _sixty_four(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
     return [*sums[1:], plus_product(builder, sums[0], own, scale)]
 
 
-def _integers_k(
-    nbytes: int,
-    scales_of: Callable,
-    codes_of: Callable,
-    lanes: Sequence[int],
-    factors_of: Callable | None,
-    less: int = 0,
-) -> _Add:
-    """Return the same step as `_floats_k`, with x in whole numbers of 16 bits: of each 32 those at
-    even places first. Behind 256 of them is the worth of one, float32."""
+def _integers_of_256(form: _Blocks, step: _Step, block: ir.Value, scales: ir.Value) -> _Products:
+    """Yield the products of a block with x in whole numbers of 16 bits: of each 32 those at even
+    places first. Behind 256 of them is the worth of one, float32."""
+    builder = step.builder
+    x = step.own(step.x, 2 * WHOLE_STEP)
+    own = filled(EIGHT, 0.0)
+    for group, codes in enumerate(form.codes_of(builder, block)):
+        total = _whole_products(builder, codes, advanced(builder, x, I64(group), 64), form.less)
+        lanes = [form.lanes[2 * group + i // 4] for i in range(8)]
+        own = plus_product(builder, own, total, spread(builder, scales, lanes))
+    own = joined(builder, [own, filled(EIGHT, 0.0)])
+    yield own, splat(builder, load(builder, x, F32, 512))
 
-    def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
-        builder = step.builder
-        block = step.own(step.codes, nbytes)
-        x = step.own(step.x, 2 * WHOLE_STEP)
-        scales = scales_of(builder, block)
-        own = filled(EIGHT, 0.0)
-        for group, codes in enumerate(codes_of(builder, block)):
-            words = builder.bitcast(codes, vector(I16, LANES))
-            even = builder.and_(words, filled(words.type, 0xFF))
-            odd = builder.lshr(words, filled(words.type, 8))
-            products = [
-                pairs_added(
-                    builder,
-                    builder.sub(part, filled(part.type, less)) if less else part,
-                    load(builder, x, part.type, 64 * group + place),
-                )
-                for part, place in ((even, 0), (odd, 32))
-            ]
-            factors = spread(builder, scales, [lanes[2 * group + i // 4] for i in range(8)])
-            total = builder.sitofp(builder.add(*products), EIGHT)
-            own = plus_product(builder, own, total, factors)
-        worth = splat(builder, load(builder, x, F32, 512))
-        own = joined(builder, [own, filled(EIGHT, 0.0)])
-        sums = [*sums[1:], plus_product(builder, sums[0], own, worth)]
-        return _with_offsets(step, sums, factors_of(builder, scales)) if factors_of else sums
 
-    return add
+def _whole_products(builder: ir.IRBuilder, codes: ir.Value, x: ir.Value, less: int) -> ir.Value:
+    """Return the products of 32 codes, minus `less`, with whole numbers at x, float32 [8]."""
+    words = builder.bitcast(codes, vector(I16, LANES))
+    even = builder.and_(words, filled(words.type, 0xFF))
+    odd = builder.lshr(words, filled(words.type, 8))
+    products = [
+        pairs_added(
+            builder,
+            builder.sub(part, filled(part.type, less)) if less else part,
+            load(builder, x, part.type, place),
+        )
+        for part, place in ((even, 0), (odd, 32))
+    ]
+    return builder.sitofp(builder.add(*products), EIGHT)
 
 
 def _floats(
@@ -356,11 +350,6 @@ def _floats(
         return sums
 
     return add
-
-
-def _with_offsets(step: _Step, sums: list[ir.Value], factors: ir.Value) -> list[ir.Value]:
-    offsets = load(step.builder, step.own(step.offsets, 4 * LANES), SUMS)
-    return [*sums[1:], plus_product(step.builder, sums[0], factors, offsets)]
 
 
 def _scales(_: ir.IRBuilder, scales: ir.Value) -> ir.Value:
@@ -398,7 +387,7 @@ def _e2m1(builder: ir.IRBuilder, codes: ir.Value, half: int) -> ir.Value:
     return builder.fmul(builder.bitcast(builder.or_(sign, magnitude), SUMS), filled(SUMS, 2.0**126))
 
 
-_IN_PAIRS = (
+_OF_WORDS = (
     (0, 2),
     (1, 3),
     (8, 10),
@@ -407,18 +396,27 @@ _IN_PAIRS = (
 _BY_32 = [lane for lane in (0, 1, 2, 3, 8, 9, 10, 11) for _ in range(2)]
 _BY_FOURS = [range(4 * i, 4 * i + 4) for i in range(4)]
 
+_BLOCKS_OF_256 = {
+    Q2_K: _Blocks(84, scales_2, codes_2k, range(LANES), _minima),
+    Q3_K: _Blocks(110, scales_3, codes_3k, range(LANES), _scales),
+    Q4_K: _Blocks(144, scales_k, codes_4k, _BY_32, _scales),
+    Q5_K: _Blocks(176, scales_k, codes_5k, _BY_32, _scales),
+    Q6_K: _Blocks(210, scales_6, codes_6k, range(LANES), _scales),
+    IQ4_XS: _Blocks(136, scales_iq4, codes_iq4_groups, [i // 2 for i in range(LANES)], None, 128),
+}
+_IN_PAIRS = {
+    Q2_K: partial(_runs_in_pairs, words_2k),
+    Q3_K: partial(_runs_in_pairs, words_3k),
+    Q4_K: partial(_halves_in_pairs, words_4k, _OF_WORDS),
+    Q5_K: partial(_halves_in_pairs, words_5k, _OF_WORDS),
+    Q6_K: partial(_halves_in_pairs, words_6k, _BY_FOURS),
+    IQ4_XS: _groups_in_pairs,
+}
+_PAIRED_FORMS = _BLOCKS_OF_256 | {Q2_K: _BLOCKS_OF_256[Q2_K]._replace(factors_of=_minima_with_128)}
 _FOURS_IN_PAIRS = {
     Q4_0: _four_blocks(2, halves, INTEGERS_4),
     IQ4_NL: _four_blocks(2, halves, _IQ4_TABLE),
     MXFP4: _four_blocks(1, exponents, FLOATS_4),
-}
-_BLOCKS_IN_PAIRS = {
-    Q2_K: _pairs_2(84, scales_2, words_2k, _minima_with_128),
-    Q3_K: _pairs_2(110, scales_3, words_3k, _scales),
-    Q4_K: _pairs_k(144, scales_k, words_4k, _IN_PAIRS),
-    Q5_K: _pairs_k(176, scales_k, words_5k, _IN_PAIRS),
-    Q6_K: _pairs_k(210, scales_6, words_6k, _BY_FOURS),
-    IQ4_XS: _four_groups,
 }
 _IN_FLOATS = {
     Q8_0: partial(_floats, 34, halves, codes_8, _numbers),
@@ -426,8 +424,9 @@ _IN_FLOATS = {
     MXFP4: partial(_floats, 17, exponents, partial(codes_4, start=1), _e2m1),
     IQ4_NL: partial(_floats, 18, halves, codes_iq4, _numbers),
 }
+_256_IN_PAIRS = {kind: _of_256(form, _IN_PAIRS[kind]) for kind, form in _PAIRED_FORMS.items()}
 # by what x is: bfloat16, float16 as two tokens in bfloat16, float32
-_PAIRED, _PAIRED_256 = (_FOURS_IN_PAIRS, _BLOCKS_IN_PAIRS) if HAS_PAIRS else ({}, {})
+_PAIRED, _PAIRED_256 = (_FOURS_IN_PAIRS, _256_IN_PAIRS) if HAS_PAIRS else ({}, {})
 dot_fours = _rows_of(_PAIRED)
 dot_fours_in_two = _rows_of(_PAIRED, 2)
 dot_fours_wide = _rows_of({kind: form(count=4) for kind, form in _IN_FLOATS.items()})
@@ -435,13 +434,9 @@ dot_64 = _rows_of({Q2_0: _sixty_four})
 dot_rest = _rows_of({kind: form(count=1) for kind, form in _IN_FLOATS.items()})
 dot_256 = _rows_of(_PAIRED_256)
 dot_256_in_two = _rows_of(_PAIRED_256, 2)
-_OF_256 = {
-    Q2_K: (84, scales_2, codes_2k, range(LANES), _minima),
-    Q3_K: (110, scales_3, codes_3k, range(LANES), _scales),
-    Q4_K: (144, scales_k, codes_4k, _BY_32, _scales),
-    Q5_K: (176, scales_k, codes_5k, _BY_32, _scales),
-    Q6_K: (210, scales_6, codes_6k, range(LANES), _scales),
-    IQ4_XS: (136, scales_iq4, codes_iq4_groups, [i // 2 for i in range(LANES)], None, 128),
-}
-dot_256_wide = _rows_of({kind: _floats_k(*form) for kind, form in _OF_256.items()})
-dot_256_whole = _rows_of({kind: _integers_k(*form) for kind, form in _OF_256.items()})
+dot_256_wide, dot_256_whole = (
+    _rows_of(
+        {kind: _of_256(form, partial(products, form)) for kind, form in _BLOCKS_OF_256.items()}
+    )
+    for products in (_floats_of_256, _integers_of_256)
+)
