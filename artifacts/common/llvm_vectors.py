@@ -4,7 +4,9 @@ basic operations for other modules. Importing this module imports numba."""
 from collections.abc import Sequence
 
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils
+from numba.core.base import BaseContext
 from numba.core.registry import cpu_target
 
 _NEEDED_BY = {
@@ -56,6 +58,15 @@ def load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, offset: int = 
 
 def store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value) -> None:
     builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=1)
+
+
+def addresses(
+    context: BaseContext, builder: ir.IRBuilder, kinds: Sequence[types.Array], arrays: Sequence
+) -> list[ir.Value]:
+    """Return the addresses of the first elements of numba's arrays of these kinds."""
+    made = zip(kinds, arrays, strict=True)
+    data = (context.make_array(kind)(context, builder, array).data for kind, array in made)
+    return [builder.ptrtoint(each, I64) for each in data]
 
 
 def advanced(

@@ -65,11 +65,17 @@ def half(blocks: torch.Tensor, at: int) -> torch.Tensor:
     return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
-def bits(packed: torch.Tensor, width: int) -> torch.Tensor:
-    """Return the numbers of `width` bits in bytes [n, m], the lowest bits of a byte first: uint8
-    [n, m * 8 / width]."""
+def one_scale(blocks: torch.Tensor, at: int = 0) -> Scales:
+    """Return the scale of each block, float16 at this byte, and no minima."""
+    return half(blocks, at), None
+
+
+def bits(packed: torch.Tensor, width: int, run: int = 1) -> torch.Tensor:
+    """Return the numbers of `width` bits in bytes [n, m], by runs of bytes: the lowest bits of all
+    bytes of a run first. uint8 [n, m * 8 / width]."""
     mask = (1 << width) - 1
-    return torch.stack([packed >> shift & mask for shift in range(0, 8, width)], 2).flatten(1)
+    runs = packed.unflatten(1, (-1, run))
+    return torch.stack([runs >> shift & mask for shift in range(0, 8, width)], 2).flatten(1)
 
 
 def by_row(tensor: torch.Tensor, num_rows: int) -> np.ndarray:

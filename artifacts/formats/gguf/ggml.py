@@ -6,7 +6,7 @@ Q5_1 have a minimum beside it. Every sum and product is rounded to float32. `gri
 IQ1 to IQ3, Q1_0 and Q2_0.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,7 +14,7 @@ import torch
 
 from artifacts.formats.base import Loop, loops
 from artifacts.formats.codes import E2M1_DOUBLED, IQ4
-from artifacts.formats.gguf.blocks import GgmlBlocks, Scales, bits, by_row, half
+from artifacts.formats.gguf.blocks import GgmlBlocks, Scales, bits, by_row, half, one_scale
 from artifacts.formats.gguf.gguf_header import BLOCKS
 from artifacts.formats.gguf.grids import GRIDS
 
@@ -37,10 +37,6 @@ class CodedBlocks(GgmlBlocks):
         minima = torch.zeros_like(scales) if minima is None else minima
         of_rows = (by_row(each, len(blocks)) for each in (scales, minima))
         return partial(getattr(loops("gguf.ggml_loops"), self.fill), blocks.numpy(), *of_rows)
-
-
-def _one_scale(blocks: torch.Tensor, at: int = 0) -> Scales:
-    return half(blocks, at), None
 
 
 def _scale_and_minimum(blocks: torch.Tensor) -> Scales:
@@ -83,16 +79,16 @@ def _scales_2(blocks: torch.Tensor) -> Scales:
 def _scales_3(blocks: torch.Tensor) -> Scales:
     """Q3_K: a block's scale times those of its 16 groups, six bits each in 12 bytes, that are 32
     too large."""
-    lower = torch.cat([blocks[:, 96:104] >> shift & 0xF for shift in (0, 4)], 1)
-    upper = torch.cat([blocks[:, 104:108] >> shift & 3 for shift in (0, 2, 4, 6)], 1)
+    lower = bits(blocks[:, 96:104], 4, 8)
+    upper = bits(blocks[:, 104:108], 2, 4)
     return half(blocks, 108) * ((lower | upper << 4).float() - 32), None
 
 
 def _scales_iq4(blocks: torch.Tensor) -> Scales:
     """IQ4_XS: as Q3_K, of 8 groups, whose upper bits are in two bytes and lower ones in the next
     four."""
-    lower = torch.stack((blocks[:, 4:8] & 0xF, blocks[:, 4:8] >> 4), 2).flatten(1)
-    upper = torch.stack([blocks[:, 2:4] >> shift & 3 for shift in (0, 2, 4, 6)], 2).flatten(1)
+    lower = bits(blocks[:, 4:8], 4)
+    upper = bits(blocks[:, 2:4], 2)
     return half(blocks, 0) * ((lower | upper << 4).float() - 32), None
 
 
@@ -100,33 +96,24 @@ def _scales_6(blocks: torch.Tensor) -> Scales:
     return half(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8).float(), None
 
 
-def _halves(packed: torch.Tensor, width: int) -> torch.Tensor:
-    """The codes of bytes [n, m] by runs of `width`: the low halves of a run, then its high ones;
-    uint8 [n, 2 m]."""
-    runs = packed.unflatten(1, (-1, width))
-    return torch.stack((runs & 0xF, runs >> 4), 2).flatten(1)
-
-
 def _codes_8(blocks: torch.Tensor) -> torch.Tensor:
     return blocks[:, 2:].contiguous().view(torch.int8).float()
 
 
-def _codes_4(blocks: torch.Tensor) -> torch.Tensor:
-    return _halves(blocks[:, 2:], 16).float() - 8
+def _codes_4(blocks: torch.Tensor, start: int, run: int = 16, less: int = 0) -> torch.Tensor:
+    return bits(blocks[:, start:], 4, run).float() - less
 
 
-def _codes_of_halves(blocks: torch.Tensor, start: int) -> torch.Tensor:
-    return _halves(blocks[:, start:], 16).float()
-
-
-def _codes_5(blocks: torch.Tensor, start: int) -> torch.Tensor:
+def _codes_5(blocks: torch.Tensor, start: int, less: int = 0) -> torch.Tensor:
     fifth = bits(blocks[:, start : start + 4], 1)
-    return (_halves(blocks[:, start + 4 :], 16) | fifth << 4).float()
+    return (bits(blocks[:, start + 4 :], 4, 16) | fifth << 4).float() - less
 
 
-def _codes_e2m1(blocks: torch.Tensor, start: int, width: int) -> torch.Tensor:
-    table = torch.tensor(E2M1_DOUBLED, device=blocks.device).float()
-    return table[_halves(blocks[:, start:], width).int()]
+def _codes_of(
+    table: Sequence[int], blocks: torch.Tensor, start: int, run: int = 16
+) -> torch.Tensor:
+    numbers = torch.tensor(table, device=blocks.device).float()
+    return numbers[bits(blocks[:, start:], 4, run).int()]
 
 
 def _codes_ternary(blocks: torch.Tensor) -> torch.Tensor:
@@ -138,54 +125,43 @@ def _codes_ternary(blocks: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts, 1).float() - 1
 
 
-def _codes_iq4(blocks: torch.Tensor, start: int) -> torch.Tensor:
-    return torch.tensor(IQ4, device=blocks.device).float()[_halves(blocks[:, start:], 16).int()]
-
-
 def _codes_2k(blocks: torch.Tensor, start: int = 16) -> torch.Tensor:
-    runs = blocks[:, start : start + 64].unflatten(1, (2, 32))
-    return torch.stack([runs >> shift & 3 for shift in (0, 2, 4, 6)], 2).flatten(1).float()
+    return bits(blocks[:, start : start + 64], 2, 32).float()
 
 
 def _codes_3k(blocks: torch.Tensor) -> torch.Tensor:
-    third = torch.cat([blocks[:, :32] >> bit & 1 for bit in range(8)], 1)
-    return _codes_2k(blocks, 32) + 4 * third.float() - 4
-
-
-def _codes_4k(blocks: torch.Tensor) -> torch.Tensor:
-    return _halves(blocks[:, 16:], 32).float()
+    return _codes_2k(blocks, 32) + 4 * bits(blocks[:, :32], 1, 32).float() - 4
 
 
 def _codes_5k(blocks: torch.Tensor) -> torch.Tensor:
-    fifth = torch.cat([blocks[:, 16:48] >> bit & 1 for bit in range(8)], 1)
-    return (_halves(blocks[:, 48:], 32) | fifth << 4).float()
+    return (bits(blocks[:, 48:], 4, 32) | bits(blocks[:, 16:48], 1, 32) << 4).float()
 
 
 def _codes_6k(blocks: torch.Tensor) -> torch.Tensor:
-    upper = torch.cat(
-        [blocks[:, start : start + 32] >> bit & 3 for start in (128, 160) for bit in (0, 2, 4, 6)],
-        1,
-    )
-    return (_halves(blocks[:, :128], 64) | upper << 4).float() - 32
+    return (bits(blocks[:, :128], 4, 64) | bits(blocks[:, 128:192], 2, 32) << 4).float() - 32
 
 
 _FUNCTIONS = {
-    "Q8_0": (_one_scale, _codes_8, "from_bytes"),
-    "Q4_0": (_one_scale, _codes_4, "from_signed_halves"),
-    "Q4_K": (_scales_k, _codes_4k, "from_four_bits"),
-    "Q5_K": (_scales_k, _codes_5k, "from_five_bits"),
+    "Q8_0": (one_scale, _codes_8, "from_bytes"),
+    "Q4_0": (one_scale, partial(_codes_4, start=2, less=8), "from_halves"),
+    "Q4_K": (_scales_k, partial(_codes_4, start=16, run=32), "from_four_bits"),
+    "Q5_K": (_scales_k, _codes_5k, "from_four_bits"),
     "Q6_K": (_scales_6, _codes_6k, "from_six_bits"),
-    "MXFP4": (_exponent, partial(_codes_e2m1, start=1, width=16), "from_float_halves"),
+    "MXFP4": (_exponent, partial(_codes_of, E2M1_DOUBLED, start=1), "from_float_halves"),
     "Q2_K": (_scales_2, _codes_2k, "from_two_bits"),
-    "Q3_K": (_scales_3, _codes_3k, "from_three_bits"),
-    "IQ4_NL": (_one_scale, partial(_codes_iq4, start=2), "from_table_halves"),
-    "IQ4_XS": (_scales_iq4, partial(_codes_iq4, start=8), "from_table_groups"),
-    "Q4_1": (_scale_and_minimum, partial(_codes_of_halves, start=4), "from_halves_and_bits"),
-    "Q5_0": (_one_scale, lambda blocks: _codes_5(blocks, 2) - 16, "from_halves_and_bits"),
-    "Q5_1": (_scale_and_minimum, partial(_codes_5, start=4), "from_halves_and_bits"),
-    "TQ1_0": (partial(_one_scale, at=52), _codes_ternary),
-    "TQ2_0": (partial(_one_scale, at=64), lambda blocks: _codes_2k(blocks, 0) - 1),
-    "NVFP4": (_unsigned_e4m3, partial(_codes_e2m1, start=4, width=8), "from_float_halves_of_16"),
+    "Q3_K": (_scales_3, _codes_3k, "from_two_bits"),
+    "IQ4_NL": (one_scale, partial(_codes_of, IQ4, start=2), "from_table_halves"),
+    "IQ4_XS": (_scales_iq4, partial(_codes_of, IQ4, start=8), "from_table_halves"),
+    "Q4_1": (_scale_and_minimum, partial(_codes_4, start=4), "from_halves"),
+    "Q5_0": (one_scale, partial(_codes_5, start=2, less=16), "from_halves"),
+    "Q5_1": (_scale_and_minimum, partial(_codes_5, start=4), "from_halves"),
+    "TQ1_0": (partial(one_scale, at=52), _codes_ternary),
+    "TQ2_0": (partial(one_scale, at=64), lambda blocks: _codes_2k(blocks, 0) - 1),
+    "NVFP4": (
+        _unsigned_e4m3,
+        partial(_codes_of, E2M1_DOUBLED, start=4, run=8),
+        "from_float_halves_of_16",
+    ),
 }
 _CODED = {
     form.name: CodedBlocks(*form, *_FUNCTIONS[form.name])

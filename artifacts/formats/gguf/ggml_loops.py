@@ -17,6 +17,7 @@ from artifacts.formats.gguf.ggml_vectors import (
     write_integers,
     write_points,
     write_upon_two_bits,
+    write_upon_word,
 )
 
 _PANELS = ("float32[:, ::1]", "uint16[:, ::1]")
@@ -42,17 +43,27 @@ def from_bytes(blocks, scales, minima, first, panel):
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
-def from_signed_halves(blocks, scales, minima, first, panel):
-    """Q4_0: a scale of two bytes, and 16 bytes with the codes of 32 weights, the first half of
-    these low."""
+def from_halves(blocks, scales, minima, first, panel):
+    """Q4_0, Q4_1, Q5_0 and Q5_1: a scale of two bytes, in Q4_1 and Q5_1 a minimum of two; in Q5_0
+    and Q5_1 a word with the fifth bits of 32 weights; 16 bytes with the codes of 32 weights, the
+    first half of these low."""
+    nbytes = blocks.shape[1] // scales.shape[1]
+    has_fifths = nbytes > 20
+    less = 16 if nbytes == 22 else 0
     for r in range(len(panel)):
         codes = blocks[first + r].ctypes.data
         out = panel[r]
         for half in range(2 * scales.shape[1]):
-            at = codes + half // 2 * 18 + 2
+            side = half % 2
+            at = codes + (half // 2 + 1) * nbytes - 16
+            shift = 4 * side
             scale = scales[first + r, half // 2]
-            shift = 4 * (half % 2)
-            write_integers(at, shift, at, 0, 0, 8, scale, _ZERO, out, half)
+            minimum = minima[first + r, half // 2]
+            if nbytes == 18:
+                write_integers(at, shift, at, 0, 0, 8, scale, _ZERO, out, half)
+            else:
+                word = at - 4 + 2 * side
+                write_upon_word(at, shift, word, 0, has_fifths, less, scale, minimum, out, half)
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -70,97 +81,65 @@ def from_float_halves(blocks, scales, minima, first, panel):
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
 def from_table_halves(blocks, scales, minima, first, panel):
-    """IQ4_NL: as Q4_0, of codes that stand for other numbers."""
-    for r in range(len(panel)):
-        codes = blocks[first + r].ctypes.data
-        out = panel[r]
-        for half in range(2 * scales.shape[1]):
-            at = codes + half // 2 * 18 + 2
-            scale = scales[first + r, half // 2]
-            shift = 4 * (half % 2)
-            write_from_table(at, shift, at, 0, 0, 0, scale, _ZERO, out, half)
-
-
-@kernel(_SIGNATURES, nogil=True, exact=True)
-def from_table_groups(blocks, scales, minima, first, panel):
-    """IQ4_XS: 8 bytes of scales, and for each of 8 groups 16 bytes as IQ4_NL has them."""
+    """IQ4_NL and IQ4_XS: a scale of two bytes, in IQ4_XS six more for those of 8 groups, and for
+    each group 16 bytes as Q4_0 has them, of codes that stand for other numbers."""
+    num_together = 1 if blocks.shape[1] == 18 * scales.shape[1] else 8
+    start = 2 if num_together == 1 else 8
     for r in range(len(panel)):
         codes = blocks[first + r].ctypes.data
         out = panel[r]
         for half in range(2 * scales.shape[1]):
             group = half // 2
-            at = codes + group // 8 * 136 + 8 + group % 8 * 16
+            at = codes + (group // num_together + 1) * start + 16 * group
             scale = scales[first + r, group]
-            shift = 4 * (half % 2)
-            write_from_table(at, shift, at, 0, 0, 0, scale, _ZERO, out, half)
+            write_from_table(at, 4 * (half % 2), at, 0, 0, 0, scale, _ZERO, out, half)
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
 def from_two_bits(blocks, scales, minima, first, panel):
-    """Q2_K: 16 bytes of scales and minima, 64 with the codes of 16 groups of 16 weights, of four
-    groups in a byte."""
+    """Q2_K and Q3_K: in Q2_K 16 bytes of scales and minima, in Q3_K 32 with the third bits (bit n
+    is of the weights from 32 n on); 64 with two bits of 16 groups of 16 weights, of four groups in
+    a byte."""
+    nbytes = 16 * blocks.shape[1] // scales.shape[1]
+    has_thirds = nbytes == 110
+    start = 32 if has_thirds else 16
     for r in range(len(panel)):
         codes = blocks[first + r].ctypes.data
         out = panel[r]
         for group in range(scales.shape[1]):
             g = group % 16
-            at = codes + group // 16 * 84 + 16 + g // 8 * 32 + g % 2 * COUNT
+            thirds = codes + group // 16 * nbytes + g % 2 * COUNT
+            at = thirds + start + g // 8 * 32
             shift = g % 8 // 2 * 2
             scale = scales[first + r, group]
             minimum = minima[first + r, group]
-            write_upon_two_bits(at, shift, at, 0, 0, 0, scale, minimum, out, group)
-
-
-@kernel(_SIGNATURES, nogil=True, exact=True)
-def from_three_bits(blocks, scales, minima, first, panel):
-    """Q3_K: 32 bytes with the third bits (bit n is of the weights from 32 n on), 64 with the other
-    two as in Q2_K."""
-    for r in range(len(panel)):
-        codes = blocks[first + r].ctypes.data
-        out = panel[r]
-        for group in range(scales.shape[1]):
-            g = group % 16
-            thirds = codes + group // 16 * 110 + g % 2 * COUNT
-            at = thirds + 32 + g // 8 * 32
-            shift = g % 8 // 2 * 2
-            scale = scales[first + r, group]
-            write_upon_two_bits(at, shift, thirds, g // 2, 1, 4, scale, _ZERO, out, group)
+            if has_thirds:
+                write_upon_two_bits(at, shift, thirds, g // 2, 1, 4, scale, minimum, out, group)
+            else:
+                write_upon_two_bits(at, shift, at, 0, 0, 0, scale, minimum, out, group)
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
 def from_four_bits(blocks, scales, minima, first, panel):
-    """Q4_K: 16 bytes of scales, 128 with the codes of 8 groups of 32 weights, of two groups in a
-    byte."""
+    """Q4_K and Q5_K: 16 bytes of scales, in Q5_K 32 with the fifth bits (bit g is of group g), 128
+    with the other four of 8 groups of 32 weights, of two groups in a byte."""
+    nbytes = 8 * blocks.shape[1] // scales.shape[1]
+    has_fifths = nbytes == 176
     for r in range(len(panel)):
         codes = blocks[first + r].ctypes.data
         out = panel[r]
         for half in range(2 * scales.shape[1]):
             group = half // 2
-            side = half % 2 * COUNT
-            at = codes + group // 8 * 144 + 16 + group % 8 // 2 * 32 + side
-            shift = 4 * (group % 2)
-            scale = scales[first + r, group]
-            minimum = minima[first + r, group]
-            write_integers(at, shift, at, 0, 0, 0, scale, minimum, out, half)
-
-
-@kernel(_SIGNATURES, nogil=True, exact=True)
-def from_five_bits(blocks, scales, minima, first, panel):
-    """Q5_K: 16 bytes of scales, 32 with the fifth bits (bit g is of group g), 128 with the other
-    four."""
-    for r in range(len(panel)):
-        codes = blocks[first + r].ctypes.data
-        out = panel[r]
-        for half in range(2 * scales.shape[1]):
-            group = half // 2
-            g = half // 2 % 8
-            side = half % 2 * COUNT
-            fifths = codes + group // 8 * 176 + 16 + side
-            at = fifths + 32 + g // 2 * 32
+            g = group % 8
+            fifths = codes + group // 8 * nbytes + 16 + half % 2 * COUNT
+            at = fifths + nbytes - 144 + g // 2 * 32
             shift = 4 * (g % 2)
             scale = scales[first + r, group]
             minimum = minima[first + r, group]
-            write_integers(at, shift, fifths, g, 1, 0, scale, minimum, out, half)
+            if has_fifths:
+                write_integers(at, shift, fifths, g, 1, 0, scale, minimum, out, half)
+            else:
+                write_integers(at, shift, at, 0, 0, 0, scale, minimum, out, half)
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -180,32 +159,6 @@ def from_six_bits(blocks, scales, minima, first, panel):
             shifts = (quarter // 2 * 4, 2 * quarter)
             scale = scales[first + r, group]
             write_integers(lows, shifts[0], uppers, shifts[1], 3, 32, scale, _ZERO, out, group)
-
-
-@kernel(_SIGNATURES, nogil=True, exact=True)
-def from_halves_and_bits(blocks, scales, minima, first, panel):
-    """Q4_1, Q5_0 and Q5_1: a scale of two bytes, in Q4_1 and Q5_1 a minimum of two; in Q5_0 and
-    Q5_1 a word with the fifth bits of 32 weights; 16 bytes as Q4_0 has them."""
-    nbytes = blocks.shape[1] // scales.shape[1]
-    has_fifths = nbytes != 20
-    less = 16 if nbytes == 22 else 0
-    fifths = np.zeros(COUNT, np.uint8)
-    for r in range(len(panel)):
-        row = blocks[first + r]
-        out = panel[r]
-        for half in range(2 * scales.shape[1]):
-            side = half % 2
-            at = (half // 2 + 1) * nbytes - 16
-            if has_fifths:
-                own = row[at - 4 + 2 * side] | row[at - 3 + 2 * side] << 8
-                for i in range(COUNT):
-                    fifths[i] = own >> i & 1
-            codes = row.ctypes.data + at
-            scale = scales[first + r, half // 2]
-            minimum = minima[first + r, half // 2]
-            write_integers(
-                codes, 4 * side, fifths.ctypes.data, 0, 1, less, scale, minimum, out, half
-            )
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)

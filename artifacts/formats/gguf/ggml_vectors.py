@@ -12,8 +12,10 @@ from artifacts.common.bfloat16 import bfloat16_bits
 from artifacts.common.llvm_vectors import (
     F32,
     I8,
+    I16,
     I32,
     I64,
+    addresses,
     advanced,
     chosen_of_16,
     filled,
@@ -43,6 +45,17 @@ def _bits(builder: ir.IRBuilder, address: ir.Value, shift: ir.Value, mask: ir.Va
     return builder.zext(wanted, _WORDS)
 
 
+def _bits_of_word(
+    builder: ir.IRBuilder, address: ir.Value, shift: ir.Value, mask: ir.Value
+) -> ir.Value:
+    """Some bits behind each place of a number of 16 bits, as words."""
+    kind = vector(I16, COUNT)
+    read = splat(builder, load(builder, address, I16), COUNT)
+    own = builder.lshr(read, ir.Constant(kind, list(range(COUNT))))
+    wanted = builder.lshr(own, _spread(builder, shift, kind))
+    return builder.zext(builder.and_(wanted, _spread(builder, mask, kind)), _WORDS)
+
+
 def _write(
     context: BaseContext,
     builder: ir.IRBuilder,
@@ -53,7 +66,7 @@ def _write(
 ) -> None:
     """Store numbers in an array of this kind, behind `place` times as many others."""
     stored = numbers if kind.dtype == types.float32 else bfloat16_bits(builder, numbers)
-    start = builder.ptrtoint(context.make_array(kind)(context, builder, row).data, I64)
+    [start] = addresses(context, builder, [kind], [row])
     nbytes = numbers.type.count * kind.dtype.bitwidth // 8
     store(builder, stored, advanced(builder, start, place, nbytes))
 
@@ -79,14 +92,18 @@ def _of_iq4(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
     return chosen_of_16(builder, codes, IQ4)
 
 
-def _writer(integers: Callable[[ir.IRBuilder, ir.Value], ir.Value], num_lower: int = 4):
+def _writer(
+    integers: Callable[[ir.IRBuilder, ir.Value], ir.Value],
+    num_lower: int = 4,
+    upper_of: Callable = _bits,
+):
     @intrinsic
     def write(
         context, lows, low_shift, highs, high_shift, high_mask, less, scale, minimum, out, place
     ):
         def generate(target, builder, _, arguments):
             lows, low_shift, highs, high_shift, high_mask, less, scale, minimum, *to = arguments
-            upper = _bits(builder, highs, high_shift, high_mask)
+            upper = upper_of(builder, highs, high_shift, high_mask)
             lower = _bits(builder, lows, low_shift, I64((1 << num_lower) - 1))
             codes = builder.or_(lower, builder.shl(upper, filled(_WORDS, num_lower)))
             wanted = builder.sub(integers(builder, codes), _spread(builder, less, _WORDS))
@@ -128,10 +145,12 @@ write_integers = _writer(_whole)
 write_floats = _writer(_doubled_e2m1)
 write_from_table = _writer(_of_iq4)
 write_upon_two_bits = _writer(_whole, 2)
+write_upon_word = _writer(_whole, upper_of=_bits_of_word)
 """Write 16 numbers into the array `out`, float32, or uint16 for bfloat16, behind 16 * `place`
 others: `code * scale - minimum`, every step rounded to float32.
 
 The low bits of a code, four or two, come from a byte at the address `lows` behind `low_shift` bits,
-its upper bits from the bits of `high_mask` at `highs`. Codes are whole numbers, `less` too large,
-or 4-bit floats (e2m1), which count twice, or places in the table of IQ4_NL.
+its upper bits from the bits of `high_mask` at `highs`, or, upon a word, from each place of one word
+there. Codes are whole numbers, `less` too large, or 4-bit floats (e2m1), which count twice, or
+places in the table of IQ4_NL.
 """

@@ -13,7 +13,7 @@ from functools import cache, partial
 import torch
 
 from artifacts.formats.base import Loop, loops
-from artifacts.formats.gguf.blocks import GgmlBlocks, Scales, bits, by_row, half
+from artifacts.formats.gguf.blocks import GgmlBlocks, Scales, bits, by_row, half, one_scale
 from artifacts.formats.gguf.gguf_header import TYPES
 
 _BITS = {"Q1_0": (1, 2), "Q2_0": (2, 1)}
@@ -168,10 +168,6 @@ def _points_in_bytes(blocks: torch.Tensor) -> _Points:
     return blocks[:, 2:].short(), None
 
 
-def _scale_of_block(blocks: torch.Tensor) -> Scales:
-    return half(blocks, 0), None
-
-
 _FUNCTIONS = {
     "IQ1_S": (_scales_1s, _points_1s),
     "IQ1_M": (_scales_1m, _points_1m),
@@ -180,8 +176,8 @@ _FUNCTIONS = {
     "IQ2_S": (partial(_scales_2, start=74), _points_2s),
     "IQ3_XXS": (partial(_scales_from_half, upper=slice(69, 98, 4), factor=0.5), _points_3xxs),
     "IQ3_S": (_scales_3s, _points_3s),
-    "Q1_0": (_scale_of_block, _points_in_bytes),
-    "Q2_0": (_scale_of_block, _points_in_bytes),
+    "Q1_0": (one_scale, _points_in_bytes),
+    "Q2_0": (one_scale, _points_in_bytes),
 }
 GRIDS: Mapping[str, GridBlocks] = {
     name: GridBlocks(*TYPES[name], *functions) for name, functions in _FUNCTIONS.items()
