@@ -21,6 +21,7 @@ from artifacts.common.llvm_vectors import (
     I16,
     I32,
     I64,
+    addresses,
     advanced,
     called,
     filled,
@@ -76,6 +77,14 @@ def _even(builder: ir.IRBuilder, signs: ir.Value) -> ir.Value:
     return builder.or_(seven, builder.shl(count, filled(signs.type, 7)))
 
 
+def _bits(builder: ir.IRBuilder, packed: ir.Value) -> ir.Value:
+    """Return whether the bits of bytes are set, the lowest of each byte first."""
+    count = 8 * packed.type.count
+    each = spread(builder, packed, [i // 8 for i in range(count)])
+    own = ir.Constant(each.type, [1 << i % 8 for i in range(count)])
+    return builder.icmp_unsigned("==", builder.and_(each, own), own)
+
+
 def _read_2xxs(builder: ir.IRBuilder, block: ir.Value) -> _Read:
     packed = load(builder, block, vector(I8, 64), 2)
     points = spread(builder, packed, [8 * (i // 4) + i % 4 for i in range(32)])
@@ -109,9 +118,7 @@ def _read_3xxs(builder: ir.IRBuilder, block: ir.Value) -> _Read:
 
 
 def _read_3s(builder: ir.IRBuilder, block: ir.Value) -> _Read:
-    ninth = spread(builder, load(builder, block, vector(I8, 8), 66), [i // 8 for i in range(64)])
-    own = builder.and_(ninth, ir.Constant(ninth.type, [1 << i % 8 for i in range(64)]))
-    is_upper = builder.icmp_unsigned("!=", own, filled(own.type, 0))
+    is_upper = _bits(builder, load(builder, block, vector(I8, 8), 66))
     wide = vector(I16, 64)
     points = builder.zext(load(builder, block, vector(I8, 64), 2), wide)
     scales = _nibbles(builder, load(builder, block, vector(I8, 4), 106))
@@ -133,62 +140,81 @@ _READ = {
 @intrinsic
 def read_row(context, kind, blocks, nbytes, num_blocks, worth, points, signs, scales):
     """Write the numbers of the points of a row of blocks of `nbytes`, uint16, the signs and the
-    scales to these addresses. Each block's scales are multiplied by its number of `worth`."""
+    scales into these arrays. Each block's scales are multiplied by its number of `worth`."""
 
     def generate(target, builder, signature, arguments):
-        kind, blocks, nbytes, num_blocks, worth, *addresses = arguments
+        kind, blocks, nbytes, num_blocks, *arrays = arguments
+        own = addresses(target, builder, signature.args[4:], arrays)
 
         def write(read: Callable[..., _Read]) -> None:
             with cgutils.for_range(builder, num_blocks, intp=I64) as loop:
                 block = advanced(builder, blocks, loop.index, nbytes)
-                points, signs, scales = read(builder, block)
-                own = load(builder, advanced(builder, worth, loop.index, 4), F32)
-                scales = builder.fmul(scales, splat(builder, own, scales.type.count))
-                for value, start in zip((points, signs, scales), addresses, strict=True):
-                    size = value.type.count * {I8: 1, I16: 2, F32: 4}[value.type.element]
-                    store(builder, value, advanced(builder, start, loop.index, size))
+                _store_read(builder, read(builder, block), loop.index, *own)
 
         switched(builder, kind, {number: partial(write, read) for number, read in _READ.items()})
         return target.get_dummy_value()
 
-    return types.void(*[types.int64] * 8), generate
+    return types.void(*[types.int64] * 4, worth, points, signs, scales), generate
+
+
+def _store_read(
+    builder: ir.IRBuilder, read: _Read, number: ir.Value, worth: ir.Value, *to: ir.Value
+) -> None:
+    """Write what was read of the block with this number."""
+    points, signs, scales = read
+    own = load(builder, advanced(builder, worth, number, 4), F32)
+    scales = builder.fmul(scales, splat(builder, own, scales.type.count))
+    for value, start in zip((points, signs, scales), to, strict=True):
+        size = value.type.count * {I8: 1, I16: 2, F32: 4}[value.type.element]
+        store(builder, value, advanced(builder, start, number, size))
 
 
 class _Row(NamedTuple):
-    """Addresses of a row that `read_row` has read, of the grid of its type, and of x."""
+    """Addresses of the grid of a type, of x, and of a row that `read_row` has read."""
 
+    grid: ir.Value
+    x: ir.Value
     points: ir.Value
     signs: ir.Value
     scales: ir.Value
-    grid: ir.Value
-    x: ir.Value
 
 
 @intrinsic
-def dot_points(context, kind, points, signs, scales, grid, x, num_blocks):
+def dot_points(context, kind, num_blocks, grid, x, points, signs, scales):
     """Return the product of x, int16, with a row that `read_row` has read. The points are in a
-    `grid` of int8."""
+    grid of int8 at the address `grid`."""
 
-    def generate(_, builder, __, arguments):
-        kind, *addresses, num_blocks = arguments
+    def generate(target, builder, signature, arguments):
+        kind, num_blocks, grid, *arrays = arguments
+        row = _Row(grid, *addresses(target, builder, signature.args[3:], arrays))
         total = cgutils.alloca_once_value(builder, filled(EIGHT, 0.0))
-
-        def write(num_points: int, num_scales: int) -> None:
-            steps = builder.mul(num_blocks, I64(8 // _AT_ONCE))
-            with cgutils.for_range(builder, steps, intp=I64) as loop:
-                sums = builder.load(total)
-                first = builder.mul(loop.index, I64(_AT_ONCE))
-                for i in range(_AT_ONCE):
-                    step = builder.add(first, I64(i))
-                    sums = _add_step(builder, _Row(*addresses), step, num_points, num_scales, sums)
-                builder.store(sums, total)
-
-        cases = {IQ2_XXS: (4, 1), IQ2_XS: (4, 2), IQ3_XXS: (8, 1), IQ3_S: (8, 1)}
-        switched(builder, kind, {number: partial(write, *case) for number, case in cases.items()})
+        counts = {IQ2_XXS: (4, 1), IQ2_XS: (4, 2), IQ3_XXS: (8, 1), IQ3_S: (8, 1)}
+        add = partial(_add_blocks, builder, row, num_blocks, total)
+        switched(builder, kind, {number: partial(add, *own) for number, own in counts.items()})
         name = "llvm.vector.reduce.fadd.v8f32"
         return called(builder, name, F32, [ir.Constant(F32, 0.0), builder.load(total)])
 
-    return types.float32(*[types.int64] * 7), generate
+    return types.float32(*[types.int64] * 3, x, points, signs, scales), generate
+
+
+def _add_blocks(
+    builder: ir.IRBuilder,
+    row: _Row,
+    num_blocks: ir.Value,
+    total: ir.Value,
+    num_points: int,
+    num_scales: int,
+) -> None:
+    """Add the products of so many blocks to the sums at `total`. Each 32 weights have `num_points`
+    and `num_scales`."""
+    steps = builder.mul(num_blocks, I64(8 // _AT_ONCE))
+    with cgutils.for_range(builder, steps, intp=I64) as loop:
+        sums = builder.load(total)
+        first = builder.mul(loop.index, I64(_AT_ONCE))
+        for i in range(_AT_ONCE):
+            step = builder.add(first, I64(i))
+            sums = _add_step(builder, row, step, num_points, num_scales, sums)
+        builder.store(sums, total)
 
 
 def _add_step(
@@ -227,10 +253,7 @@ def _looked_up(builder: ir.IRBuilder, grid: ir.Value, points: ir.Value, count: i
 
 def _signed(builder: ir.IRBuilder, numbers: ir.Value, signs: ir.Value) -> ir.Value:
     """Return 32 numbers, int8, which are negative where their bit at this address is set."""
-    each = spread(builder, load(builder, signs, vector(I8, 4)), [i // 8 for i in range(32)])
-    own = ir.Constant(each.type, [1 << i % 8 for i in range(32)])
-    is_negative = builder.icmp_unsigned("==", builder.and_(each, own), own)
-    mask = builder.sext(is_negative, each.type)
+    mask = builder.sext(_bits(builder, load(builder, signs, vector(I8, 4))), numbers.type)
     return builder.sub(builder.xor(numbers, mask), mask)
 
 

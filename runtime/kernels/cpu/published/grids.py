@@ -30,6 +30,14 @@ def _grid(kind):
     return _3XXS.ctypes.data if kind == IQ3_XXS else _3S.ctypes.data
 
 
+@part
+def _room(kind, num_blocks):
+    """Return room for the numbers of the points of a row, its signs and its scales."""
+    points = np.empty(num_blocks * (64 if kind in (IQ3_XXS, IQ3_S) else 32), np.uint16)
+    scales = np.empty(num_blocks * (16 if kind == IQ2_XS else 8), np.float32)
+    return points, np.empty(num_blocks * 32, np.uint8), scales
+
+
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply_points(fields, start, x, y, is_narrow):
     """Add x [I] times a matrix of IQ2_XXS, IQ2_XS, IQ3_XXS or IQ3_S to y [O].
@@ -38,31 +46,12 @@ def multiply_points(fields, start, x, y, is_narrow):
     leaves of them is multiplied in the same way."""
     kind = fields[KIND]
     num_blocks = len(x) // 256
-    points = np.empty(num_blocks * (64 if kind in (IQ3_XXS, IQ3_S) else 32), np.uint16)
-    signs = np.empty(num_blocks * 32, np.uint8)
-    scales = np.empty(num_blocks * (16 if kind == IQ2_XS else 8), np.float32)
+    points, signs, scales = _room(kind, num_blocks)
     token = np.empty(len(x), np.int16)
     worth = np.empty(num_blocks, np.float32)
     for _ in range(1 if is_narrow else 2):
         x = in_sixteen_bits(x, token, worth)
         for row in range(len(y)):
             blocks = start + fields[CODES] + row * num_blocks * fields[BLOCK_NBYTES]
-            read_row(
-                kind,
-                blocks,
-                fields[BLOCK_NBYTES],
-                num_blocks,
-                worth.ctypes.data,
-                points.ctypes.data,
-                signs.ctypes.data,
-                scales.ctypes.data,
-            )
-            y[row] += dot_points(
-                kind,
-                points.ctypes.data,
-                signs.ctypes.data,
-                scales.ctypes.data,
-                _grid(kind),
-                token.ctypes.data,
-                num_blocks,
-            )
+            read_row(kind, blocks, fields[BLOCK_NBYTES], num_blocks, worth, points, signs, scales)
+            y[row] += dot_points(kind, num_blocks, _grid(kind), token, points, signs, scales)
