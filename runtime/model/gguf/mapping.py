@@ -30,6 +30,10 @@ from runtime.model.gguf.architectures import architecture_of
 from runtime.model.gguf.layout import Rule
 
 
+def _alone(found: torch.Tensor | list[torch.Tensor]) -> torch.Tensor:
+    return found[0] if isinstance(found, list) else found
+
+
 class _Joining(ConversionOps):
     """Makes one parameter of its tensors."""
 
@@ -42,8 +46,7 @@ class _Joining(ConversionOps):
         config: PreTrainedConfig | None = None,
         **_: object,
     ) -> dict[str, torch.Tensor]:
-        found = (input_dict[pattern] for pattern in source_patterns)
-        tensors = (each[0] if isinstance(each, list) else each for each in found)
+        tensors = (_alone(input_dict[pattern]) for pattern in source_patterns)
         return {target_patterns[0]: self.joined(config, *tensors)}
 
 
@@ -69,7 +72,7 @@ class GroupByHeads(_Joining):
 
 
 class Reshape(ConversionOps):
-    """Gives tensors a shape: files have more or fewer dimensions of 1 than a model."""
+    """Gives a tensor a shape: files have more or fewer dimensions of 1 than a model."""
 
     def __init__(self, *shape: int) -> None:
         self.shape = shape
@@ -77,17 +80,13 @@ class Reshape(ConversionOps):
     @torch.no_grad
     def convert(
         self,
-        input_dict: dict[str, list[torch.Tensor]],
+        input_dict: dict[str, torch.Tensor],
         source_patterns: list[str],
         target_patterns: list[str],
         **_: object,
     ) -> dict[str, torch.Tensor]:
-        alone = {
-            name: each[0] if isinstance(each, list) else each for name, each in input_dict.items()
-        }
-        names = target_patterns if len(alone) == 1 else alone  # several go on to be joined
-        tensors = (tensor.reshape(self.shape) for tensor in alone.values())
-        return dict(zip(names, tensors, strict=True))
+        (found,) = input_dict.values()
+        return {target_patterns[0]: _alone(found).reshape(self.shape)}
 
 
 def _halves_together(config: PreTrainedConfig, num_heads: int) -> PermuteRows:

@@ -98,16 +98,11 @@ class PrefillQueue:
     def _begin(self, prompt: Prompt) -> bool:
         """Give a prompt room, with the longest beginning that is known. Returns False if an earlier
         prompt under way is about to read a longer one."""
-        longest = 0
-        source = None
-        most_shared = 0
-        for other in (*self._kept, *self._before(prompt)):
-            shared = shared_beginning(prompt.ids, other.ids)
-            most_shared = max(most_shared, shared)
-            known = self._known(other, shared)
-            if known > longest:
-                longest = known
-                source = other
+        others = (*self._kept, *self._before(prompt))
+        shared = [shared_beginning(prompt.ids, other.ids) for other in others]
+        known = list(map(self._known, others, shared))
+        most_shared = max(shared, default=0)
+        longest = max(known, default=0)
         if self._is_coming(prompt, longest + LEAST_SHARED):
             return False
         if self._border and most_shared >= longest + LEAST_SHARED:
@@ -115,6 +110,7 @@ class PrefillQueue:
         if longest < LEAST_SHARED:
             prompt.line = self._memory.begin(len(prompt.ids))
             return True
+        source = others[known.index(longest)]
         beginning = Beginning(source.line, longest, source.states.get(longest, {}))
         prompt.line = self._memory.begin(len(prompt.ids), beginning)
         prompt.states = {count: one for count, one in source.states.items() if count <= longest}

@@ -9,6 +9,7 @@ from runtime.model.gguf.layout import (
     Entries,
     Rule,
     Tensors,
+    kinds_of_mlp,
     num_layers,
 )
 
@@ -28,15 +29,13 @@ def latent(own: Entries, tensors: Tensors) -> dict[str, object]:
     }
 
 
-def by_layer(own: Entries) -> dict[str, object]:
+def by_layer(own: Entries, tensors: Tensors) -> dict[str, object]:
     """Return the types of layers' experts and indexers, the latter if the file says them."""
-    depth = num_layers(own)
-    dense = own.get("leading_dense_block_count", 0)
-    fields: dict[str, object] = {
-        "mlp_layer_types": ["dense"] * dense + ["sparse"] * (depth - dense)
-    }
+    fields: dict[str, object] = {"mlp_layer_types": kinds_of_mlp(own, tensors)}
     if (chooses := own.get("attention.indexer.types")) is not None:
-        fields["indexer_types"] = ["full" if is_full else "shared" for is_full in chooses[:depth]]
+        fields["indexer_types"] = [
+            "full" if is_full else "shared" for is_full in chooses[: num_layers(own)]
+        ]
     return fields
 
 

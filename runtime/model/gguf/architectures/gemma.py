@@ -1,9 +1,6 @@
 """Architectures of Gemma 4."""
 
-from runtime.model.gguf.layout import EXPERTS, Architecture, Entries, Tensors
-
-_SLIDING = "sliding_attention"
-_FULL = "full_attention"
+from runtime.model.gguf.layout import EXPERTS, Architecture, Entries, Tensors, kinds_of_attention
 
 
 def _by_kind(own: Entries, tensors: Tensors) -> dict[str, object]:
@@ -21,16 +18,19 @@ def _by_kind(own: Entries, tensors: Tensors) -> dict[str, object]:
     table = tensors.get("per_layer_token_embd.weight")
     return {
         "attention_k_eq_v": any(f"blk.{layer}.attn_v.weight" not in tensors for layer in full),
-        "layer_types": [_SLIDING if each else _FULL for each in is_sliding],
+        "layer_types": kinds_of_attention(own),
         "num_global_key_value_heads": heads.get(False),
         "num_key_value_heads": heads.get(True, heads.get(False)),
         "rope_parameters": {
-            _FULL: {
+            "full_attention": {
                 "partial_rotary_factor": factors.count(1) / len(factors),
                 "rope_theta": own["rope.freq_base"],
                 "rope_type": "proportional",
             },
-            _SLIDING: {"rope_theta": own["rope.freq_base_swa"], "rope_type": "default"},
+            "sliding_attention": {
+                "rope_theta": own["rope.freq_base_swa"],
+                "rope_type": "default",
+            },
         },
         "vocab_size_per_layer_input": table.shape[0] if table else 0,
     }

@@ -39,14 +39,14 @@ def _glm_dsa(own: Entries, tensors: Tensors) -> dict[str, object]:
     take over what the one before them chose (llama.cpp's glm-dsa.cpp)."""
     period = 4 if own["context_length"] >= _GLM_5_2 else 1
     chooses = [max(layer - 2, 0) % period == 0 for layer in range(own["block_count"])]
-    return latent(own, tensors) | by_layer({"attention.indexer.types": chooses} | own)
+    return latent(own, tensors) | by_layer({"attention.indexer.types": chooses} | own, tensors)
 
 
 def _glm5_next(own: Entries, tensors: Tensors) -> dict[str, object]:
     return (
         linear_layers(own, "indexed_attention")
         | latent(own, tensors)
-        | by_layer(own)
+        | by_layer(own, tensors)
         | clamped(own, tensors)
     )
 

@@ -8,6 +8,8 @@ from runtime.model.gguf.layout import (
     Rule,
     Tensors,
     from_zero,
+    kinds_of_mlp,
+    num_layers,
     shared_gate_up,
 )
 
@@ -15,12 +17,13 @@ from runtime.model.gguf.layout import (
 def _sparse(own: Entries, tensors: Tensors) -> dict[str, object]:
     """Return the types of layers: the first ones are dense, and those with experts attend to blocks
     of tokens that an indexer chooses."""
-    num_dense = own["leading_dense_block_count"]
-    num_sparse = own["block_count"] - num_dense
-    last = own["block_count"] - 1
+    kinds = kinds_of_mlp(own, tensors)
+    last = num_layers(own) - 1
     return {
-        "layer_types": ["full_attention"] * num_dense + ["minimax_m3_sparse"] * num_sparse,
-        "mlp_layer_types": ["dense"] * num_dense + ["sparse"] * num_sparse,
+        "layer_types": [
+            "full_attention" if kind == "dense" else "minimax_m3_sparse" for kind in kinds
+        ],
+        "mlp_layer_types": kinds,
         "shared_intermediate_size": tensors[f"blk.{last}.ffn_gate_shexp.weight"].shape[0],
     }
 
@@ -62,7 +65,7 @@ ARCHITECTURES = {
             shared_gate_up(".mlp.shared_experts.gate_up_proj.weight"),
         ),
         counted=_sparse,
-        required=("expert_weights_scale", "leading_dense_block_count"),
+        required=("expert_weights_scale",),
         usual={"expert_weights_norm": True},
         gating=SIGMOID,
         is_partly_turned=True,
