@@ -110,12 +110,15 @@ class PrefillQueue:
         if longest < LEAST_SHARED:
             prompt.line = self._memory.begin(len(prompt.ids))
             return True
-        source = others[known.index(longest)]
-        beginning = Beginning(source.line, longest, source.states.get(longest, {}))
-        prompt.line = self._memory.begin(len(prompt.ids), beginning)
-        prompt.states = {count: one for count, one in source.states.items() if count <= longest}
-        prompt.num_reused = longest
+        self._begin_like(prompt, others[known.index(longest)], longest)
         return True
+
+    def _begin_like(self, prompt: Prompt, source: Prompt, length: int) -> None:
+        """Give a prompt room that holds the first `length` tokens of another one."""
+        beginning = Beginning(source.line, length, source.states.get(length, {}))
+        prompt.line = self._memory.begin(len(prompt.ids), beginning)
+        prompt.states = {count: one for count, one in source.states.items() if count <= length}
+        prompt.num_reused = length
 
     def _is_coming(self, prompt: Prompt, least: int) -> bool:
         """Return whether an earlier prompt under way is about to read at least `least` tokens of
