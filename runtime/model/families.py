@@ -17,6 +17,7 @@ REFUSED: Mapping[str, str] = {
     "longcat_flash": _ELSEWHERE,
     "openai_privacy_filter": "it labels tokens and generates none",
     "qwen3_omni_moe": "it speaks by a second model with experts of its own",
+    "step3p7": _ELSEWHERE,
 }
 """Reasons by the model_type of a config.json."""
 

@@ -176,6 +176,21 @@ CONVERTED: Mapping[str, Converted] = {
         },
     ),
     "hy_v3": Converted("hy_v3"),
+    "laguna": Converted(
+        "laguna",
+        {
+            "layer_types": ["full_attention", "sliding_attention"],
+            "num_attention_heads_per_layer": [4, 2],
+            "rope_parameters": {
+                "full_attention": _YARN | {"partial_rotary_factor": 0.5, "rope_theta": 5e5},
+                "sliding_attention": {
+                    "partial_rotary_factor": 1.0,
+                    "rope_theta": 1e4,
+                    "rope_type": "default",
+                },
+            },
+        },
+    ),
     "mimo2": Converted(
         "mimo_v2_flash",
         {

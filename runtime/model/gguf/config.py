@@ -98,8 +98,10 @@ def gguf_config(path: Path) -> dict:
         **_renamed(metadata, _TOKENS),
     }
     config.setdefault("vocab_size", metadata.get("tokenizer.ggml.tokens"))
-    config["rope_parameters"] = _rope_parameters(path, form, own)
-    config |= _counted(path, form, own, tensors)
+    scaled = _rope_parameters(path, form, own)
+    config |= {"rope_parameters": scaled} | _counted(path, form, own, tensors)
+    if full := config["rope_parameters"].get("full_attention"):  # its layers alone are scaled
+        config["rope_parameters"]["full_attention"] = scaled | full
     config |= {"tie_word_embeddings": "output.weight" not in tensors}
     if form.text_family:
         text = config | {"model_type": form.text_family}
