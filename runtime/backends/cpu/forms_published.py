@@ -180,7 +180,7 @@ _BLOCKS = (
     *("Q8_0", "Q4_0", "IQ4_NL", "MXFP4"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
 )
-_GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ3_S")
+_GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 MULTIPLIED = (*_BLOCKS, *_GRIDS, "Q2_0")
 """ggml's types that the kernels multiply."""
 

@@ -16,7 +16,7 @@ from runtime.model.quantised.stored_matrix import StoredMatrix, is_described, st
 WORD = 4  # bytes
 _BIAS = "_bias"  # the end of a bias's name
 MOST_RANKS = 16
-GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ3_S")
+GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ3_S", "IQ2_S")
 BLOCKS = ("Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q2_0", *GRIDS)
 """ggml's types that the kernels read, those with grids last."""
 _NO_NUMBER = (1 << 15) - 1

@@ -136,10 +136,13 @@ def _on_grid(blocks, points_ptr, k, is_in, kind: tl.constexpr):
         point = _byte(blocks, 2 + k // 4, is_in)
         signs, factor = _signs_and_scale(blocks, 66 + k // 32 * 4, k, is_in)
         factor *= 2
+    elif kind == "IQ2_S":
+        first: tl.constexpr = 768 * 8 + 768 * 4
+        point, signs, factor = _ten_bits(blocks, k, is_in)
     else:
         first: tl.constexpr = 768 * 8 + 256 * 4
         point, signs, factor = _three_bits(blocks, k, is_in)
-    size: tl.constexpr = 8 if kind == "IQ2_XXS" or kind == "IQ2_XS" else 4
+    size: tl.constexpr = 4 if kind == "IQ3_XXS" or kind == "IQ3_S" else 8
     codes = tl.load(points_ptr + first + point * size + k % size, mask=is_in, other=0).to(tl.int32)
     codes = tl.where(((signs >> k % 8) & 1) == 1, -codes, codes)
     return codes.to(tl.float32) * (_half(blocks, 0, is_in) * factor)
@@ -160,6 +163,15 @@ def _two_bits(blocks, k, is_in):
     high = _byte(blocks, 3 + k // 8 * 2, is_in)
     own = (_byte(blocks, 66 + k // 32, is_in) >> k // 16 % 2 * 4) & 15
     return low | (high & 1) << 8, _even(high >> 1), (0.5 + own.to(tl.float32)) * 0.25
+
+
+@triton.jit
+def _ten_bits(blocks, k, is_in):
+    """Return the points, signs and factors of IQ2_S."""
+    upper = (_byte(blocks, 66 + k // 32, is_in) >> k // 8 % 4 * 2) & 3
+    point = _byte(blocks, 2 + k // 8, is_in) | upper << 8
+    own = (_byte(blocks, 74 + k // 32, is_in) >> k // 16 % 2 * 4) & 15
+    return point, _byte(blocks, 34 + k // 8, is_in), (0.5 + own.to(tl.float32)) * 0.25
 
 
 @triton.jit

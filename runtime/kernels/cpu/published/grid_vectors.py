@@ -32,7 +32,7 @@ from artifacts.common.llvm_vectors import (
     vector,
 )
 from runtime.kernels.cpu.lanes import LANES, pairs_added, plus_product, switched
-from runtime.kernels.cpu.published.published import IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS
+from runtime.kernels.cpu.published.published import IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS
 
 EIGHT = vector(F32, 8)
 _AT_ONCE = 2  # steps of 32 weights
@@ -107,6 +107,19 @@ def _read_2xs(builder: ir.IRBuilder, block: ir.Value) -> _Read:
     )
 
 
+def _read_2s(builder: ir.IRBuilder, block: ir.Value) -> _Read:
+    upper = spread(builder, load(builder, block, vector(I8, 8), 66), [i // 4 for i in range(32)])
+    upper = builder.lshr(upper, ir.Constant(upper.type, [0, 2, 4, 6] * 8))
+    upper = builder.zext(builder.and_(upper, filled(upper.type, 3)), vector(I16))
+    points = builder.zext(load(builder, block, _SIGNS, 2), upper.type)
+    scales = _nibbles(builder, load(builder, block, vector(I8, 8), 74))
+    return (
+        builder.or_(points, builder.shl(upper, filled(upper.type, 8))),
+        load(builder, block, _SIGNS, 34),
+        _odd_times(builder, scales, _half(builder, block, 16, 0.125)),
+    )
+
+
 def _read_3xxs(builder: ir.IRBuilder, block: ir.Value) -> _Read:
     words = load(builder, block, vector(I32, 8), 66)
     scales = builder.lshr(words, filled(words.type, 28))
@@ -132,6 +145,7 @@ def _read_3s(builder: ir.IRBuilder, block: ir.Value) -> _Read:
 _READ = {
     IQ2_XXS: _read_2xxs,
     IQ2_XS: _read_2xs,
+    IQ2_S: _read_2s,
     IQ3_XXS: _read_3xxs,
     IQ3_S: _read_3s,
 }
@@ -188,7 +202,7 @@ def dot_points(context, kind, num_blocks, grid, x, points, signs, scales):
         kind, num_blocks, grid, *arrays = arguments
         row = _Row(grid, *addresses(target, builder, signature.args[3:], arrays))
         total = cgutils.alloca_once_value(builder, filled(EIGHT, 0.0))
-        counts = {IQ2_XXS: (4, 1), IQ2_XS: (4, 2), IQ3_XXS: (8, 1), IQ3_S: (8, 1)}
+        counts = {IQ2_XXS: (4, 1), IQ2_XS: (4, 2), IQ2_S: (4, 2), IQ3_XXS: (8, 1), IQ3_S: (8, 1)}
         add = partial(_add_blocks, builder, row, num_blocks, total)
         switched(builder, kind, {number: partial(add, *own) for number, own in counts.items()})
         name = "llvm.vector.reduce.fadd.v8f32"

@@ -9,6 +9,7 @@ from runtime.kernels.cpu.published.grid_vectors import dot_points, read_row
 from runtime.kernels.cpu.published.published import (
     BLOCK_NBYTES,
     CODES,
+    IQ2_S,
     IQ2_XS,
     IQ2_XXS,
     IQ3_S,
@@ -18,7 +19,8 @@ from runtime.kernels.cpu.published.published import (
     in_sixteen_bits,
 )
 
-_2XXS, _2XS, _3XXS, _3S = (grid(name).numpy() for name in ("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ3_S"))
+_2XXS, _2XS, _2S = (grid(name).numpy() for name in ("IQ2_XXS", "IQ2_XS", "IQ2_S"))
+_3XXS, _3S = (grid(name).numpy() for name in ("IQ3_XXS", "IQ3_S"))
 
 
 @part
@@ -27,6 +29,8 @@ def _grid(kind):
         return _2XXS.ctypes.data
     if kind == IQ2_XS:
         return _2XS.ctypes.data
+    if kind == IQ2_S:
+        return _2S.ctypes.data
     return _3XXS.ctypes.data if kind == IQ3_XXS else _3S.ctypes.data
 
 
@@ -34,13 +38,13 @@ def _grid(kind):
 def _room(kind, num_blocks):
     """Return room for the numbers of the points of a row, its signs and its scales."""
     points = np.empty(num_blocks * (64 if kind in (IQ3_XXS, IQ3_S) else 32), np.uint16)
-    scales = np.empty(num_blocks * (16 if kind == IQ2_XS else 8), np.float32)
+    scales = np.empty(num_blocks * (16 if kind in (IQ2_XS, IQ2_S) else 8), np.float32)
     return points, np.empty(num_blocks * 32, np.uint8), scales
 
 
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply_points(fields, start, x, y, is_narrow):
-    """Add x [I] times a matrix of IQ2_XXS, IQ2_XS, IQ3_XXS or IQ3_S to y [O].
+    """Add x [I] times a matrix of IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS or IQ3_S to y [O].
 
     Numbers of x are rounded to 16 bits of the largest among 256; unless `is_narrow`, what this
     leaves of them is multiplied in the same way."""
