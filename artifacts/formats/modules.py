@@ -4,10 +4,12 @@ expressions after `re:`."""
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import cache
-
-import regex
+from typing import TYPE_CHECKING
 
 from artifacts.errors import BadInput
+
+if TYPE_CHECKING:
+    import regex
 
 REGEX = "re:"
 CLASS = "Linear"
@@ -51,7 +53,9 @@ def _is_match(pattern: str, module: str) -> bool:
 
 
 @cache
-def _compiled(pattern: str) -> regex.Pattern:
+def _compiled(pattern: str) -> "regex.Pattern":
+    import regex  # few configs have such patterns
+
     try:
         return regex.compile(pattern)
     except (regex.error, RecursionError, OverflowError) as error:
