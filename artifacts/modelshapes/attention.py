@@ -5,12 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from artifacts.errors import BadInput
+from artifacts.modelshapes.fields import Fields
 
 Matrix = tuple[str, int, int]
 """The name of a module without the prefix of its model, and the rows and columns of its weight."""
-
-_LIMIT = 1 << 40  # the largest count that a config may hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class Attention:
         """Weights of all matrices at a hidden size."""
         return sum(rows * columns for _, rows, columns in self.matrices(hidden))
 
-    def matrices(self, hidden: int) -> Iterator[tuple[str, int, int]]:
+    def matrices(self, hidden: int) -> Iterator[Matrix]:
         """Yield the name, rows and columns of each matrix."""
         latent = self.latent
         heads = self.heads
@@ -103,32 +101,16 @@ ATTENTIONS = {
 
 def attention_of(config: Mapping, path: Path) -> Attention:
     """Read the attention from the fields of the config at `path`. Raises BadInput."""
-    heads = needed(config, path, "num_attention_heads")
+    fields = Fields(config, path)
+    heads = fields.count("num_attention_heads")
     latent = None
-    if config.get("kv_lora_rank"):
-        latent = Latent(
-            needed(config, path, "kv_lora_rank"),
-            needed(config, path, "qk_rope_head_dim") if config.get("qk_rope_head_dim") else 0,
-            needed(config, path, "qk_nope_head_dim"),
-            needed(config, path, "v_head_dim"),
-            q_rank=needed(config, path, "q_lora_rank") if config.get("q_lora_rank") else None,
-        )
+    if rank := fields.get("kv_lora_rank"):
+        nope, value = fields.counts("qk_nope_head_dim", "v_head_dim")
+        rope = fields.get("qk_rope_head_dim")
+        latent = Latent(rank, rope, nope, value, fields.get("q_lora_rank") or None)
     return Attention(
         heads,
-        needed(config, path, "num_key_value_heads") if config.get("num_key_value_heads") else heads,
-        needed(config, path, "head_dim")
-        if config.get("head_dim")
-        else needed(config, path, "hidden_size") // heads,
+        fields.get("num_key_value_heads") or heads,
+        fields.get("head_dim") or fields.count("hidden_size") // heads,
         latent,
     )
-
-
-def needed(config: Mapping, path: Path, name: str) -> int:
-    """Return a field that counts something. Raises BadInput where it is missing or counts
-    nothing."""
-    value = config.get(name)
-    if not isinstance(value, int) or not 1 <= value < _LIMIT:
-        raise BadInput(
-            f"{path} has no {name}: what the model needs besides its experts cannot be told"
-        )
-    return value

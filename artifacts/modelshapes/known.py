@@ -15,13 +15,13 @@ from artifacts.common.untrusted import existing, read_json
 from artifacts.errors import BadInput, BadUsage
 from artifacts.formats.stated import Stated, stated_quantisation
 from artifacts.modelshapes.attention import ATTENTIONS, Matrix
+from artifacts.modelshapes.fields import Fields
 from artifacts.modelshapes.layer_kinds import attentions_of
 from artifacts.modelshapes.published import CONFIGS
 from artifacts.shape import MOST_LAYERS, Shape
 
 _PROJECTIONS = 3  # gate, up, down
 _DTYPE_NBYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
-_LIMIT = 1 << 40  # the largest count that a config may hold
 _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k")
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.")
@@ -166,60 +166,56 @@ def from_config(path: Path) -> ModelShape:
 def shape_of(name: str, config: Mapping, path: Path, quantisation: Stated | None) -> ModelShape:
     """Return the shape of the model with this config, which `path` is named for in errors. Raises
     BadInput."""
-    hidden = _number(config, path, "hidden_size")
-    of_experts = _given(config, path, "routed_expert_hidden_size") or hidden
-    intermediate = _number(config, path, "moe_intermediate_size", "intermediate_size")
-    layers = moe_layers(config, path)
+    fields = Fields(config, path)
+    hidden = _first(fields, "hidden_size")
+    of_experts = fields.get("routed_expert_hidden_size") or hidden
+    intermediate = _first(fields, "moe_intermediate_size", "intermediate_size")
+    layers = moe_layers(fields)
+    module = f"layers.{layers[-1] if layers else 0}.mlp.experts.0"  # which stands for all
+    expert = _expert_sizes(config, list(gated(module, of_experts, intermediate)), quantisation)
     dtype_nbytes = dtype_size(config)
-    is_fp4 = config.get("expert_dtype") == "fp4"  # DeepSeek-V4, whatever else its config says
-    weight_nbytes = _MXFP4_NBYTES if is_fp4 else dtype_nbytes
-    expert_nbytes = round(_PROJECTIONS * of_experts * intermediate * weight_nbytes)
-    neurons = {
-        "num_neurons": intermediate,
-        "neuron_nbytes": round(_PROJECTIONS * of_experts * weight_nbytes),
-    }
-    if quantisation is not None and not is_fp4:  # packed experts have no neurons that could be cut
-        expert_nbytes = _stored_nbytes(quantisation, layers, of_experts, intermediate, dtype_nbytes)
-        neurons = {}
-    shape = Shape(
-        num_layers=len(layers),
-        num_experts=_number(config, path, *_NUM_EXPERTS),
-        top_k=_number(config, path, *_TOP_K),
-        expert_nbytes=expert_nbytes,
-        **neurons,
-    )
+    shared = _PROJECTIONS * hidden * _shared_width(fields, intermediate)
     return ModelShape(
-        name=name,
-        shape=shape,
-        hidden=hidden,
-        shared_nbytes=round(
-            _PROJECTIONS * hidden * _shared_width(config, path, intermediate) * dtype_nbytes
-        ),
-        vocabulary=_number(config, path, "vocab_size"),
-        weight_nbytes=expert_nbytes / (_PROJECTIONS * of_experts * intermediate),
+        name,
+        Shape(len(layers), _first(fields, *_NUM_EXPERTS), _first(fields, *_TOP_K), **expert),
+        hidden,
+        round(shared * dtype_nbytes),
+        _first(fields, "vocab_size"),
+        weight_nbytes=expert["expert_nbytes"] / (_PROJECTIONS * of_experts * intermediate),
         dtype_nbytes=dtype_nbytes,
-        attention_weights=_attention_weights(config, path, hidden)
-        if config.get("num_attention_heads")
-        else 0,
+        attention_weights=_attention_weights(fields, hidden),
     )
 
 
-def _attention_weights(config: Mapping, path: Path, hidden: int) -> int:
-    """Return the mean over layers."""
-    attentions = attentions_of(config, path)
+def _expert_sizes(
+    config: Mapping, expert: list[Matrix], quantisation: Stated | None
+) -> dict[str, int]:
+    """Return the fields of `Shape` for an expert of these matrices. A packed one has no neurons
+    that could be cut."""
+    weight_nbytes = dtype_size(config)
+    if config.get("expert_dtype") == "fp4":  # DeepSeek-V4, whatever else its config says
+        weight_nbytes = _MXFP4_NBYTES
+    elif quantisation is not None:
+        stored = (matrix_nbytes(quantisation, *matrix, weight_nbytes) for matrix in expert)
+        return {"expert_nbytes": sum(stored)}
+    _, intermediate, hidden = expert[0]
+    neuron_nbytes = _PROJECTIONS * hidden * weight_nbytes
+    return {
+        "expert_nbytes": round(neuron_nbytes * intermediate),
+        "num_neurons": intermediate,
+        "neuron_nbytes": round(neuron_nbytes),
+    }
+
+
+def _attention_weights(fields: Fields, hidden: int) -> int:
+    """Return the mean over layers, 0 where heads are unknown."""
+    if not fields.config.get("num_attention_heads"):
+        return 0
+    attentions = attentions_of(*fields)
     weights = sum(
         rows * columns for each in attentions for _, rows, columns in each.matrices(hidden)
     )
     return weights // len(attentions)
-
-
-def _stored_nbytes(
-    quantisation: Stated, layers: list[int], hidden: int, intermediate: int, dtype_nbytes: float
-) -> int:
-    """Return the bytes of one expert as the files have it; the experts of the last layer stand for
-    all."""
-    expert = gated(f"layers.{layers[-1] if layers else 0}.mlp.experts.0", hidden, intermediate)
-    return sum(matrix_nbytes(quantisation, *matrix, dtype_nbytes) for matrix in expert)
 
 
 def gated(name: str, hidden: int, width: int) -> Iterator[Matrix]:
@@ -274,36 +270,39 @@ def dtype_size(config: Mapping) -> float:
     return _DTYPE_NBYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 2.0)
 
 
-def _shared_width(config: Mapping, path: Path, intermediate: int) -> int:
+def _shared_width(fields: Fields, intermediate: int) -> int:
     """Intermediate size of all experts together that every token uses."""
     for name in ("shared_expert_intermediate_size", "shared_intermediate_size"):
-        if width := _given(config, path, name):
+        if width := fields.get(name):
             return width
-    if config.get("enable_moe_block"):  # Gemma 4 adds its experts to a dense layer
-        return _number(config, path, "intermediate_size")
-    num_shared = (
-        _given(config, path, name)
-        for name in ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
-    )
-    return intermediate * max(num_shared)
+    if fields.config.get("enable_moe_block"):  # Gemma 4 adds its experts to a dense layer
+        return _first(fields, "intermediate_size")
+    names = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+    return intermediate * max(map(fields.get, names))
 
 
-def moe_layers(config: Mapping, path: Path) -> list[int]:
+def moe_layers(fields: Fields) -> list[int]:
     """The layers that have experts. Raises BadInput."""
-    num_layers = _number(config, path, "num_hidden_layers")
+    num_layers = _first(fields, "num_hidden_layers")
     if num_layers > MOST_LAYERS:
-        raise BadInput(f"{path} says {num_layers:,} layers: no model has more than {MOST_LAYERS:,}")
+        raise BadInput(
+            f"{fields.path} says {num_layers:,} layers: no model has more than {MOST_LAYERS:,}"
+        )
     for name in ("mlp_layer_types", "moe_layer_freq"):
-        kinds = config.get(name)
+        kinds = fields.config.get(name)
         if isinstance(kinds, list) and len(kinds) == num_layers:
             return [layer for layer, kind in enumerate(kinds) if kind not in ("dense", 0)]
-    first = _given(config, path, "first_k_dense_replace")
-    period = (
-        _given(config, path, "decoder_sparse_step") or _given(config, path, "moe_layer_freq") or 1
-    )
+    return _periodic_layers(fields, num_layers)
+
+
+def _periodic_layers(fields: Fields, num_layers: int) -> list[int]:
+    """Return every so many layers behind the first ones, without those that are named as dense."""
+    config = fields.config
+    first = fields.get("first_k_dense_replace")
+    period = fields.get("decoder_sparse_step") or fields.get("moe_layer_freq") or 1
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list):
-        raise BadInput(f"{path} has mlp_only_layers that are no list: download it again")
+        raise BadInput(f"{fields.path} has mlp_only_layers that are no list: download it again")
     offset = 1 if "decoder_sparse_step" in config else 0
     return [
         layer
@@ -312,24 +311,13 @@ def moe_layers(config: Mapping, path: Path) -> list[int]:
     ]
 
 
-def _number(config: Mapping, path: Path, *names: str) -> int:
+def _first(fields: Fields, *names: str) -> int:
     """The first of these fields that is set. Raises BadInput when none is."""
-    for name in names:
-        if number := _given(config, path, name):
-            return number
+    if number := next(filter(None, map(fields.get, names)), 0):
+        return number
     raise BadInput(
-        f"{path} has no {' or '.join(names)}: it is no config of a Mixture-of-Experts model"
+        f"{fields.path} has no {' or '.join(names)}: it is no config of a Mixture-of-Experts model"
     )
-
-
-def _given(config: Mapping, path: Path, name: str) -> int:
-    """The value of a field that counts something; 0 where it is missing. Raises BadInput."""
-    value = config.get(name) or 0
-    if not isinstance(value, int) or not 0 <= value < _LIMIT:
-        raise BadInput(
-            f"{path} has {name} {str(value)[:40]}, which counts nothing: download it again"
-        )
-    return int(value)
 
 
 MODELS |= {name: shape_of(name, config, Path(name), None) for name, config in CONFIGS.items()}

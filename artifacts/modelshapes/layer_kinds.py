@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from artifacts.modelshapes.attention import Attention, Matrix, attention_of, needed
+from artifacts.modelshapes.attention import Attention, Matrix, attention_of
+from artifacts.modelshapes.fields import Fields
 
 _COMPRESSED = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 
@@ -27,51 +28,46 @@ class Mixer:
 def attentions_of(config: Mapping, path: Path) -> list[Attention | Mixer]:
     """Return the attention of each layer of the model with the config at `path`. Raises
     BadInput."""
-    return [
-        _attention(config, path, kind, layer) for layer, kind in enumerate(_kinds(config, path))
-    ]
+    fields = Fields(config, path)
+    return [_attention(fields, kind, layer) for layer, kind in enumerate(_kinds(fields))]
 
 
-def _kinds(config: Mapping, path: Path) -> list[object]:
+def _kinds(fields: Fields) -> list[object]:
     """Return the kind of each layer in transformers' words, or tokens for each compressed one."""
-    count = needed(config, path, "num_hidden_layers")
+    config = fields.config
+    count = fields.count("num_hidden_layers")
     for name in ("layer_types", "compress_ratios"):
         given = config.get(name)
         if isinstance(given, list) and len(given) >= count:
             return given[:count]
-    kinds: list[object] = ["full_attention"] * count
+    layers = range(1, count + 1)
+    full = layers
     linear = config.get("linear_attn_config")
     if isinstance(linear, Mapping) and isinstance(linear.get("full_attn_layers"), list):
-        full = set(linear["full_attn_layers"])  # counted from 1
-        return [
-            kind if layer + 1 in full else "linear_attention" for layer, kind in enumerate(kinds)
-        ]
-    if config.get("full_attention_interval"):
-        every = needed(config, path, "full_attention_interval")
-        return [
-            "linear_attention" if (layer + 1) % every else kind for layer, kind in enumerate(kinds)
-        ]
-    return kinds
+        full = linear["full_attn_layers"]
+    elif every := fields.get("full_attention_interval"):
+        full = layers[every - 1 :: every]
+    return ["full_attention" if layer in full else "linear_attention" for layer in layers]
 
 
-def _attention(config: Mapping, path: Path, kind: object, layer: int) -> Attention | Mixer:
+def _attention(fields: Fields, kind: object, layer: int) -> Attention | Mixer:
+    config = fields.config
     if config.get("o_lora_rank"):
-        return _compressed(config, path, _COMPRESSED.get(kind, kind))
+        return _compressed(fields, _COMPRESSED.get(kind, kind))
+    has_delta_rule = bool(config.get("linear_num_value_heads"))
     if kind == "linear_attention":
-        return (
-            _gated_delta(config, path)
-            if config.get("linear_num_value_heads")
-            else _kimi_delta(config, path)
-        )
-    attention = attention_of(config | _of_layer(config, kind, layer), path)
-    is_gated = bool(config.get("linear_num_value_heads")) or _is_kimi_k3(config)
-    has_values = kind != "full_attention" or not config.get("attention_k_eq_v")
+        return _gated_delta(fields) if has_delta_rule else _kimi_delta(fields)
     attention = replace(
-        attention,
-        is_gated=is_gated or config.get("model_type") == "hy_v4",
-        has_values=has_values,
+        attention_of(config | _of_layer(config, kind, layer), fields.path),
+        is_gated=has_delta_rule or _is_kimi_k3(config) or config.get("model_type") == "hy_v4",
+        has_values=kind != "full_attention" or not config.get("attention_k_eq_v"),
     )
-    return _indexed(config, path, attention, layer)
+    if config.get("indexer_n_heads"):
+        return _indexed_by_block(fields, attention)
+    kinds = config.get("indexer_types")
+    is_shared = isinstance(kinds, list) and layer < len(kinds) and kinds[layer] == "shared"
+    is_indexed = attention.latent and config.get("index_n_heads") and not is_shared
+    return _indexed(fields, attention) if is_indexed else attention
 
 
 def _of_layer(config: Mapping, kind: object, layer: int) -> Mapping:
@@ -86,63 +82,66 @@ def _of_layer(config: Mapping, kind: object, layer: int) -> Mapping:
     return {"head_dim": config["global_head_dim"], "num_key_value_heads": heads}
 
 
-def _indexed(config: Mapping, path: Path, attention: Attention, layer: int) -> Attention:
-    """Return the attention with the matrices that choose its tokens: of DeepSeek-V3.2's kind, or
-    of Qwen4-Exp's."""
-    hidden = needed(config, path, "hidden_size")
-    if config.get("indexer_n_heads"):
-        heads, keys, width, ratio = (
-            needed(config, path, f"indexer_{name}")
-            for name in ("n_heads", "kv_heads", "head_dim", "compress_ratio")
-        )
-        module = ("indexer.index_qk_proj", (heads + keys) * width, hidden)
-        return replace(attention, indexer=(module,), index_width=keys * width // ratio)
-    kinds = config.get("indexer_types")
-    is_shared = isinstance(kinds, list) and layer < len(kinds) and kinds[layer] == "shared"
-    latent = attention.latent
-    if not latent or not config.get("index_n_heads") or is_shared:
-        return attention
-    heads, width = (needed(config, path, name) for name in ("index_n_heads", "index_head_dim"))
+def _indexed_by_block(fields: Fields, attention: Attention) -> Attention:
+    """Return the attention with the matrix that chooses its tokens in Qwen4-Exp."""
+    heads, keys, width, ratio, hidden = fields.counts(
+        "indexer_n_heads",
+        "indexer_kv_heads",
+        "indexer_head_dim",
+        "indexer_compress_ratio",
+        "hidden_size",
+    )
+    module = ("indexer.index_qk_proj", (heads + keys) * width, hidden)
+    return replace(attention, indexer=(module,), index_width=keys * width // ratio)
+
+
+def _indexed(fields: Fields, attention: Attention) -> Attention:
+    """Return latent attention with the matrices that choose its tokens since DeepSeek-V3.2."""
+    heads, width, hidden = fields.counts("index_n_heads", "index_head_dim", "hidden_size")
+    pooled = width if fields.config.get("index_kpool") else 0
     modules = (
-        ("indexer.wq_b", heads * width, latent.q_rank or hidden),
+        ("indexer.wq_b", heads * width, attention.latent.q_rank or hidden),
         ("indexer.wk", width, hidden),
         ("indexer.weights_proj", heads, hidden),
-        ("indexer.index_kpool_compress_gate", width if config.get("index_kpool") else 0, hidden),
+        ("indexer.index_kpool_compress_gate", pooled, hidden),
     )
     return replace(attention, indexer=modules, index_width=width)
 
 
-def _gated_delta(config: Mapping, path: Path) -> Mixer:
+def _gated_delta(fields: Fields) -> Mixer:
     """Return the gated delta rule of Qwen3-Next and its successors."""
-    hidden = needed(config, path, "hidden_size")
-    keys, values = (
-        needed(config, path, f"linear_num_{kind}_heads")
-        * needed(config, path, f"linear_{kind}_head_dim")
-        for kind in ("key", "value")
+    hidden, key_heads, key_width, heads, width, kernel = fields.counts(
+        "hidden_size",
+        "linear_num_key_heads",
+        "linear_key_head_dim",
+        "linear_num_value_heads",
+        "linear_value_head_dim",
+        "linear_conv_kernel_dim",
     )
-    heads = needed(config, path, "linear_num_value_heads")
-    mixed = 2 * keys + values
+    values = heads * width
+    mixed = 2 * key_heads * key_width + values
     return Mixer(
         (
             ("in_proj_qkv", mixed, hidden),
             ("in_proj_z", values, hidden),
             ("in_proj_ba", 2 * heads, hidden),
-            ("conv1d", mixed, needed(config, path, "linear_conv_kernel_dim")),
+            ("conv1d", mixed, kernel),
             ("out_proj", hidden, values),
         )
     )
 
 
-def _kimi_delta(config: Mapping, path: Path) -> Mixer:
+def _kimi_delta(fields: Fields) -> Mixer:
     """Return the delta attention of Kimi-Linear; in Kimi-K3 its gate has the full rank."""
-    hidden = needed(config, path, "hidden_size")
+    config = fields.config
+    hidden = fields.count("hidden_size")
     own = config.get("linear_attn_config") or {
         "num_heads": config.get("linear_num_heads"),
         "head_dim": config.get("linear_head_dim"),
         "short_conv_kernel_size": config.get("linear_conv_kernel_dim"),
     }
-    heads, rank, kernel = (
-        needed(own, path, name) for name in ("num_heads", "head_dim", "short_conv_kernel_size")
+    heads, rank, kernel = Fields(own, fields.path).counts(
+        "num_heads", "head_dim", "short_conv_kernel_size"
     )
     width = heads * rank
     gate = (
@@ -167,45 +166,49 @@ def _is_kimi_k3(config: Mapping) -> bool:
     return bool(config.get("routed_expert_hidden_size") and config.get("linear_attn_config"))
 
 
-def _compressed(config: Mapping, path: Path, ratio: object) -> Mixer:
+def _compressed(fields: Fields, ratio: object) -> Mixer:
     """Return DeepSeek-V4's attention where `ratio` tokens are cached as one; the window of the last
-    tokens is not counted. Those of a small ratio overlap, and an indexer chooses among them."""
-    hidden, heads, width, rank, groups, out = (
-        needed(config, path, name)
-        for name in (
-            "hidden_size",
-            "num_attention_heads",
-            "head_dim",
-            "q_lora_rank",
-            "o_groups",
-            "o_lora_rank",
-        )
+    tokens is not counted."""
+    hidden, heads, width, rank, groups, out = fields.counts(
+        "hidden_size",
+        "num_attention_heads",
+        "head_dim",
+        "q_lora_rank",
+        "o_groups",
+        "o_lora_rank",
     )
-    modules = [
+    modules = (
         ("q_a_proj", rank, hidden),
         ("q_b_proj", heads * width, rank),
         ("kv_proj", width, hidden),
         ("o_a_proj", groups * out, heads * width // groups),
         ("o_b_proj", hidden, groups * out),
-    ]
+    )
     if not isinstance(ratio, int) or ratio < 1:
-        return Mixer(tuple(modules))
-    is_chosen = ratio < _COMPRESSED["heavily_compressed_attention"]
-    modules += _compressor("compressor", width * (1 + is_chosen), hidden, ratio)
-    if not is_chosen:
-        return Mixer(tuple(modules), width / ratio)
-    count, index = (needed(config, path, name) for name in ("index_n_heads", "index_head_dim"))
-    modules += _compressor("compressor.indexer", 2 * index, hidden, ratio)
-    modules += [
-        ("compressor.indexer.q_b_proj", count * index, rank),
-        ("compressor.indexer.scorer.weights_proj", count, hidden),
-    ]
-    return Mixer(tuple(modules), (width + index) / ratio)
+        return Mixer(modules)
+    compressing = _compressing(fields, ratio)
+    return Mixer(modules + compressing.modules, compressing.cache_width)
 
 
-def _compressor(name: str, width: int, hidden: int, ratio: int) -> list[Matrix]:
-    return [
+def _compressing(fields: Fields, ratio: int) -> Mixer:
+    """Return what compresses the tokens there. Those of a small ratio overlap, and an indexer
+    chooses among them."""
+    hidden, width = fields.counts("hidden_size", "head_dim")
+    if ratio >= _COMPRESSED["heavily_compressed_attention"]:
+        return Mixer(_compressor("compressor", width, hidden, ratio), width / ratio)
+    heads, index, rank = fields.counts("index_n_heads", "index_head_dim", "q_lora_rank")
+    modules = (
+        *_compressor("compressor", 2 * width, hidden, ratio),
+        *_compressor("compressor.indexer", 2 * index, hidden, ratio),
+        ("compressor.indexer.q_b_proj", heads * index, rank),
+        ("compressor.indexer.scorer.weights_proj", heads, hidden),
+    )
+    return Mixer(modules, (width + index) / ratio)
+
+
+def _compressor(name: str, width: int, hidden: int, ratio: int) -> tuple[Matrix, ...]:
+    return (
         (f"{name}.kv_proj", width, hidden),
         (f"{name}.gate_proj", width, hidden),
         (f"{name}.position_bias", ratio, width),
-    ]
+    )

@@ -5,14 +5,15 @@ Computed from the fields of a published config alone. Biases and norms, a few th
 not counted.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts.errors import BadInput
 from artifacts.formats.dense import dense_nbytes
 from artifacts.formats.stated import Stated, stated_quantisation
-from artifacts.modelshapes.attention import ATTENTIONS, Attention, Matrix, needed
+from artifacts.modelshapes.attention import ATTENTIONS, Attention, Matrix
+from artifacts.modelshapes.fields import Fields
 from artifacts.modelshapes.known import (
     MODELS,
     ModelShape,
@@ -101,35 +102,42 @@ def backbone_memory(
 ) -> BackboneMemory:
     """Return the bytes that a model needs besides its routed experts, in memory with linear layers
     at `dense` bits if that is given. Raises BadInput when it has fewer layers than MoE layers."""
-    shape = model.shape
-    hidden = model.hidden
-    if backbone.num_layers < shape.num_layers:
+    if backbone.num_layers < model.shape.num_layers:
         raise BadInput(
-            f"{model.name} has {backbone.num_layers} layers and {shape.num_layers} MoE layers: "
-            "mend its config"
+            f"{model.name} has {backbone.num_layers} layers and {model.shape.num_layers} MoE "
+            "layers: mend its config"
         )
-    embeddings = model.vocabulary * hidden
-    routers = shape.num_layers * shape.num_experts * hidden
-    matrices = list(_matrices(model, backbone))
-    shapes = [(rows, columns) for _, rows, columns in matrices]
-    packed = [*shapes, (model.vocabulary, hidden)] if backbone.is_tied else shapes
-    plain = routers if backbone.is_tied else routers + embeddings
-    memory = plain * model.dtype_nbytes
-    memory += sum(
-        dense_nbytes(*shape, bits=dense, dtype_nbytes=model.dtype_nbytes) for shape in packed
-    )
-    stored = (embeddings + routers) * model.dtype_nbytes
-    stored += sum(
-        matrix_nbytes(backbone.quantisation, *matrix, model.dtype_nbytes) for matrix in matrices
-    )
-    tables = sum(
-        matrix_nbytes(backbone.quantisation, *table, model.dtype_nbytes)
-        for table in backbone.tables
-    )
+    tables = _stored_nbytes(model, backbone, backbone.tables)
     drafting = backbone.num_drafting * _drafting_layer(model, backbone)
+    plain = (model.vocabulary + model.shape.num_keys) * model.hidden * model.dtype_nbytes
+    stored = plain + _stored_nbytes(model, backbone, _matrices(model, backbone))
     cache = sum(each.cache_width for each in backbone.attentions) * model.dtype_nbytes
     return BackboneMemory(
-        round(memory), round(stored + tables + drafting), round(cache), tables, round(drafting)
+        round(_weights_nbytes(model, backbone, dense)),
+        round(stored + tables + drafting),
+        round(cache),
+        tables,
+        round(drafting),
+    )
+
+
+def _weights_nbytes(model: ModelShape, backbone: Backbone, dense: int | None) -> float:
+    """Return the bytes in memory. Embeddings that are the head too count as a linear layer."""
+    linear = [(rows, columns) for _, rows, columns in _matrices(model, backbone)]
+    plain = model.shape.num_keys * model.hidden  # routers
+    if backbone.is_tied:
+        linear.append((model.vocabulary, model.hidden))
+    else:
+        plain += model.vocabulary * model.hidden
+    return plain * model.dtype_nbytes + sum(
+        dense_nbytes(*shape, bits=dense, dtype_nbytes=model.dtype_nbytes) for shape in linear
+    )
+
+
+def _stored_nbytes(model: ModelShape, backbone: Backbone, matrices: Iterable[Matrix]) -> int:
+    """Return the bytes of matrices in the files."""
+    return sum(
+        matrix_nbytes(backbone.quantisation, *matrix, model.dtype_nbytes) for matrix in matrices
     )
 
 
@@ -166,8 +174,9 @@ def from_config(path: Path) -> Backbone:
 
 
 def _backbone(config: Mapping, path: Path, quantisation: Stated | None) -> Backbone:
+    fields = Fields(config, path)
     attentions = tuple(attentions_of(config, path))
-    sparse = moe_layers(config, path)
+    sparse = moe_layers(fields)
     has_both = config.get("enable_moe_block")  # dense layers count as shared experts
     drafting = (config.get(name) for name in _DRAFTING)
     return Backbone(
@@ -182,35 +191,37 @@ def _backbone(config: Mapping, path: Path, quantisation: Stated | None) -> Backb
         else "shared_experts",
         quantisation=quantisation,
         tables=tuple(row_tables(config, path)),
-        beside=tuple(_beside(config, path, len(sparse))),
+        beside=(*_hyper_connections(fields), *_beside(fields, len(sparse))),
         num_drafting=next((count for count in drafting if isinstance(count, int)), 0),
     )
 
 
-def _beside(config: Mapping, path: Path, num_sparse: int) -> Iterator[Matrix]:
-    """Yield the matrices of hyper-connections, of experts in a narrower space, and those that use
-    the tables read by row."""
-    hidden = needed(config, path, "hidden_size")
-    num_layers = needed(config, path, "num_hidden_layers")
-    if config.get("hc_mult"):
-        streams = needed(config, path, "hc_mult")
+def _beside(fields: Fields, num_sparse: int) -> Iterator[Matrix]:
+    """Yield the matrices of experts in a narrower space, of projections by layer, and those that
+    use the tables read by row."""
+    hidden, num_layers = fields.counts("hidden_size", "num_hidden_layers")
+    if width := fields.get("routed_expert_hidden_size"):
+        yield "routed_expert_proj", 2 * num_sparse * width, hidden
+    if width := fields.get("hidden_size_per_layer_input"):
+        yield "per_layer_projections", 3 * num_layers * width, hidden
+    tables = fields.config.get("ple_layer_ids")
+    if isinstance(tables, list) and tables:
+        width = fields.get("ple_embed_dim") or hidden
+        streams = fields.get("hc_count") or 1
+        yield "ple.projections", len(tables) * (streams + 1) * hidden, width
+
+
+def _hyper_connections(fields: Fields) -> Iterator[Matrix]:
+    """Yield their matrices: DeepSeek-V4's and GLM-5-Next's, and Qwen4-Exp's."""
+    hidden, num_layers = fields.counts("hidden_size", "num_hidden_layers")
+    config = fields.config
+    if streams := fields.get("hc_mult"):
         rows = 2 * streams if config.get("hc_magnitude") else (2 + streams) * streams
         yield "hc.fn", 2 * num_layers * rows, streams * hidden
         if not config.get("index_kpool"):  # GLM-5-Next has no head of its own
             yield "hc_head.hc_fn", streams, streams * hidden
-    streams = 1
-    if config.get("hc_count"):
-        streams, rank = (needed(config, path, name) for name in ("hc_count", "hc_lowrank"))
+    if streams := fields.get("hc_count"):
         count = 2 * num_layers
-        yield "hyper_connection.input_mix", 2 * (count + 1) * rank, streams * hidden
+        rows = 2 * (count + 1) * fields.count("hc_lowrank")
+        yield "hyper_connection.input_mix", rows, streams * hidden
         yield "hyper_connection.block_inject", count * streams, streams * hidden
-    if config.get("routed_expert_hidden_size"):
-        width = needed(config, path, "routed_expert_hidden_size")
-        yield "routed_expert_proj", 2 * num_sparse * width, hidden
-    if config.get("hidden_size_per_layer_input"):
-        width = needed(config, path, "hidden_size_per_layer_input")
-        yield "per_layer_projections", 3 * num_layers * width, hidden
-    tables = config.get("ple_layer_ids")
-    if isinstance(tables, list) and tables:
-        width = config.get("ple_embed_dim") or hidden
-        yield "ple.projections", len(tables) * (streams + 1) * hidden, width

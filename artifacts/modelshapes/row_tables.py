@@ -4,7 +4,8 @@ a model's files, where a pass reads the rows of its tokens."""
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from artifacts.modelshapes.attention import Matrix, needed
+from artifacts.modelshapes.attention import Matrix
+from artifacts.modelshapes.fields import Fields
 
 IN_GGUF = "per_layer_token_embd.weight"
 """The name of such a table in GGUF files, whatever the architecture."""
@@ -20,16 +21,15 @@ def row_tables(config: Mapping, path: Path) -> Iterator[Matrix]:
     A head of n-grams has the number of rows that follows `ngram_vocab_size_base` among the primes;
     what lies between is not counted.
     """
-    if config.get("hidden_size_per_layer_input"):
-        width = needed(config, path, "hidden_size_per_layer_input")
-        layers = needed(config, path, "num_hidden_layers")
-        rows = needed(config, path, "vocab_size_per_layer_input")
+    fields = Fields(_USUAL | config, path)
+    if width := fields.get("hidden_size_per_layer_input"):
+        layers, rows = fields.counts("num_hidden_layers", "vocab_size_per_layer_input")
         yield "embed_tokens_per_layer", rows, layers * width
     layers = config.get("ple_layer_ids")
     for layer in layers if isinstance(layers, list) else ():
-        ngram, of_each, rows = (needed(_USUAL | config, path, name) for name in _USUAL)
+        ngram, of_each, rows = fields.counts(*_USUAL)
         heads = (ngram - 1) * of_each
-        width = "ple_embed_dim" if config.get("ple_embed_dim") else "hidden_size"
-        columns = needed(config, path, width) // max(1, heads)
-        layer = needed({"ple_layer_ids": layer}, path, "ple_layer_ids") - 1
-        yield f"layers.{layer}.ple.ple_embedding.ngram_embedding", heads * rows, columns
+        width = fields.get("ple_embed_dim") or fields.count("hidden_size")
+        layer = Fields({"ple_layer_ids": layer}, path).count("ple_layer_ids") - 1
+        name = f"layers.{layer}.ple.ple_embedding.ngram_embedding"
+        yield name, heads * rows, width // max(1, heads)
