@@ -22,6 +22,18 @@ class Latent:
     value: int
     q_rank: int | None
 
+    def matrices(self, heads: int, hidden: int) -> Iterator[Matrix]:
+        """Yield the name, rows and columns of each matrix."""
+        query = heads * (self.nope + self.rope)
+        if self.q_rank is None:
+            yield "q_proj", query, hidden
+        else:
+            yield "q_a_proj", self.q_rank, hidden
+            yield "q_b_proj", query, self.q_rank
+        yield "kv_a_proj_with_mqa", self.kv_rank + self.rope, hidden
+        yield "kv_b_proj", heads * (self.nope + self.value), self.kv_rank
+        yield "o_proj", hidden, heads * self.value
+
 
 @dataclass(frozen=True, slots=True)
 class Attention:
@@ -57,24 +69,14 @@ class Attention:
         yield from self.indexer
         if self.is_gated:
             yield "gate_proj", heads * (latent.value if latent else self.head_dim), hidden
-        if latent is None:
-            for name, count in (
-                ("q_proj", heads),
-                ("k_proj", self.kv_heads),
-                ("v_proj", self.kv_heads if self.has_values else 0),
-            ):
-                yield name, count * self.head_dim, hidden
-            yield "o_proj", hidden, heads * self.head_dim
+        if latent:
+            yield from latent.matrices(heads, hidden)
             return
-        query = heads * (latent.nope + latent.rope)
-        if latent.q_rank is None:
-            yield "q_proj", query, hidden
-        else:
-            yield "q_a_proj", latent.q_rank, hidden
-            yield "q_b_proj", query, latent.q_rank
-        yield "kv_a_proj_with_mqa", latent.kv_rank + latent.rope, hidden
-        yield "kv_b_proj", heads * (latent.nope + latent.value), latent.kv_rank
-        yield "o_proj", hidden, heads * latent.value
+        keys = self.kv_heads * self.head_dim
+        yield "q_proj", heads * self.head_dim, hidden
+        yield "k_proj", keys, hidden
+        yield "v_proj", keys if self.has_values else 0, hidden
+        yield "o_proj", hidden, heads * self.head_dim
 
 
 _DEEPSEEK = Latent(512, 64, 128, 128, 1536)

@@ -64,9 +64,7 @@ def _attention(fields: Fields, kind: object, layer: int) -> Attention | Mixer:
     )
     if config.get("indexer_n_heads"):
         return _indexed_by_block(fields, attention)
-    kinds = config.get("indexer_types")
-    is_shared = isinstance(kinds, list) and layer < len(kinds) and kinds[layer] == "shared"
-    is_indexed = attention.latent and config.get("index_n_heads") and not is_shared
+    is_indexed = attention.latent and _has_indexer(config, layer)
     return _indexed(fields, attention) if is_indexed else attention
 
 
@@ -80,6 +78,13 @@ def _of_layer(config: Mapping, kind: object, layer: int) -> Mapping:
         return {}
     heads = config.get("num_global_key_value_heads") or config.get("num_key_value_heads")
     return {"head_dim": config["global_head_dim"], "num_key_value_heads": heads}
+
+
+def _has_indexer(config: Mapping, layer: int) -> bool:
+    """Return whether a layer has the indexer of latent attention, and does not share another's."""
+    kinds = config.get("indexer_types")
+    is_shared = isinstance(kinds, list) and kinds[layer : layer + 1] == ["shared"]
+    return bool(config.get("index_n_heads")) and not is_shared
 
 
 def _indexed_by_block(fields: Fields, attention: Attention) -> Attention:
