@@ -171,7 +171,7 @@ def shape_of(name: str, config: Mapping, path: Path, quantisation: Stated | None
     of_experts = fields.get("routed_expert_hidden_size") or hidden
     intermediate = _first(fields, "moe_intermediate_size", "intermediate_size")
     layers = moe_layers(fields)
-    module = f"layers.{layers[-1] if layers else 0}.mlp.experts.0"  # which stands for all
+    module = f"layers.{max(layers, default=0)}.mlp.experts.0"  # which stands for all
     expert = _expert_sizes(config, list(gated(module, of_experts, intermediate)), quantisation)
     dtype_nbytes = dtype_size(config)
     shared = _PROJECTIONS * hidden * _shared_width(fields, intermediate)

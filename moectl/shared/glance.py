@@ -53,13 +53,7 @@ def glance(name: str) -> CheckpointGlance:
     check_family(config)
     stated = stated_quantisation(config, folder)
     _check_files(folder)
-    text = config.get("text_config")
-    dtypes = (
-        each.get("dtype") or each.get("torch_dtype")
-        for each in (config, text)
-        if isinstance(each, dict)
-    )
-    dtype = next((str(each) for each in dtypes if each), "its own dtype")
+    dtype = _dtype(config)
     try:
         model = from_config(folder / "config.json")
     except BadInput as error:
@@ -74,6 +68,13 @@ def glance(name: str) -> CheckpointGlance:
         model.weight_nbytes,
         dense_nbytes=_dense_nbytes(model, folder),
     )
+
+
+def _dtype(config: Mapping) -> str:
+    """Return the dtype that a config names, for the whole model or for its text part."""
+    parts = (part for part in (config, config.get("text_config")) if isinstance(part, Mapping))
+    named = (part.get("dtype") or part.get("torch_dtype") for part in parts)
+    return str(next(filter(None, named), "its own dtype"))
 
 
 def _dense_nbytes(model: ModelShape, folder: Path) -> dict[int | None, int]:

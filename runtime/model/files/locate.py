@@ -154,8 +154,7 @@ def only_gguf(folder: Path) -> Path | None:
         return None
     models: dict[tuple[str, ...], Path] = {}
     for path in files:
-        found = PART.fullmatch(path.name)
-        models.setdefault((found["stem"], found["count"]) if found else (path.name,), path)
+        models.setdefault(_model_of(path.name), path)
     firsts = list(models.values())
     if len(firsts) > 1:
         firsts = [path for path in firsts if not _is_beside(path)] or firsts
@@ -164,6 +163,12 @@ def only_gguf(folder: Path) -> Path | None:
             f"{folder} has {len(firsts)} models in GGUF: give the file of one, as {firsts[0]}"
         )
     return firsts[0]
+
+
+def _model_of(name: str) -> tuple[str, ...]:
+    """Return what the names of all files of a model in GGUF have in common."""
+    found = PART.fullmatch(name)
+    return (found["stem"], found["count"]) if found else (name,)
 
 
 def _is_beside(path: Path) -> bool:

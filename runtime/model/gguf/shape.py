@@ -88,9 +88,6 @@ def _shape(name: str, parts: _Parts, own: Mapping, dtype_nbytes: int) -> ModelSh
     whole = by_layer.total()
     mean = round(whole / depth / num_experts)
     shared = (tensor for tensor in parts.others if "_shexp." in tensor.name)
-    attention = (
-        tensor for tensor in parts.others if ".attn_" in tensor.name and len(tensor.shape) == 2
-    )
     return ModelShape(
         name,
         Shape(depth, num_experts, own["expert_used_count"], mean),
@@ -99,7 +96,7 @@ def _shape(name: str, parts: _Parts, own: Mapping, dtype_nbytes: int) -> ModelSh
         _rows(parts.others)["token_embd.weight"],
         weight_nbytes=whole / _num_weights(parts.experts),
         dtype_nbytes=dtype_nbytes,
-        attention_weights=_num_weights(attention) // num_layers(own),
+        attention_weights=_attention_weights(parts.others) // num_layers(own),
         assumed=_assumed(mean, max(by_layer.values()) // num_experts),
     )
 
@@ -120,6 +117,12 @@ def _nbytes_by_layer(experts: Iterable[GgufTensor], dtype_nbytes: int) -> Counte
         layer, _, kind = _EXPERTS.fullmatch(tensor.name).groups()
         by_layer[layer] += tensor.nbytes if kind == "weight" else prod(tensor.shape) * dtype_nbytes
     return by_layer
+
+
+def _attention_weights(tensors: Iterable[GgufTensor]) -> int:
+    return _num_weights(
+        tensor for tensor in tensors if ".attn_" in tensor.name and len(tensor.shape) == 2
+    )
 
 
 def _num_weights(tensors: Iterable[GgufTensor]) -> int:

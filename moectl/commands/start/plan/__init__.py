@@ -1,6 +1,7 @@
 """`moectl plan`: from a config alone, without weights: what fits, what to expect, what to do
 next."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,47 @@ from moectl.shared.terminal.resuming import resumable
 if TYPE_CHECKING:
     from artifacts.traces.clients import Clients
     from moectl.commands.start.plan.deployment import DeploymentPlan
+    from moectl.commands.start.plan.fitting import PlanRequest
+    from moectl.commands.start.plan.place import PlanPlace
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceOptions:
+    """The place that a plan is for."""
+
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose memory and bandwidths, as rtx4090 or m4-max; `moectl inspect machines` "
+            "lists them; NAME:load=14ms,layer=1ms,head=1ms: by times.",
+            show_default="this machine's GPU",
+            autocompletion=completion.machines,
+        ),
+    ] = None
+    vram: Annotated[
+        str | None,
+        typer.Option(help="Memory of the GPU, as 24GB.", show_default="all that the machine has"),
+    ] = None
+    ram: Annotated[
+        str | None,
+        typer.Option(
+            help="RAM beside it, as 32GB.",
+            show_default="this machine's; 64GB with --machine or --vram",
+        ),
+    ] = None
+    disk: Annotated[
+        str | None,
+        typer.Option(
+            help="Free disk, as 500GB.",
+            show_default="this machine's; enough with --machine or --vram",
+        ),
+    ] = None
+
+    def find(self) -> "PlanPlace":
+        """Return that place. Raises BadUsage."""
+        from moectl.commands.start.plan.place import PlanPlace
+
+        return PlanPlace.find(self.vram, self.machine, ram=self.ram, disk=self.disk)
 
 
 def plan(
@@ -23,33 +65,7 @@ def plan(
             autocompletion=completion.models,
         ),
     ],
-    machine: Annotated[
-        str | None,
-        typer.Option(
-            help="Whose memory and bandwidths, as rtx4090 or m4-max; `moectl inspect machines` "
-            "lists them; NAME:load=14ms,layer=1ms,head=1ms: by times.",
-            show_default="this machine's GPU",
-            autocompletion=completion.machines,
-        ),
-    ] = None,
-    vram: Annotated[
-        str | None,
-        typer.Option(help="Memory of the GPU, as 24GB.", show_default="all that the machine has"),
-    ] = None,
-    ram: Annotated[
-        str | None,
-        typer.Option(
-            help="RAM beside it, as 32GB.",
-            show_default="this machine's; 64GB with --machine or --vram",
-        ),
-    ] = None,
-    disk: Annotated[
-        str | None,
-        typer.Option(
-            help="Free disk, as 500GB.",
-            show_default="this machine's; enough with --machine or --vram",
-        ),
-    ] = None,
+    place: PlaceOptions,
     dense: options.Dense = None,
     context: Annotated[
         int, typer.Option(help="Tokens of a request that the attention cache holds.")
@@ -66,16 +82,20 @@ def plan(
     """Say whether a model fits, in which quants and how fast."""
     from moectl.commands.start.plan.answer import lines, plan_answer
     from moectl.commands.start.plan.fitting import PlanRequest
-    from moectl.commands.start.plan.place import PlanPlace
 
-    place = PlanPlace.find(vram, machine, ram=ram, disk=disk)
     named = as_named(model) or str(demo_model())
-    request = PlanRequest(named, place, context, dense, _clients(clients))
-    if not (details or simulate or json):
-        for line in lines(plan_answer(request)):
-            print(line)
+    request = PlanRequest(named, place.find(), context, dense, _clients(clients))
+    if details or simulate or json:
+        _show_deployment(request, simulate=simulate, json=json)
         return
+    for line in lines(plan_answer(request)):
+        print(line)
+
+
+def _show_deployment(request: "PlanRequest", *, simulate: bool, json: bool) -> None:
+    """Print the tables, or one JSON object."""
     from moectl.commands.start.plan import tables
+    from moectl.commands.start.plan.answer import plan_answer
     from moectl.commands.start.plan.deployment import plan_deployment
     from moectl.show.render import show_json
 

@@ -108,29 +108,34 @@ def _fit(
     request: PlanRequest, model: ModelShape, needs: BackboneMemory, quant: str, bits: float
 ) -> Fit:
     files = needs.stored_nbytes + model.shape.nbytes
-    place = request.place
     fit = Fit(quant, bits, files)
-    if place.disk_nbytes is not None and files > place.disk_nbytes:
-        free = human_bytes(place.disk_nbytes)
-        why = f"{model.name} takes {human_bytes(files)} in {quant}, and the disk has {free} free"
-        return replace(fit, why=why)
     try:
-        memory = divided(request, model, needs)
+        _check_disk(fit, model, request.place)
+        share = divided(request, model, needs).share
     except OutOfResources as error:
         return replace(fit, why=str(error))
-    in_ram = _in_ram(place, (1 - memory.share) * model.shape.nbytes)
-    where = "GPU" if memory.share == 1 else "RAM" if in_ram == 1 else "disk"
-    fit = replace(fit, share=memory.share, place=where)
-    if place.machine is None or model.shape.nbytes < TOY_NBYTES:
+    in_ram = _in_ram(request.place, (1 - share) * model.shape.nbytes)
+    where = "GPU" if share == 1 else "RAM" if in_ram == 1 else "disk"
+    return _with_speeds(replace(fit, share=share, place=where), request, model, in_ram)
+
+
+def _with_speeds(fit: Fit, request: PlanRequest, model: ModelShape, in_ram: float) -> Fit:
+    """Return the fit with tokens a second where bandwidths tell them."""
+    machine = request.place.machine
+    if machine is None or model.shape.nbytes < TOY_NBYTES:
         return fit
-    bounds = Bounds.of(
-        model,
-        _with_disk(place.machine, in_ram),
-        memory.share,
-        dense=request.dense,
-        rows=request.num_clients,
-    )
+    machine = _with_disk(machine, in_ram)
+    bounds = Bounds.of(model, machine, fit.share, dense=request.dense, rows=request.num_clients)
     return replace(fit, least=bounds.share, most=bounds.all)
+
+
+def _check_disk(fit: Fit, model: ModelShape, place: PlanPlace) -> None:
+    """Raise OutOfResources where the files do not fit on the disk."""
+    if place.disk_nbytes is not None and fit.files_nbytes > place.disk_nbytes:
+        raise OutOfResources(
+            f"{model.name} takes {human_bytes(fit.files_nbytes)} in {fit.quant}, and the disk has "
+            f"{human_bytes(place.disk_nbytes)} free"
+        )
 
 
 def _in_ram(place: PlanPlace, missing_nbytes: float) -> float:

@@ -11,7 +11,7 @@ from moectl.commands.start.plan.deployment import DeploymentPlan, Expected, requ
 from moectl.commands.start.plan.fitting import Memory
 from runtime.control.counters import AT_BITS, hit_rate
 from runtime.policies import build
-from runtime.policies.presets import presets
+from runtime.policies.presets import Preset, presets
 from runtime.replay.settings import Outcome, Setting
 from runtime.replay.workload import Workload
 
@@ -55,43 +55,47 @@ def _expected(
     scale: float,
     progress: Callable[[int, int], None],
 ) -> tuple[list[Expected], tuple[str, ...]]:
-    """Replay the presets that hold all experts if all fit, else those that do not."""
-    chosen = deployment.machine
+    workloads = _workloads(model, deployment)
     memory = deployment.memory
-    dense = deployment.request.dense
-    if chosen is None:
+    chosen = _presets_for(memory)
+    rows = []
+    for number, (name, preset) in enumerate(chosen.items()):
+        progress(number, len(chosen))
+        needs = tuple(sorted(build(preset.texts()).requires))
+        row = _tried(name, workloads, memory, scale)
+        rows.append(replace(row, needs=needs, is_study=preset.is_study))
+    rows.sort(key=lambda row: (row.tokens_per_s is None, -(row.tokens_per_s or 0)))
+    return rows, tuple(workloads[USUAL].assumed)
+
+
+def _presets_for(memory: Memory) -> dict[str, Preset]:
+    """Return the presets that hold all experts if all fit, else those that do not."""
+    return {
+        name: preset
+        for name, preset in presets().items()
+        if (memory.share == 1) == (preset.budget == "100%")
+    }
+
+
+def _workloads(model: ModelShape, deployment: DeploymentPlan) -> dict[str, Workload]:
+    """Return the requests by kind of routers. Raises BadUsage for a place without bandwidths."""
+    machine = deployment.machine
+    request = deployment.request
+    if machine is None:
         raise BadUsage(
             "the bandwidths of this GPU are not known: name a machine that is like it by --machine"
         )
-    clients = deployment.request.clients
-    dials = requests_of(deployment.request.num_clients)
-    workloads = {
+    dials = requests_of(request.num_clients)
+    return {
         name: Workload(
             generate(replace(kind, **dials), model.shape),
             model,
-            chosen,
-            dense=dense,
-            clients=clients,
+            machine,
+            dense=request.dense,
+            clients=request.clients,
         )
         for name, kind in ROUTERS.items()
     }
-    names = [
-        name
-        for name, preset in presets().items()
-        if (memory.share == 1) == (preset.budget == "100%")
-    ]
-    rows = []
-    for number, name in enumerate(names):
-        progress(number, len(names))
-        named = presets()[name]
-        row = _tried(name, workloads, memory, scale)
-        rows.append(
-            replace(
-                row, needs=tuple(sorted(build(named.texts()).requires)), is_study=named.is_study
-            )
-        )
-    rows.sort(key=lambda row: (row.tokens_per_s is None, -(row.tokens_per_s or 0)))
-    return rows, tuple(workloads[USUAL].assumed)
 
 
 def _tried(preset: str, workloads: dict[str, Workload], memory: Memory, scale: float) -> Expected:

@@ -115,13 +115,13 @@ def _bounds(deployment: DeploymentPlan) -> Sheet:
     bounds = deployment.bounds
     share = deployment.memory.share
     title = f"Quick guess for {deployment.machine.name}, unmeasured"
-    resident = {
-        "none: each is brought when it is wanted": bounds.none,
-        f"{share:.1%}, wanted equally often": bounds.share,
-    }
-    speeds = (
-        resident | {"every one that is wanted": bounds.all} if share < 1 else {"all": bounds.all}
-    )
+    speeds = {"all": bounds.all}
+    if share < 1:
+        speeds = {
+            "none: each is brought when it is wanted": bounds.none,
+            f"{share:.1%}, wanted equally often": bounds.share,
+            "every one that is wanted": bounds.all,
+        }
     if deployment.is_toy:
         return _ratios(title, speeds, bounds.all)
     rows = [(what, _rounded(speed), _rounded(1e3 / speed)) for what, speed in speeds.items()]
@@ -354,17 +354,14 @@ def _of_routers(deployment: DeploymentPlan) -> list[str]:
 def record(deployment: DeploymentPlan, answer: PlanAnswer) -> dict[str, object]:
     """The plan as JSON values."""
     memory = deployment.memory
-    counted = {
-        "share": memory.share,
-        "files_nbytes": memory.files_nbytes,
-        "whole_nbytes": memory.whole_nbytes,
-    }
+    place = deployment.request.place
+    counted = {name: getattr(memory, name) for name in ("share", "files_nbytes", "whole_nbytes")}
     return {
         "model": deployment.model.name,
         "machine": deployment.machine and deployment.machine.name,
-        "vram": deployment.request.place.vram,
-        "ram_nbytes": deployment.request.place.ram_nbytes,
-        "disk_nbytes": deployment.request.place.disk_nbytes,
+        "vram": place.vram,
+        "ram_nbytes": place.ram_nbytes,
+        "disk_nbytes": place.disk_nbytes,
         "quants": [asdict(fit) for fit in answer.fits],
         "run": command(answer),
         "dense_bits": deployment.request.dense,

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from artifacts.common.untrusted import read_json
 from artifacts.errors import BadInput
 from runtime.model.files.hub.names import HubName, hub_name
-from runtime.model.files.hub.quants import SeveralQuants, chosen, is_gguf_name, quants_of
-from runtime.model.files.hub.repository import files_in
+from runtime.model.files.hub.quants import SeveralQuants, chosen, quants_of
+from runtime.model.files.hub.repository import entry, files_in
 
 _WEIGHTS = "application/vnd.ollama.image.model"
 _REGISTRY = "registry.ollama.ai"
@@ -51,12 +51,11 @@ def _chosen_in(folder: Path, name: HubName) -> Path | None:
     if not folder.is_dir():
         return None
     try:
-        first, *_ = chosen(name.repo, files_in(folder), name.quant)
+        return entry(folder, chosen(name.repo, files_in(folder), name.quant))
     except SeveralQuants:
         raise
     except BadInput:  # it lacks the model, which the hub may have
         return None
-    return folder / first if is_gguf_name(first) else folder
 
 
 def _in_hub_cache() -> Iterator[KeptModel]:

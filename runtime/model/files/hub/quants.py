@@ -50,11 +50,7 @@ def is_gguf_name(name: str) -> bool:
 
 def quants_of(files: Mapping[str, int]) -> list[Quant]:
     """Return the models in GGUF among files, given by name and bytes, the smallest first."""
-    parts: dict[str, list[str]] = {}
-    for name in sorted(files):
-        if is_gguf_name(name) and not any(word in name.lower() for word in _BESIDE):
-            found = PART.fullmatch(name)
-            parts.setdefault(found["stem"] if found else name[: -len(GGUF)], []).append(name)
+    parts = _parts_by_stem(files)
     words = {stem: _word(stem) for stem in parts}
     times = Counter(words.values())
     found = [
@@ -66,6 +62,16 @@ def quants_of(files: Mapping[str, int]) -> list[Quant]:
         for stem, names in parts.items()
     ]
     return sorted(found, key=lambda quant: quant.nbytes)
+
+
+def _parts_by_stem(files: Iterable[str]) -> dict[str, list[str]]:
+    """Return the files of each model in GGUF, by their name without a number and its ending."""
+    parts: dict[str, list[str]] = {}
+    for name in sorted(files):
+        if is_gguf_name(name) and not any(word in name.lower() for word in _BESIDE):
+            found = PART.fullmatch(name)
+            parts.setdefault(found["stem"] if found else name[: -len(GGUF)], []).append(name)
+    return parts
 
 
 def _word(stem: str) -> str:
@@ -83,11 +89,7 @@ def chosen(repo: str, files: Mapping[str, int], quant: str) -> tuple[str, ...]:
     """
     found = quants_of(files)
     if quant:
-        for each in found:
-            if quant.lower() in (each.name.lower(), each.files[0].lower()):
-                return each.files
-        names = ", ".join(each.name for each in found) or "no GGUF file"
-        raise BadInput(f"{repo} has no {quant}: it has {names}")
+        return _named(repo, found, quant).files
     plain = plain_files(files)
     if "config.json" in plain and any(name.endswith(".safetensors") for name in plain):
         return plain
@@ -101,6 +103,15 @@ def chosen(repo: str, files: Mapping[str, int], quant: str) -> tuple[str, ...]:
             "look for another repository of this model"
         )
     return found[0].files
+
+
+def _named(repo: str, found: Iterable[Quant], name: str) -> Quant:
+    """Return the model of this name, or of this first file. Raises BadInput."""
+    for quant in found:
+        if name.lower() in (quant.name.lower(), quant.files[0].lower()):
+            return quant
+    names = ", ".join(quant.name for quant in found) or "no GGUF file"
+    raise BadInput(f"{repo} has no {name}: it has {names}")
 
 
 def plain_files(files: Iterable[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ huggingface_hub does the downloading, into its cache, and is imported when a hub
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
@@ -99,7 +99,7 @@ class Download:
             ) from error
         finally:
             self._note_revision()
-        return _entry(Path(folder), self.files)
+        return entry(Path(folder), self.files)
 
     def _note_revision(self) -> None:
         """Note in the cache which commit the revision is, by which it is found offline: for a
@@ -216,10 +216,15 @@ def cached(name: HubName) -> Path:
         raise
     except (HFValidationError, BadInput) as error:
         raise FileNotFoundError(name.repo) from error
+    _check_parts(name, files)
+    return entry(folder, files)
+
+
+def _check_parts(name: HubName, files: Sequence[str]) -> None:
+    """Raise BadInput unless a model in several GGUF files has them all."""
     part = PART.fullmatch(files[0])
     if part and len(files) < int(part["count"]):
         raise BadInput(f"only {len(files)} of {int(part['count'])} files of {name} were downloaded")
-    return _entry(folder, files)
 
 
 def files_in(folder: Path) -> dict[str, int]:
@@ -231,7 +236,7 @@ def files_in(folder: Path) -> dict[str, int]:
     }
 
 
-def _entry(folder: Path, files: Iterable[str]) -> Path:
+def entry(folder: Path, files: Iterable[str]) -> Path:
     """Return the path that stands for a model: its first GGUF file, or its folder."""
     first = next(iter(files))
     return folder / first if is_gguf_name(first) else folder
