@@ -96,17 +96,13 @@ MODELS = {
         _published("deepseek-v2", 59, 160, 6, 5120, 1536, 102400, shared=3072),
         _published("deepseek-v3", 58, 256, 8, 7168, 2048, 129280, shared=2048, weight_nbytes=1.0),
         _published("qwen3-30b-a3b", 48, 128, 8, 2048, 768, 151936),
-        _published("qwen3-235b-a22b", 94, 128, 8, 4096, 1536, 151936),
-        _published("qwen3-235b-a22b-fp8", 94, 128, 8, 4096, 1536, 151936, weight_nbytes=1.0),
-        _published(
-            "qwen3-235b-a22b-gptq-int4",
-            94,
-            128,
-            8,
-            4096,
-            1536,
-            151936,
-            weight_nbytes=_GPTQ_4_NBYTES,
+        *(
+            _published(name, 94, 128, 8, 4096, 1536, 151936, weight_nbytes=nbytes)
+            for name, nbytes in (
+                ("qwen3-235b-a22b", 2.0),
+                ("qwen3-235b-a22b-fp8", 1.0),
+                ("qwen3-235b-a22b-gptq-int4", _GPTQ_4_NBYTES),
+            )
         ),
         _published("phi-3.5-moe", 32, 16, 2, 4096, 6400, 32064),
         _published("gpt-oss-20b", 24, 32, 4, 2880, 2880, 201088, weight_nbytes=_MXFP4_NBYTES),

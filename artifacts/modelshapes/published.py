@@ -15,9 +15,30 @@ _DELTA_RULE = _EVERY_FOURTH | {
     "linear_value_head_dim": 128,
     "num_key_value_heads": 2,
 }
-_EXPERTS_IN_MXFP4 = {"expert_dtype": "fp4"}
-_LATENT = {"kv_lora_rank": 512, "index_head_dim": 128, "index_n_heads": 32, "v_head_dim": 256}
-_COMPRESSED = {
+_QWEN3_NEXT = _DELTA_RULE | {
+    "hidden_size": 2048,
+    "linear_num_value_heads": 32,
+    "moe_intermediate_size": 512,
+    "num_attention_heads": 16,
+    "shared_expert_intermediate_size": 512,
+}
+_GLM_5 = {
+    "first_k_dense_replace": 3,
+    "index_head_dim": 128,
+    "index_n_heads": 32,
+    "intermediate_size": 12288,
+    "kv_lora_rank": 512,
+    "moe_intermediate_size": 2048,
+    "n_shared_experts": 1,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 8,
+    "num_nextn_predict_layers": 1,
+    "v_head_dim": 256,
+    "vocab_size": 154880,
+}
+_DEEPSEEK_V4 = {
+    "expert_dtype": "fp4",
+    "hc_mult": 4,
     "head_dim": 512,
     "index_head_dim": 128,
     "index_n_heads": 64,
@@ -30,29 +51,19 @@ _COMPRESSED = {
 }
 
 CONFIGS: Mapping[str, Mapping] = {
-    "qwen3-next-80b-a3b": _DELTA_RULE
+    "qwen3-next-80b-a3b": _QWEN3_NEXT
     | {
-        "hidden_size": 2048,
-        "linear_num_value_heads": 32,
-        "moe_intermediate_size": 512,
-        "num_attention_heads": 16,
         "num_experts": 512,
         "num_experts_per_tok": 10,
         "num_hidden_layers": 48,
-        "shared_expert_intermediate_size": 512,
         "vocab_size": 151936,
     },
-    "qwen3.6-35b-a3b": _DELTA_RULE
+    "qwen3.6-35b-a3b": _QWEN3_NEXT
     | {
-        "hidden_size": 2048,
-        "linear_num_value_heads": 32,
-        "moe_intermediate_size": 512,
         "mtp_num_hidden_layers": 1,
-        "num_attention_heads": 16,
         "num_experts": 256,
         "num_experts_per_tok": 8,
         "num_hidden_layers": 40,
-        "shared_expert_intermediate_size": 512,
         "vocab_size": 248320,
     },
     "qwen3.8-flash-next": _DELTA_RULE
@@ -76,11 +87,9 @@ CONFIGS: Mapping[str, Mapping] = {
         "shared_expert_intermediate_size": 640,
         "vocab_size": 248320,
     },
-    "deepseek-v4-flash": _COMPRESSED
-    | _EXPERTS_IN_MXFP4
+    "deepseek-v4-flash": _DEEPSEEK_V4
     | {
         "compress_ratios": [0, 0, *[4, 128] * 20, 4],
-        "hc_mult": 4,
         "hidden_size": 4096,
         "moe_intermediate_size": 2048,
         "n_routed_experts": 256,
@@ -88,11 +97,9 @@ CONFIGS: Mapping[str, Mapping] = {
         "num_nextn_predict_layers": 1,
         "q_lora_rank": 1024,
     },
-    "deepseek-v4.1-flash": _COMPRESSED
-    | _EXPERTS_IN_MXFP4
+    "deepseek-v4.1-flash": _DEEPSEEK_V4
     | {
         "compress_ratios": [4] * 40,
-        "hc_mult": 4,
         "hidden_size": 5120,
         "moe_intermediate_size": 2304,
         "n_routed_experts": 384,
@@ -102,43 +109,26 @@ CONFIGS: Mapping[str, Mapping] = {
         "ple_layer_ids": [2, 15],
         "q_lora_rank": 1280,
     },
-    "glm-5.2": _LATENT
+    "glm-5.2": _GLM_5
     | {
-        "first_k_dense_replace": 3,
         "hidden_size": 6144,
-        "intermediate_size": 12288,
-        "moe_intermediate_size": 2048,
         "n_routed_experts": 256,
-        "n_shared_experts": 1,
-        "num_attention_heads": 64,
-        "num_experts_per_tok": 8,
         "num_hidden_layers": 78,
-        "num_nextn_predict_layers": 1,
         "q_lora_rank": 2048,
         "qk_nope_head_dim": 192,
         "qk_rope_head_dim": 64,
-        "vocab_size": 154880,
     },
-    "glm-5.3-flash": _LATENT
+    "glm-5.3-flash": _GLM_5
+    | _EVERY_FOURTH
     | {
-        "first_k_dense_replace": 3,
-        "full_attention_interval": 4,
         "hc_mult": 4,
         "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "linear_conv_kernel_dim": 4,
         "linear_head_dim": 128,
         "linear_num_heads": 64,
-        "moe_intermediate_size": 2048,
         "n_routed_experts": 288,
-        "n_shared_experts": 1,
-        "num_attention_heads": 64,
-        "num_experts_per_tok": 8,
         "num_hidden_layers": 45,
-        "num_nextn_predict_layers": 1,
         "q_lora_rank": 1536,
         "qk_nope_head_dim": 256,
-        "vocab_size": 154880,
     },
     "gemma-4-26b-a4b": {
         "attention_k_eq_v": True,
@@ -172,8 +162,8 @@ CONFIGS: Mapping[str, Mapping] = {
         "shared_intermediate_size": 3072,
         "vocab_size": 200064,
     },
-    "kimi-k3": _EXPERTS_IN_MXFP4
-    | {
+    "kimi-k3": {
+        "expert_dtype": "fp4",
         "first_k_dense_replace": 1,
         "hidden_size": 7168,
         "intermediate_size": 33792,
