@@ -90,10 +90,11 @@ class Reshape(ConversionOps):
 
 
 def _halves_together(config: PreTrainedConfig, num_heads: int) -> PermuteRows:
-    """Return the operation on the rows of q or k, which llama.cpp takes by turns from both halves of
-    a head."""
+    """Return the operation on the rows of q or k, which llama.cpp takes by turns from both halves
+    of a head."""
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    rows = torch.arange(num_heads * size, device="cpu")  # named, as a model may be built on another
+    # the device is named, as a model may be built on another
+    rows = torch.arange(num_heads * size, device="cpu")
     return PermuteRows(rows.view(num_heads, size // 2, 2).transpose(1, 2).flatten())
 
 
