@@ -26,7 +26,8 @@ Progress = Callable[[int, int], None]
 WRITTEN = {ARCHITECTURES[name].family: name for name in ("olmoe", "qwen2moe", "qwen3moe")}
 """The architectures that are written, by `model_type`."""
 
-_VALUE_LENGTH = "attention.value_length"  # which llama.cpp wants besides, and moectl does not read
+_BESIDES = {"attention.value_length": "head_dim", "block_count": "num_hidden_layers"}
+"""Entries that llama.cpp wants and no table of an architecture has."""
 _BLOCK = re.compile(r"\.layers\.(\d+)\.")
 _ROUTERS = ("ffn_gate_inp.", "ffn_gate_inp_shexp.")
 _PARTS = ("gate", "up", "down")
@@ -167,7 +168,7 @@ def _check(opened: MoeModel) -> None:
 
 
 def _add_config(writer: "gguf.GGUFWriter", config: object) -> None:  # noqa: F821
-    for theirs, ours in (ARCHITECTURES[writer.arch].fields | {_VALUE_LENGTH: "head_dim"}).items():
+    for theirs, ours in (ARCHITECTURES[writer.arch].fields | _BESIDES).items():
         value = getattr(config, ours, None)
         if value is not None:
             add = writer.add_float32 if isinstance(value, float) else writer.add_uint32

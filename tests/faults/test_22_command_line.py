@@ -207,6 +207,7 @@ JSON = {
     "run": ["--prompt", "def", "--greedy", "--max-new-tokens", "2"],
     "generate": ["--data", "routing.csv", "--out", "answers.jsonl", "--max-new-tokens", "2"],
     "inspect": ["runs"],
+    "models": [],
     "report": ["page.html"],
     "export": ["--what", "placement", "--budget", "25%"],
 }

@@ -187,7 +187,8 @@ def test_bad_input(
     assert why in err and err.count("\n") == 1
 
 
-def test_a_shape_without_weights_is_refused(tmp_path: Path, monkeypatch, capfd) -> None:
+def test_a_short_name_is_looked_for_on_the_hub(tmp_path: Path, monkeypatch, capfd) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["tune", "mixtral-8x7b"]) == 2
-    assert "without weights" in capfd.readouterr().err
+    assert main(["tune", "mixtral-8x7b"]) == 3
+    err = capfd.readouterr().err
+    assert "`hf download mistralai/Mixtral-8x7B-Instruct-v0.1`" in err and err.count("\n") == 1
