@@ -100,14 +100,14 @@ def _halves_together(config: PreTrainedConfig, num_heads: int) -> PermuteRows:
 
 OPERATIONS: Mapping[str, Callable[[PreTrainedModel], ConversionOps]] = {
     "as_row": lambda model: Unsqueeze(0, expected_ndim=2),  # which some files have
-    "cast": lambda model: Cast(model.dtype),
-    "concatenate": lambda model: Concatenate(dim=0),
-    "concatenate_each": lambda model: Concatenate(dim=1),  # those of each expert
     "by_channel": lambda model: Reshape(
         -1, 1, model.config.get_text_config().linear_conv_kernel_dim
     ),
     "by_head": lambda model: Reshape(1, 1, -1, 1),
     "by_turns": lambda model: Interleave(dim=1, inverse=True),
+    "cast": lambda model: Cast(model.dtype),
+    "concatenate": lambda model: Concatenate(dim=0),
+    "concatenate_each": lambda model: Concatenate(dim=1),  # those of each expert
     "flatten": lambda model: Reshape(-1),
     "group_by_heads": lambda model: GroupByHeads(),
     "join_heads": lambda model: JoinHeads(),
