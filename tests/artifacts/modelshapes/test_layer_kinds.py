@@ -9,18 +9,6 @@ from artifacts.modelshapes.memory import backbone_memory, backbone_of, from_conf
 from artifacts.modelshapes.published import CONFIGS
 from tools.make.families import tiny
 
-# Billions of parameters as published, without layers that predict further tokens.
-TOTALS = {
-    "deepseek-v4-flash": 284.4,
-    "deepseek-v4.1-flash": 552,
-    "gemma-4-26b-a4b": 25.2,
-    "glm-5.2": 744,
-    "kimi-k3": 2780,
-    "minimax-m3": 428,
-    "qwen3-next-80b-a3b": 79.7,
-    "qwen3.6-35b-a3b": 34.7,
-    "qwen3.8-flash-next": 125.6,
-}
 FAMILIES = (
     "deepseek_v4",
     "gemma4_text",
@@ -33,14 +21,6 @@ FAMILIES = (
     "qwen3_next",
     "qwen4_exp_text",
 )
-
-
-@pytest.mark.parametrize("name", TOTALS)
-def test_all_weights_together_are_the_published_total(name: str) -> None:
-    model = MODELS[name]
-    memory = backbone_memory(model, backbone_of(name))
-    total = model.shape.nbytes / model.weight_nbytes + memory.weights_nbytes / model.dtype_nbytes
-    assert total / 1e9 == pytest.approx(TOTALS[name], rel=0.005)
 
 
 def test_tables_and_drafting_layers_are_counted_apart() -> None:

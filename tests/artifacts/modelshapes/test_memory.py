@@ -11,7 +11,8 @@ from artifacts.modelshapes.known import MODELS, model_shape
 from artifacts.modelshapes.memory import backbone_memory, backbone_of, from_config
 from tests.helpers import families
 
-# Billions of parameters, as published with the checkpoints.
+# Billions of parameters, as published with the checkpoints,
+# without layers that predict further tokens.
 TOTALS = {
     "mixtral-8x7b": 46.7,
     "mixtral-8x22b": 140.6,
@@ -26,6 +27,15 @@ TOTALS = {
     "qwen3-235b-a22b-fp8": 235.1,
     "qwen3-235b-a22b-gptq-int4": 235.1,
     "phi-3.5-moe": 41.9,
+    "deepseek-v4-flash": 284.4,
+    "deepseek-v4.1-flash": 552,
+    "gemma-4-26b-a4b": 25.2,
+    "glm-5.2": 744,
+    "kimi-k3": 2780,
+    "minimax-m3": 428,
+    "qwen3-next-80b-a3b": 79.7,
+    "qwen3.6-35b-a3b": 34.7,
+    "qwen3.8-flash-next": 125.6,
 }
 
 
