@@ -18,8 +18,8 @@ def row_tables(config: Mapping, path: Path) -> Iterator[Matrix]:
     """Yield each table of the text model with the config at `path`: Gemma 4's embeddings of all
     layers, and Qwen4-Exp's of n-grams. Raises BadInput.
 
-    A head of n-grams has as many rows as the next prime after `ngram_vocab_size_base`. It is counted
-    with that base, which is a few rows less.
+    A head of n-grams has as many rows as the next prime after `ngram_vocab_size_base`. It is
+    counted with that base, which is a few rows less.
     """
     fields = Fields(_USUAL | config, path)
     if width := fields.get("hidden_size_per_layer_input"):
