@@ -1,0 +1,1 @@
+"""Replies of chat models, taken apart: text, reasoning and calls of tools."""
