@@ -19,6 +19,7 @@ from artifacts.shape import FULL_BITS
 from runtime.policies.base import Eviction, Miss, Prefetch, Residency, Routing
 from runtime.policies.eviction.activation import ActivationEviction
 from runtime.policies.eviction.belady import Belady
+from runtime.policies.eviction.class_lru import ClassLru
 from runtime.policies.eviction.fld import Fld
 from runtime.policies.eviction.horizon import Horizon
 from runtime.policies.eviction.late_horizon import LateHorizon
@@ -86,6 +87,7 @@ POLICIES: dict[str, dict[str, type]] = {
     },
     "eviction": {
         "lru": Lru,
+        "class_lru": ClassLru,
         "lfu": Lfu,
         "lcp": Lcp,
         "least_stale": LeastStale,

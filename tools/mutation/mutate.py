@@ -75,7 +75,7 @@ _STAGES = "tests/artifacts/splits/test_kernels.py"
 TESTS = {
     **{
         f"runtime/policies/eviction/{name}.py": _policy("eviction", name, _EVICTIONS)
-        for name in ("belady", "fld", "lcp", "least_stale", "lfu", "lhu", "lru", "random", "score")
+        for name in ("belady", "class_lru", "fld", "lcp", "least_stale", "lfu", "lhu", "lru", "random", "score")
     },
     "runtime/policies/eviction/shared.py": _policy("eviction", "lhu", _EVICTIONS),
     "runtime/policies/eviction/activation.py": _policy(
@@ -88,7 +88,7 @@ TESTS = {
         f"{_EVICTIONS}::test_a_policy_that_needs_more_than_uses_says_so",
     ),
     "runtime/policies/eviction/horizon.py": _HORIZON,
-    "runtime/policies/eviction/horizon_kernels.py": _HORIZON,
+    "runtime/policies/shared/horizon_kernels.py": _HORIZON,
     "runtime/policies/miss/buddy.py": _policy(
         "miss", "buddy", f"{_POLICIES}/test_buddy.py", rows=_BUDDY_ROWS
     ),

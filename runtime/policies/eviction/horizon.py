@@ -36,7 +36,7 @@ class Horizon(SimpleEviction):
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         # Imported late: numba takes long to load, and seconds when nothing is compiled yet.
-        from runtime.policies.eviction import horizon_kernels
+        from runtime.policies.shared import horizon_kernels
 
         self._kernels = horizon_kernels
         self._shape = shape

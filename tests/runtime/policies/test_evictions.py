@@ -52,7 +52,9 @@ def leaving(policy: Eviction, keys: list[int], now: Now) -> list[int]:
     return np.array(keys)[np.lexsort(policy.order(np.array(keys), now)[::-1])].tolist()
 
 
-@pytest.mark.parametrize("name", ["lru", "lfu", "lcp", "fld", "least_stale", "lhu", "activation"])
+@pytest.mark.parametrize(
+    "name", ["lru", "class_lru", "lfu", "lcp", "fld", "least_stale", "lhu", "activation"]
+)
 def test_what_was_never_used_leaves_before_what_was_used_first_of_all(name: str) -> None:
     """A prefetched key need not have been used. Key 0 is used in the first step, so that the lower
     key does not decide."""
@@ -61,7 +63,7 @@ def test_what_was_never_used_leaves_before_what_was_used_first_of_all(name: str)
     assert leaving(policy, [0, 1], Now(1, 1, 0, 2)) == [1, 0]
 
 
-@pytest.mark.parametrize("name", ["fld", "lhu", "least_stale"])
+@pytest.mark.parametrize("name", ["class_lru", "fld", "lhu", "least_stale"])
 def test_of_equals_the_older_use_leaves_first(name: str) -> None:
     policy = prepared("eviction", name)
     for turn, expert in enumerate([4, 1, 3, 0, 2]):

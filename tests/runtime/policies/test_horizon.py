@@ -131,7 +131,7 @@ def looked_ahead(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the nearness of the layers' experts [L, E] and the least squares after layer 0 ran in
     step 7, and its router gave `predicted` [T, D, E] for the layer after it."""
-    from runtime.policies.eviction import horizon_kernels
+    from runtime.policies.shared import horizon_kernels
 
     nearness = np.zeros((2, 4))
     moments = np.zeros((1, 3, 3))
@@ -158,7 +158,7 @@ def test_what_was_said_of_a_visit_is_compared_with_it_once() -> None:
 
 
 def test_a_wait_below_a_pass_weighs_as_a_pass_does() -> None:
-    from runtime.policies.eviction import horizon_kernels
+    from runtime.policies.shared import horizon_kernels
 
     heard = []
     for weight in (1.0, -0.5):
