@@ -166,8 +166,13 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.breaks -= 1
                 part = part[: self.server.breaks_after]
                 self.close_connection = True
-            self.wfile.write(part)
-            self.server.sent.append((name, len(part)))
+            answer = (name, len(part))
+            self.server.sent.append(answer)  # before the client has it, and may look
+            try:
+                self.wfile.write(part)
+            except ConnectionError:
+                self.server.sent.remove(answer)
+                raise
         return None
 
 
