@@ -1,4 +1,4 @@
-# Both targets do all their own set-up: a virtual environment with the exact versions of constraints.txt.
+# All targets do all their own set-up: a virtual environment with the exact versions of constraints.txt.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,14 +9,17 @@ PIP_INSTALL := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c co
 # Only what is imported gets compiled, once; where a container sets this, every process would do so anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test
+.PHONY: demo test test-slow
 
 demo: $(INSTALLED)
 	@$(VENV)/bin/moectl demo
 
 test: $(TESTED)
 	@$(VENV)/bin/ruff check --quiet .
-	@$(VENV)/bin/python -m pytest -q -n 2 --dist worksteal
+	@$(VENV)/bin/python -m pytest -q -n 2 --dist worksteal -m 'not slow'
+
+test-slow: $(TESTED)
+	@$(VENV)/bin/python -m pytest -q -n 2 --dist worksteal -m slow
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

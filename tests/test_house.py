@@ -28,8 +28,6 @@ from tools.docs.rooms import (
     room_of,
 )
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def every_import() -> list[Import]:

@@ -211,7 +211,6 @@ def read_whole(content: bytes) -> None:
             form.dequantise({"blocks": torch.from_numpy(stored).view(-1, form.nbytes)})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NEWEST)
 def test_a_mutant_is_read_or_refused_in_one_line(tmp_path: Path, name: str) -> None:
     nbytes = 512 // TYPES[name].num_weights * TYPES[name].nbytes

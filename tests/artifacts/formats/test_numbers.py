@@ -19,8 +19,6 @@ from artifacts.quantisation.gptq import Quantized
 from artifacts.quantisation.gptq_checkpoint import gptq_tensors
 from tests.helpers.published import CONFIGS, MAKERS
 
-pytestmark = pytest.mark.slow
-
 ROWS = 64
 COLUMNS = 96
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]

@@ -16,8 +16,6 @@ from artifacts.modelshapes.memory import backbone_memory, backbone_of
 from tests.helpers import families
 from tests.helpers.published import CONFIGS, MAKERS, Maker, awq, fp8, gptq, packed, publish
 
-pytestmark = pytest.mark.slow
-
 HIDDEN = {"hidden_size": 256}
 ATTENTION = {
     "kv_lora_rank": 128,

@@ -10,8 +10,6 @@ from artifacts.splits.solve import SplitProblem, allocate
 from tests.artifacts.splits.reference import Plain
 from tests.artifacts.splits.test_solve import named, problem
 
-pytestmark = pytest.mark.slow
-
 
 def case(seed: int) -> tuple[Plain, SplitProblem, np.ndarray, float]:
     """A problem for both solvers, equal budgets (whole steps half of the time), and a step."""

@@ -18,8 +18,6 @@ from runtime.policies.base import Artefacts, Step
 from runtime.policies.presets import Scope, preset
 from tests import TRACE
 
-pytestmark = pytest.mark.slow
-
 DEMO = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=1)
 SMALL = Shape(num_layers=2, num_experts=5, top_k=2, expert_nbytes=1)
 

@@ -17,8 +17,6 @@ from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout
 from tools.bench.kernels.stored_matrices import Stored, random_expert, variants
 
-pytestmark = pytest.mark.slow
-
 TOLERANCE = {
     torch.float32: 2e-5,
     torch.float16: 1.25e-3,

@@ -26,8 +26,6 @@ from runtime.replay.replay import replay
 from tests.runtime.control.reference import SlowCache
 from tests.runtime.policies.contract import Case, built, keep_the_contract, routed, run
 
-pytestmark = pytest.mark.slow
-
 SHAPE = Shape(num_layers=3, num_experts=6, top_k=2, expert_nbytes=100)
 
 

@@ -7,8 +7,6 @@ import pytest
 
 from tools.make.golden import COUNTERS, GOLDEN, SLOTS, count, every_row
 
-pytestmark = pytest.mark.slow
-
 ROWS = json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
