@@ -6,6 +6,14 @@ import time
 from dataclasses import dataclass, field
 
 from moectl.serving.jobs import Done
+from runtime.session.replies.pieces import (
+    ArgumentsPiece,
+    CallPiece,
+    Piece,
+    ReasoningPiece,
+    TextPiece,
+)
+from runtime.session.replies.reply import Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +28,8 @@ class AnswerFormat:
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, text: str, done: Done) -> dict[str, object]:
-        said = (
-            {"message": {"role": "assistant", "content": text, "refusal": None}}
-            if self.is_chat
-            else {"text": text}
-        )
+    def whole(self, reply: Reply, done: Done) -> dict[str, object]:
+        said = {"message": _message(reply)} if self.is_chat else {"text": reply.text}
         body = self._body("chat.completion", self._choice(said, done.reason))
         return body | {"usage": self._usage(done)} | self._took(done)
 
@@ -33,8 +37,9 @@ class AnswerFormat:
         """The event before any text; a completion has none."""
         return self._chunk({"role": "assistant", "content": ""}) if self.is_chat else None
 
-    def goes_on(self, text: str) -> str:
-        return self._chunk({"content": text} if self.is_chat else text)
+    def goes_on(self, piece: Piece) -> str:
+        """The event of one piece; that of a completion is text."""
+        return self._chunk(_delta(piece) if self.is_chat else piece.text)
 
     def ends(self, done: Done) -> list[str]:
         """The events after the text, with usage and counters if the request asked for them."""
@@ -47,7 +52,7 @@ class AnswerFormat:
         return [last, event(used), "data: [DONE]\n\n"]
 
     def _chunk(
-        self, said: dict[str, str] | str, reason: str | None = None, took: dict | None = None
+        self, said: dict[str, object] | str, reason: str | None = None, took: dict | None = None
     ) -> str:
         choice = self._choice({"delta": said} if self.is_chat else {"text": said}, reason)
         usage = {"usage": None} if self.has_usage else {}
@@ -75,6 +80,35 @@ class AnswerFormat:
 
     def _took(self, done: Done) -> dict[str, object]:
         return {"moectl": done.took} if self.has_counters else {}
+
+
+def _message(reply: Reply) -> dict[str, object]:
+    content = None if reply.calls and not reply.text else reply.text
+    message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.calls:
+        message["tool_calls"] = [
+            _call(one.id, {"name": one.name, "arguments": one.arguments}) for one in reply.calls
+        ]
+    return message
+
+
+def _delta(piece: Piece) -> dict[str, object]:
+    match piece:
+        case TextPiece(text):
+            return {"content": text}
+        case ReasoningPiece(text):
+            return {"reasoning_content": text}
+        case CallPiece(index, id, name):
+            begun = {"index": index} | _call(id, {"name": name, "arguments": ""})
+            return {"tool_calls": [begun]}
+        case ArgumentsPiece(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def _call(id: str, function: dict[str, str]) -> dict[str, object]:
+    return {"id": id, "type": "function", "function": function}
 
 
 def event(body: dict[str, object]) -> str:

@@ -20,12 +20,14 @@ from artifacts.errors import Problem
 from moectl.serving import metrics
 from moectl.serving.answers import AnswerFormat, event
 from moectl.serving.connections import is_stream
-from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob, TextPiece
+from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob
 from moectl.serving.openai_api import ChatBody, CompletionBody, PresetBody, RequestBody
 from moectl.serving.scheduler import Closing, Full, Scheduler, code_of
 from moectl.serving.wire import AsciiJson, Refusal, error, object_of
 from runtime.session.generation.sampling import TooLong, num_positions
 from runtime.session.prompts.encoder import Prompt
+from runtime.session.replies.pieces import Piece
+from runtime.session.replies.reply import Reply
 from runtime.session.session import Session
 
 T = TypeVar("T")
@@ -242,7 +244,7 @@ async def _until_done(events: asyncio.Queue[Event]) -> AsyncIterator[Event]:
     is_over = False
     while not is_over:
         item = await events.get()
-        is_over = not isinstance(item, TextPiece)
+        is_over = isinstance(item, Done | Failed)
         yield item
 
 
@@ -251,25 +253,25 @@ async def _streamed(form: AnswerFormat, events: AsyncIterator[Event]) -> AsyncIt
         yield begins
     async for item in events:
         match item:
-            case TextPiece(text):
-                yield form.goes_on(text)
             case Done():
                 for last in form.ends(item):
                     yield last
             case Failed(message, status):
                 yield event(error(status, message))
+            case piece:
+                yield form.goes_on(piece)
 
 
 async def _gathered(form: AnswerFormat, events: AsyncIterator[Event]) -> dict[str, object]:
-    text = ""
+    pieces: list[Piece] = []
     async for item in events:
         match item:
-            case TextPiece(more):
-                text += more
             case Done():
-                return form.whole(text, item)
+                return form.whole(Reply.of(pieces), item)
             case Failed(message, status):
                 raise Refusal(status, message)
+            case piece:
+                pieces.append(piece)
     raise AssertionError("an answer without an end")
 
 

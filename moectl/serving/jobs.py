@@ -10,27 +10,23 @@ import torch
 
 from runtime.session.generation.sampling import Sampling
 from runtime.session.prompts.encoder import Prompt
+from runtime.session.replies.form import PLAIN, ReplyForm
+from runtime.session.replies.pieces import Piece
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The prompt of a request as token ids [1, S] int64, and the sampling with the number of tokens
-    that have room."""
+    """The prompt of a request as token ids [1, S] int64, the sampling with the number of tokens
+    that have room, and the form of its reply."""
 
     ids: torch.Tensor
     sampling: Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class TextPiece:
-    """The next text of an answer."""
-
-    text: str
+    form: ReplyForm = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an answer: `reason` is `stop` or `length`, `took` holds its counters and times;
+    """The end of an answer: `reason` is `stop`, `length` or `tool_calls`, `took` holds its counters and times;
     `num_cached` tokens of its prompt were known from earlier ones."""
 
     reason: str
@@ -49,7 +45,7 @@ class Failed:
     code: str | None = None
 
 
-Event = Encoded | TextPiece | Done | Failed
+Event = Encoded | Piece | Done | Failed
 
 
 @dataclass(slots=True, eq=False)

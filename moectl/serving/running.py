@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from artifacts.errors import Problem
 from moectl.serving.guard import ServerLimits
-from moectl.serving.jobs import Done, Failed, GenerationJob, TextPiece
+from moectl.serving.jobs import Done, Failed, GenerationJob
 from moectl.serving.tally import Tally
 from moectl.shared.batch_size import batch_size
 from runtime.control.counters import by_layer, totals
@@ -15,6 +15,7 @@ from runtime.session.generation.batch import KeptPrompts, RowResult
 from runtime.session.generation.charges import Charge
 from runtime.session.generation.round_robin import RoundRobin, open_batch
 from runtime.session.generation.stream import Detokeniser, Stops, TokenTiming
+from runtime.session.replies.pieces import CallPiece, Piece, TextPiece
 from runtime.session.session import Session
 
 TILE = 512  # tokens of prompts in a pass, for which the other requests wait
@@ -128,15 +129,19 @@ def failed(error: BaseException) -> Failed:
 
 class ActiveRequest:
     """One of them: its text, and its counters and times. Call `take` with what each pass gave it
-    until `done` is set; text goes to the job as it is decoded. `preset` is the one in force."""
+    until `done` is set; pieces of the reply go to the job as its text is decoded. `preset` is the
+    one in force."""
 
     def __init__(self, job: GenerationJob, opened: MoeModel, tally: Tally, *, preset: str) -> None:
         self.job = job
         self.done: Done | None = None
         self._tally = tally
         self._preset = preset
-        self._text = Detokeniser(opened.tokenizer)
+        self._form = job.encoded.form
+        self._text = Detokeniser(opened.tokenizer, keeps=self._form.markers)
+        self._parser = self._form.parser()
         self._stops = Stops(job.stops)
+        self._num_calls = 0
         self._ends = _end_tokens(opened.model.generation_config.eos_token_id)
         self._waited_s = time.perf_counter() - job.arrived_s
         self._ids: list[int] = []
@@ -148,7 +153,7 @@ class ActiveRequest:
         self._charge += result.charge
         if result.token_id is not None:
             self._add(result.token_id, result.num_reused)
-        if self._stops.is_met:
+        if self._is_enough:
             self._end("stop", result.num_reused)
         elif result.is_over:
             self._finish(result.num_reused)
@@ -164,22 +169,42 @@ class ActiveRequest:
         else:
             before, now = self._timing.seconds[-2:]
             self._tally.per_token.observe(now - before)
-        self._tell(self._stops.add(self._text.add(token_id)))
+        self._tell(self._parser.add(self._text.add(token_id)))
+
+    @property
+    def _is_enough(self) -> bool:
+        most = self._form.max_calls
+        return self._stops.is_met or (most is not None and self._num_calls > most)
 
     def _finish(self, num_cached: int) -> None:
-        self._tell(self._stops.add(self._text.rest()))
-        if not self._stops.is_met:
-            self._tell(self._stops.rest())
+        self._tell([*self._parser.add(self._text.rest()), *self._parser.rest()])
+        if not self._is_enough:
+            self._tell_text(self._stops.rest())
         # The model's generation settings may end a text otherwise, by `stop_strings` for one.
-        is_stopped = self._stops.is_met or len(self._ids) < self.job.encoded.sampling.max_new_tokens
+        is_stopped = self._is_enough or len(self._ids) < self.job.encoded.sampling.max_new_tokens
         is_stopped |= bool(self._ids) and self._ids[-1] in self._ends
         self._end("stop" if is_stopped else "length", num_cached)
 
-    def _tell(self, text: str) -> None:
+    def _tell(self, pieces: list[Piece]) -> None:
+        """Tell the client, up to the first stop in the text or one call too many."""
+        for piece in pieces:
+            if isinstance(piece, TextPiece):
+                self._tell_text(self._stops.add(piece.text))
+            else:
+                self._tell_text(self._stops.rest())
+                self._num_calls += isinstance(piece, CallPiece)
+            if self._is_enough:
+                return
+            if not isinstance(piece, TextPiece):
+                self.job.tell(piece)
+
+    def _tell_text(self, text: str) -> None:
         if text:
             self.job.tell(TextPiece(text))
 
     def _end(self, reason: str, num_cached: int) -> None:
+        if reason == "stop" and self._num_calls:
+            reason = "tool_calls"
         self.done = Done(reason, len(self._ids), self._took(), num_cached)
 
     def _took(self) -> dict[str, object]:

@@ -139,15 +139,24 @@ def _pieces(
 
 class Detokeniser:
     """Decodes each token together with those just before it, as tokenizers join words by their
-    neighbours."""
+    neighbours. Special tokens are left out, but for those whose text is in `keeps`."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, keeps: frozenset[str] = frozenset()
+    ) -> None:
         self._tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder if keeps else {}
+        self._kept = {token: one.content for token, one in added.items() if one.content in keeps}
         self._ids: list[int] = []  # those returned last, and those whose text is not returned yet
         self._num_returned = 0
 
     def add(self, token_id: int) -> str:
         """The text that the token completes; empty while a character is incomplete."""
+        if token_id in self._kept:
+            before = self.rest()
+            self._ids = []
+            self._num_returned = 0
+            return before + self._kept[token_id]
         self._ids.append(token_id)
         more = self._more()
         if not more or more.endswith(_UNFINISHED):
@@ -189,8 +198,10 @@ class Stops:
         return held[: len(held) - num_held]
 
     def rest(self) -> str:
-        """The text held back, when no text follows."""
-        return self._held
+        """Take out the text held back, when no text follows."""
+        held = self._held
+        self._held = ""
+        return held
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -14,6 +14,7 @@ from moectl.serving.answers import AnswerFormat
 from moectl.serving.jobs import Done
 from runtime.model.open import MoeModel
 from runtime.session.generation.sampling import Sampling
+from runtime.session.replies.pieces import TextPiece
 from runtime.session.session import Session, Settings
 from tests.helpers.serving import EXACT, SETTINGS, Running, idle, rest
 
@@ -84,7 +85,11 @@ def test_an_event_is_one_line_however_lines_are_split() -> None:
     """Clients that split as Python does would cut the JSON at U+2028."""
     text = "a\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\r\nb"
     form = AnswerFormat(True, f"tiny{text}", 3, has_usage=True, has_counters=True)
-    events = [form.begins(), form.goes_on(text), *form.ends(Done("stop", 1, {"preset": text}))]
+    events = [
+        form.begins(),
+        form.goes_on(TextPiece(text)),
+        *form.ends(Done("stop", 1, {"preset": text})),
+    ]
     for told in events:
         [line, empty] = told.splitlines()
         assert told.endswith("\n\n") and line.startswith("data: ") and not empty

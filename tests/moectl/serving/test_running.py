@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from moectl.serving.guard import ServerLimits
-from moectl.serving.jobs import Done, Encoded, Event, GenerationJob, TextPiece
+from moectl.serving.jobs import Done, Encoded, Event, GenerationJob
 from moectl.serving.running import ActiveRequest
 from moectl.serving.tally import Tally
 from runtime.model.open import MoeModel, open_model
 from runtime.session.generation.round_robin import RoundRobin
 from runtime.session.generation.sampling import Sampling
+from runtime.session.replies.pieces import TextPiece
 from runtime.session.session import Session
 from tests.conftest import Checkpoint
 from tests.helpers.overflowing import overflowing

@@ -13,10 +13,11 @@ import torch
 
 from artifacts.errors import BadInput, BadUsage
 from moectl.serving.guard import ServerLimits
-from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob, TextPiece
+from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob
 from moectl.serving.scheduler import Closing, Full, Scheduler
 from runtime.model.open import MoeModel
 from runtime.session.generation.sampling import Sampling
+from runtime.session.replies.pieces import TextPiece
 from runtime.session.session import Session, Settings
 
 WAIT_S = 10
