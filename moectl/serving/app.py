@@ -19,11 +19,10 @@ from starlette.types import Receive, Scope, Send
 from artifacts.errors import Problem
 from moectl.serving import metrics
 from moectl.serving.answers import AnswerFormat, event
-from moectl.serving.connections import is_stream
 from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob
 from moectl.serving.openai_api import ChatBody, CompletionBody, PresetBody, RequestBody
 from moectl.serving.scheduler import Closing, Full, Scheduler, code_of
-from moectl.serving.wire import AsciiJson, Refusal, error, object_of
+from moectl.serving.wire import AsciiJson, Refusal, error, is_stream, object_of
 from runtime.session.generation.sampling import TooLong, num_positions
 from runtime.session.prompts.encoder import Prompt
 from runtime.session.replies.pieces import Piece

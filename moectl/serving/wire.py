@@ -8,6 +8,7 @@ from unicodedata import category
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
+from starlette.types import Scope
 
 from artifacts.common.untrusted import parse_json
 
@@ -26,6 +27,7 @@ _UNSHOWN = (
     "Zp",
 )  # controls, halves of a character, ends of a line and of a paragraph
 _FIRST_NBYTES = 1 << 16
+_COMMENTS = "takes_comments"  # in the state of a request
 _LONGEST = 80  # characters of a header that are repeated
 
 
@@ -65,6 +67,16 @@ def shown(text: str) -> str:
         each.encode("unicode_escape").decode() if category(each) in _UNSHOWN else each
         for each in text
     )
+
+
+def is_stream(scope: Scope) -> None:
+    """Declare that the response to a request is a stream of events, sent as whole events."""
+    scope["state"][_COMMENTS] = True
+
+
+def takes_comments(scope: Scope) -> bool:
+    """Return whether a comment may stand between what is sent to a request."""
+    return _COMMENTS in scope["state"]
 
 
 async def object_of(request: Request) -> dict[str, object]:

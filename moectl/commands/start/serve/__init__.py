@@ -200,7 +200,7 @@ def _serve_replicas(name: str, request: "ServeRequest") -> None:
     if request.executor == LOCAL:
         raise BadUsage("--replicas run on Ray: give --executor ray, ray:auto or ray:HOST:PORT")
     try:
-        from moectl.serving.ray_serve import ReplicaSpec, ending, replicas
+        from moectl.commands.start.serve.ray_serve import ReplicaSpec, ending, replicas
     except ImportError as missing:
         raise BadUsage(
             f"--replicas need Ray Serve ({first_line(missing)}): pip install 'moectl[ray]'"

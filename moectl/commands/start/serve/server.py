@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from moectl.serving.connections import HalfClosedProtocol
+from moectl.commands.start.serve.connections import HalfClosedProtocol
 from moectl.serving.front import Front
 from moectl.serving.guard import Guard, ServerLimits
 

@@ -14,21 +14,14 @@ import asyncio
 import json
 
 import h11
-from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from moectl.serving.guard import ServerLimits
-from moectl.serving.wire import error
+from moectl.serving.wire import error, takes_comments
 
 # a reset arrives after one round trip
 _FIRST_S = 0.02
 _PROBE_S = 1.0
-_COMMENTS = "takes_comments"  # in the state of a request
-
-
-def is_stream(scope: Scope) -> None:
-    """Declare that the response to a request is a stream of events, sent as whole events."""
-    scope["state"][_COMMENTS] = True
 
 
 class TimelyProtocol(H11Protocol):
@@ -145,6 +138,6 @@ class HalfClosedProtocol(TimelyProtocol):
         if not self.cycle.response_started:
             interim = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
             self.transport.write(self.conn.send(interim))
-        elif _COMMENTS in self.scope["state"]:
+        elif takes_comments(self.scope):
             self.transport.write(self.conn.send(h11.Data(data=b":\n\n")))
         self._next = self.loop.call_later(wait_s, self._probe, _PROBE_S)
