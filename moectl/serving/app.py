@@ -16,13 +16,29 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from artifacts.common.suggestions import nearest
 from artifacts.errors import Problem
 from moectl.serving import metrics
 from moectl.serving.answers import AnswerFormat, event
 from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob
-from moectl.serving.openai_api import ChatBody, CompletionBody, PresetBody, RequestBody
+from moectl.serving.openai_api import (
+    ChatBody,
+    CompletionBody,
+    PresetBody,
+    RequestBody,
+    unknown_names,
+)
 from moectl.serving.scheduler import Closing, Full, Scheduler, code_of
-from moectl.serving.wire import AsciiJson, Refusal, error, is_stream, object_of
+from moectl.serving.wire import (
+    AsciiJson,
+    Refusal,
+    TellsIgnored,
+    error,
+    ignore,
+    is_stream,
+    object_of,
+    shown,
+)
 from runtime.session.generation.sampling import TooLong, num_positions
 from runtime.session.prompts.encoder import Prompt
 from runtime.session.replies.pieces import Piece
@@ -35,13 +51,16 @@ Body = TypeVar("Body", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Configuration of the application. `model` is the name that clients use, `presets` maps names
-    to descriptions. `why` is the reason for the first preset, empty if the user named it."""
+    """Configuration of the application. `model` is the name that clients use, or one of `aliases`;
+    `presets` maps names to descriptions. `why` is the reason for the first preset, empty if the
+    user named it. With `is_strict` a request with an unknown option is refused."""
 
     scheduler: Scheduler
     model: str
     presets: Mapping[str, str]
     why: str = ""
+    aliases: tuple[str, ...] = ()
+    is_strict: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -50,21 +69,22 @@ def application(serving: Serving) -> FastAPI:
     closes it."""
     scheduler = serving.scheduler
     app = FastAPI(title="moectl", docs_url=None, redoc_url=None, default_response_class=AsciiJson)
+    app.add_middleware(TellsIgnored)
     _add_errors(app)
     _add_watching(app, serving)
 
     @app.get("/v1/models")
     async def models() -> dict[str, object]:
-        return {"object": "list", "data": [_model(serving)]}
+        return {"object": "list", "data": [_model(serving, name) for name in _names(serving)]}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, object]:
         _check_model(serving, name)
-        return _model(serving)
+        return _model(serving, name)
 
     @app.post("/v1/chat/completions", openapi_extra=_documented(ChatBody))
     async def chat(
-        asked: Annotated[ChatBody, Depends(_given(ChatBody))], request: Request
+        asked: Annotated[ChatBody, Depends(_given(ChatBody, serving))], request: Request
     ) -> object:
         _check_model(serving, asked.model)
         turns = [message.turn for message in asked.messages]
@@ -72,7 +92,8 @@ def application(serving: Serving) -> FastAPI:
 
     @app.post("/v1/completions", openapi_extra=_documented(CompletionBody))
     async def complete(
-        asked: Annotated[CompletionBody, Depends(_given(CompletionBody))], request: Request
+        asked: Annotated[CompletionBody, Depends(_given(CompletionBody, serving))],
+        request: Request,
     ) -> object:
         _check_model(serving, asked.model)
         prompt = await asyncio.to_thread(_bounded, asked.prompt, scheduler.session)
@@ -97,7 +118,7 @@ def _add_watching(app: FastAPI, serving: Serving) -> None:
 
     @app.post("/preset", openapi_extra=_documented(PresetBody))
     async def switch(
-        asked: Annotated[PresetBody, Depends(_given(PresetBody))],
+        asked: Annotated[PresetBody, Depends(_given(PresetBody, serving))],
     ) -> dict[str, object]:
         """Switch the preset after the requests that arrived earlier."""
         if asked.preset not in serving.presets:
@@ -147,20 +168,33 @@ def _documented(kind: type[BaseModel]) -> dict[str, object]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def _given(kind: type[Body]) -> Callable[[Request], Awaitable[Body]]:
-    """The dependency that reads the body of a request."""
+def _given(kind: type[Body], serving: Serving) -> Callable[[Request], Awaitable[Body]]:
+    """Return the dependency that reads the body of a request."""
 
     async def read(request: Request) -> Body:
         found = await object_of(request)
         try:
-            return kind.model_validate(found)
+            asked = kind.model_validate(found)
         except ValidationError as problem:
             first = problem.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"]))
             said = first["msg"].removeprefix("Value error, ")
             raise Refusal(400, f"{where}: {said}" if where else said, param=where or None) from None
+        _take_unknown(request, asked, is_strict=serving.is_strict)
+        return asked
 
     return read
+
+
+def _take_unknown(request: Request, asked: BaseModel, *, is_strict: bool) -> None:
+    """Note the names that the reference does not have for the header of the answer. Raises Refusal
+    if the server is strict."""
+    names = list(dict.fromkeys(unknown_names(asked)))
+    if names and is_strict:
+        near = nearest(names[0], type(asked).model_fields)
+        hint = f"did you mean {near}?" if near else "leave it out"
+        raise Refusal(400, f"{shown(names[0])}: there is no such option: {hint}", names[0])
+    ignore(request.scope, names)
 
 
 def _bounded(asked: str | list[int], session: Session) -> str | torch.Tensor:
@@ -311,19 +345,23 @@ _SOON = {"Retry-After": "1"}
 _LONGEST_NAME = 64  # characters of `user`
 
 
+def _names(serving: Serving) -> tuple[str, ...]:
+    return serving.model, *serving.aliases
+
+
 def _check_model(serving: Serving, name: str) -> None:
-    if name != serving.model:
+    """Raise Refusal for the name of another model; none at all is this one's."""
+    names = _names(serving)
+    if name and name not in names:
+        ours = ", ".join(map(repr, names))
         raise Refusal(
-            404,
-            f"there is no model {name!r} here, only {serving.model!r}",
-            "model",
-            "model_not_found",
+            404, f"there is no model {name!r} here, only {ours}", "model", "model_not_found"
         )
 
 
-def _model(serving: Serving) -> dict[str, object]:
+def _model(serving: Serving, name: str) -> dict[str, object]:
     return {
-        "id": serving.model,
+        "id": name,
         "object": "model",
         "created": serving.created,
         "owned_by": "moectl",

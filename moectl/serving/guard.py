@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from artifacts.errors import BadUsage
-from moectl.serving.wire import AsciiJson, Refusal
+from moectl.serving.wire import IGNORED, AsciiJson, Refusal
 
 OPEN_PATHS = ("/", "/health")  # the page holds no data
+OWN_KEY = "x-api-key"
+ANY_ORIGIN = "*"
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+?)\.?(:[0-9]*)?", re.IGNORECASE | re.ASCII)
 
@@ -48,13 +51,14 @@ class Guard:
 
     `hosts` are the accepted host names, as `host_name` gives them; empty accepts any. A web page in
     a browser can neither call the server by a name that it rebound to this machine, nor from an
-    origin of its own.
+    origin of its own, unless `origins` has it, or `*`.
     """
 
     app: ASGIApp
     api_key: str | None
     hosts: tuple[str, ...]
     body_nbytes: int
+    origins: tuple[str, ...] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,6 +87,9 @@ class Guard:
             self._check_names(headers)
         if self.api_key is not None and path not in OPEN_PATHS:
             scheme, _, key = headers.get("authorization", "").partition(" ")
+            if own := headers.get(OWN_KEY):  # Anthropic's clients
+                scheme = "bearer"
+                key = own
             # as the environment has it, in any encoding
             ours = self.api_key.encode("utf-8", "surrogateescape")
             if scheme.lower() != "bearer" or not secrets.compare_digest(
@@ -109,12 +116,37 @@ class Guard:
         if host_name(called[0]) not in self.hosts:
             raise Refusal(403, f"this server is not called {called[0]!r}: ask for {self.hosts[0]}")
         for origin in origins:
+            if not {origin, ANY_ORIGIN}.isdisjoint(self.origins):
+                continue
             if host_name(origin.partition("://")[2]) not in self.hosts:
                 raise Refusal(403, f"pages of {origin!r} may not ask this server")
 
     @property
     def _too_large(self) -> str:
         return f"the request is larger than {self.body_nbytes} bytes"
+
+
+def guarded(
+    app: ASGIApp,
+    *,
+    api_key: str | None,
+    hosts: tuple[str, ...],
+    body_nbytes: int,
+    origins: tuple[str, ...] = (),
+) -> ASGIApp:
+    """Return `app` behind a Guard, before which pages of `origins` are answered what a browser asks
+    first, without a key."""
+    guard = Guard(app, api_key, hosts, body_nbytes, origins)
+    if not origins:
+        return guard
+    return CORSMiddleware(
+        guard,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=(ANY_ORIGIN,),
+        expose_headers=(IGNORED, "retry-after"),
+        allow_private_network=True,
+    )
 
 
 def host_name(authority: str) -> str | None:

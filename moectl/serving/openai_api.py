@@ -1,8 +1,9 @@
 """Bodies of requests, with the names of OpenAI's reference; an option that is not offered is
-refused by name."""
+refused by name, one that the reference does not have is ignored by name."""
 
 import json
 import secrets
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -71,7 +72,17 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+def unknown_names(body: BaseModel, within: str = "") -> Iterator[str]:
+    """Yield the names that a body has and its reference does not, as `messages.mood`."""
+    yield from (within + name for name in body.model_extra or ())
+    for name in type(body).model_fields:
+        value = getattr(body, name)
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, BaseModel):
+                yield from unknown_names(part, f"{within}{name}.")
 
 
 class StreamOptions(_Strict):
@@ -83,7 +94,7 @@ class RequestBody(_Strict):
     """Fields of both kinds of request; `top_k`, `repetition_penalty`, `ignore_eos` and `counters`
     are moectl's own."""
 
-    model: str
+    model: str = ""  # the served one
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None

@@ -34,7 +34,14 @@ def open_serving(opened: MoeModel, name: str, request: ServeRequest, *, model: s
     scheduler = scheduler_of(opened, name, choice, request.limits, store=store, base=request.base)
     scheduler.start()
     offers = offered(opened, choice.settings, store)
-    return Serving(scheduler, model, offers, choice.why)
+    return Serving(
+        scheduler,
+        model,
+        offers,
+        choice.why,
+        aliases=request.served_model_name[1:],
+        is_strict=request.strict,
+    )
 
 
 def scheduler_of(

@@ -2,13 +2,15 @@
 client can be written again, and text sent breaks no line. Imports no torch."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from mmap import mmap
 from unicodedata import category
+from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from artifacts.common.untrusted import parse_json
 
@@ -27,6 +29,9 @@ _UNSHOWN = (
     "Zp",
 )  # controls, halves of a character, ends of a line and of a paragraph
 _FIRST_NBYTES = 1 << 16
+IGNORED = "x-moectl-ignored"  # the header
+_IGNORED = "ignored"  # in the state of a request
+_MOST_TOLD = 16
 _COMMENTS = "takes_comments"  # in the state of a request
 _LONGEST = 80  # characters of a header that are repeated
 
@@ -77,6 +82,29 @@ def is_stream(scope: Scope) -> None:
 def takes_comments(scope: Scope) -> bool:
     """Return whether a comment may stand between what is sent to a request."""
     return _COMMENTS in scope["state"]
+
+
+def ignore(scope: Scope, names: Sequence[str]) -> None:
+    """Have the answer to a request name options that it ignores."""
+    told = [quote(name, safe=".")[:_LONGEST] for name in names]
+    more = [f"and {len(told) - _MOST_TOLD} more"] if len(told) > _MOST_TOLD else []
+    scope["state"][_IGNORED] = ", ".join(told[:_MOST_TOLD] + more)
+
+
+@dataclass(frozen=True, slots=True)
+class TellsIgnored:
+    """An ASGI application that adds the header of ignored options to the answers of `app`."""
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def told(message: Message) -> None:
+            names = scope.get("state", {}).get(_IGNORED)
+            if names and message["type"] == "http.response.start":
+                message["headers"].append((IGNORED.encode(), names.encode()))
+            await send(message)
+
+        await self.app(scope, receive, told)
 
 
 async def object_of(request: Request) -> dict[str, object]:

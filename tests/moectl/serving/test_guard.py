@@ -4,9 +4,11 @@ import asyncio
 import json
 
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
 
 from artifacts.errors import BadUsage
-from moectl.serving.guard import LOOPBACK, Guard, ServerLimits, host_name
+from moectl.serving.guard import LOOPBACK, OWN_KEY, Guard, ServerLimits, guarded, host_name
 
 Header = tuple[str, str]
 
@@ -139,6 +141,8 @@ def test_a_key_opens_all_but_the_page_and_health() -> None:
         ([("Authorization", "Token secret")], 401),
         ([("Authorization", "Bearer secret")], 200),
         ([("Authorization", "BEARER secret")], 200),
+        ([(OWN_KEY, "secret")], 200),
+        ([(OWN_KEY, "guess"), ("Authorization", "Bearer secret")], 401),
     ):
         assert answer(host, *given, key="secret")[0] == status
         assert answer(host, *given, key="secret", path="/")[0] == 200
@@ -158,6 +162,34 @@ def test_a_key_opens_all_but_the_page_and_health() -> None:
     )
     # as an environment in Latin-1 has it
     assert answer(host, ("Authorization", "Bearer \xff"), key="\udcff")[0] == 200
+
+
+def test_pages_that_may_ask() -> None:
+    """A browser asks first, without a key; a page that may ask still needs it, and a host of
+    ours."""
+
+    async def app(scope: dict, receive: object, send: object) -> None:
+        await PlainTextResponse("ours")(scope, receive, send)
+
+    page = "http://localhost.example:3000"
+    head = {"Origin": page, "Host": "localhost"}
+    first = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": OWN_KEY}
+    key = {OWN_KEY: "secret"}
+    for origins, headers, wanted in (
+        ((page,), head | key, (200, page)),
+        (("*",), head | key, (200, "*")),
+        ((page,), head, (401, page)),
+        (("http://other",), head | key, (403, None)),
+        ((), head | key, (403, None)),
+        ((page,), head | key | {"Host": "elsewhere.example"}, (403, page)),
+    ):
+        asked = guarded(app, api_key="secret", hosts=LOOPBACK, body_nbytes=10, origins=origins)
+        client = TestClient(asked)
+        told = client.get("/v1/models", headers=headers)
+        assert (told.status_code, told.headers.get("access-control-allow-origin")) == wanted
+        allowed = client.options("/v1/models", headers=head | first)
+        assert allowed.is_success == bool({page, "*"} & set(origins))
+        assert ("access-control-allow-origin" in allowed.headers) == allowed.is_success
 
 
 def test_a_body_has_at_most_its_bytes() -> None:

@@ -7,7 +7,9 @@ import httpx2
 import openai
 import pytest
 from openai import OpenAI
+from starlette.testclient import TestClient
 
+from moectl.serving.app import Serving, application
 from runtime.session.prompts.encoder import TextBound
 from tests.helpers.serving import EXACT, Running, idle
 
@@ -37,7 +39,6 @@ from tests.helpers.serving import EXACT, Running, idle
         ({"logprobs": 3}, 400, "logprobs: can only be null here"),
         ({"stop": ["a"] * 5}, 400, "stop: one text or up to four"),
         ({"stop": ""}, 400, "stop: one text or up to four"),
-        ({"temprature": 0.3}, 400, "temprature: Extra inputs are not permitted"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -51,6 +52,27 @@ def test_what_is_refused(web: httpx2.Client, asked: dict, status: int, told: str
         error.keys() == {"message", "type", "param", "code"}
         and error["type"] == "invalid_request_error"
     )
+
+
+def test_what_is_unknown_is_named_or_refused(server: Running, web: httpx2.Client) -> None:
+    asked = {"prompt": "sheep", "max_tokens": 1, "temprature": 0.3, "a, \n\u00e9": 1}
+    turn = {"role": "user", "content": "sheep", "mood": "good"}
+    for path, more, told in (
+        ("completions", asked, "temprature, a%2C%20%0A%C3%A9"),
+        ("completions", asked | {"stream": True}, "temprature, a%2C%20%0A%C3%A9"),
+        ("chat/completions", {"max_tokens": 1, "messages": [turn, turn]}, "messages.mood"),
+        ("completions", {"prompt": "", "x": 1}, None),  # refused for another reason
+        ("completions", {"prompt": "sheep", "max_tokens": 1, "model": ""}, None),
+    ):
+        answer = web.post(f"/v1/{path}", json=more)
+        assert answer.status_code == (400 if more.get("prompt") == "" else 200)
+        assert answer.headers.get("x-moectl-ignored") == told
+    strict = application(Serving(server.scheduler, "tiny", {}, is_strict=True))
+    with TestClient(strict) as client:
+        refused = client.post("/v1/completions", json=asked).json()["error"]
+    assert refused["message"] == (
+        "temprature: there is no such option: did you mean temperature?"
+    ) and (refused["param"] == "temprature")
 
 
 def test_what_cannot_fit_is_refused_before_it_is_queued(

@@ -51,6 +51,24 @@ class ServerOptions:
         str | None,
         typer.Option(envvar="MOECTL_API_KEY", show_envvar=True, help="What clients must send."),
     ] = None
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            show_default="the model's",
+            help="What clients call the model; repeat it for other names.",
+        ),
+    ] = None
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Web pages that may ask, as http://localhost:3000; repeatable; *: all.",
+        ),
+    ] = None
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse unknown options of a request.")
+    ] = False
     replicas: Annotated[
         int | None,
         typer.Option(
@@ -149,7 +167,14 @@ def serve(
     )
     limits = server.limits()
     request = fill(
-        ServeRequest, server, settings=settings, limits=limits, store=store, base=options.base
+        ServeRequest,
+        server,
+        settings=settings,
+        limits=limits,
+        store=store,
+        base=options.base,
+        served_model_name=tuple(server.served_model_name or ()),
+        cors_origin=tuple(server.cors_origin or ()),
     )
     logging.basicConfig(format="moectl: %(message)s")
     name = model or str(demo_model())
@@ -165,10 +190,16 @@ def _serve(name: str, request: "ServeRequest", listening: socket.socket) -> None
     """Show the page at once, open the model meanwhile, and serve."""
     from moectl.commands.start.serve.server import Server
 
-    model = _called(name)
+    model = _called(name, request)
     settings = request.settings
     at = _address(request)
-    server = Server(model, request.limits, api_key=request.api_key, hosts=request.hosts)
+    server = Server(
+        model,
+        request.limits,
+        api_key=request.api_key,
+        hosts=request.hosts,
+        origins=request.cors_origin,
+    )
     with server.answering(listening):
         _say(f"{model} is loading; its page is there: {at}/")
         with importing():
@@ -189,7 +220,7 @@ def _serve(name: str, request: "ServeRequest", listening: socket.socket) -> None
 def _serve_replicas(name: str, request: "ServeRequest") -> None:
     """Serve on a Ray cluster. Raises BadUsage without Ray Serve, and for an executor that is not
     Ray."""
-    model = _called(name)
+    model = _called(name, request)
     at = _address(request)
     with importing():
         from moectl.shared.opening import open_quietly
@@ -253,9 +284,11 @@ def _listening(host: str, port: int) -> socket.socket:
         raise BadUsage(f"--host {host} --port {port}: {error.strerror or error}") from None
 
 
-def _called(name: str) -> str:
-    """Return the base name of a folder, the whole id of a model from the hub; what cannot be shown
-    is escaped."""
+def _called(name: str, request: "ServeRequest") -> str:
+    """Return the name that the user chose, else the base name of a folder, the whole id of a model
+    from the hub; what cannot be shown is escaped."""
     from moectl.serving.wire import shown
 
+    if request.served_model_name:
+        return request.served_model_name[0]
     return shown(Path(name).resolve().name if Path(name).exists() else name)

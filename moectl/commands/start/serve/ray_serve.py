@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moectl.serving.app import application
 from moectl.serving.front import Front
-from moectl.serving.guard import Guard
+from moectl.serving.guard import guarded
 from moectl.serving.opening import open_serving
 from moectl.serving.request import ServeRequest
 from profilers.workers.ray import ray_cluster
@@ -63,7 +63,13 @@ class Replica:
         front.begin(application(serving), lambda: scheduler.is_alive)
         nbytes = request.limits.body_nbytes
         return _WithState(
-            Guard(front, api_key=request.api_key, hosts=request.hosts, body_nbytes=nbytes)
+            guarded(
+                front,
+                api_key=request.api_key,
+                hosts=request.hosts,
+                body_nbytes=nbytes,
+                origins=request.cors_origin,
+            )
         )
 
     def check_health(self) -> None:

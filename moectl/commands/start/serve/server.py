@@ -16,7 +16,7 @@ import uvicorn
 
 from moectl.commands.start.serve.connections import HalfClosedProtocol
 from moectl.serving.front import Front
-from moectl.serving.guard import Guard, ServerLimits
+from moectl.serving.guard import ServerLimits, guarded
 
 if TYPE_CHECKING:
     from moectl.serving.app import Serving
@@ -29,15 +29,22 @@ class Server(uvicorn.Server):
     requests and waits for running ones; the scheduler breaks them off in time."""
 
     def __init__(
-        self, model: str, limits: ServerLimits, *, api_key: str | None, hosts: tuple[str, ...]
+        self,
+        model: str,
+        limits: ServerLimits,
+        *,
+        api_key: str | None,
+        hosts: tuple[str, ...],
+        origins: tuple[str, ...] = (),
     ) -> None:
         self.front = Front(model)
-        guard = Guard(self.front, api_key=api_key, hosts=hosts, body_nbytes=limits.body_nbytes)
+        nbytes = limits.body_nbytes
+        app = guarded(self.front, api_key=api_key, hosts=hosts, body_nbytes=nbytes, origins=origins)
         # The scheduler tells clients what it breaks off; uvicorn would only close their
         # connections.
         seconds = round(limits.closing_s) + _TO_SAY_SO_S
         config = uvicorn.Config(
-            guard,
+            app,
             http=partial(HalfClosedProtocol, limits=limits),
             lifespan="off",
             log_config=None,
