@@ -31,6 +31,7 @@ from runtime.session.build import build_parts, lay_out_slots
 from runtime.session.equip import equip
 from runtime.session.generation.charges import Charge
 from runtime.session.generation.finite import NotFinite, first_place
+from runtime.session.generation.grammar import Grammars
 from runtime.session.generation.sampling import Sampler, Sampling, check_tokens, draw
 from runtime.session.generation.single import Generation
 from runtime.session.generation.stream import Effort, Stream, Token
@@ -76,6 +77,7 @@ class Session:
             self.fallbacks = fallbacks_of(self.parts)
             self.prompts = PromptEncoder(opened, fallbacks=self.fallbacks)
             undo.callback(self.prompts.close)
+            self.grammars = Grammars(opened)
             self._undo = undo.pop_all()
 
     @classmethod
@@ -257,7 +259,7 @@ class Session:
                 token_id, took = self.step(generation)
                 charge += took
                 seconds += time.perf_counter()
-                yield Token(token_id, index, seconds)
+                yield Token(token_id, index, seconds, generation.sampler.logprobs)
                 seconds -= time.perf_counter()
                 index += 1
         finally:
@@ -267,10 +269,16 @@ class Session:
     def begin(self, prompt: torch.Tensor, sampling: Sampling) -> Generation:
         """Begin a request with a prompt [1, S] int64: call `step` until it is over. Raises BadInput
         for a prompt that the model cannot take."""
-        opened = self.opened
-        prompt = prompt.to(opened.model.device)
-        sampler = Sampler(opened.model, prompt, sampling, tokenizer=opened.tokenizer)
+        sampler = self.sampler(prompt, sampling)
         return Generation(self.new_requests(1), sampler)
+
+    def sampler(self, prompt: torch.Tensor, sampling: Sampling) -> Sampler:
+        """Return the rules for an answer to a prompt [1, S] int64. Raises BadInput for a prompt or
+        a grammar that cannot be used."""
+        model = self.opened.model
+        rule = self.grammars.rule(sampling.grammar) if sampling.grammar else None
+        prompt = prompt.to(model.device)
+        return Sampler(model, prompt, sampling, tokenizer=self.opened.tokenizer, rule=rule)
 
     def step(self, generation: Generation) -> tuple[int, Charge]:
         """Run one pass of a request alone. Returns its token, and what it took. An error ends the

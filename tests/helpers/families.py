@@ -54,7 +54,7 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(
         models.BPE(vocab={text: index for index, text in enumerate(texts)}, merges=[])
     )
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
     )

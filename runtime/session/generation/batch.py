@@ -21,6 +21,7 @@ from runtime.model.rows.memory import RowLine, RowMemory
 from runtime.model.rows.passes import RowPass, RowPiece
 from runtime.session.generation.charges import Charge, Charges
 from runtime.session.generation.finite import NotFinite
+from runtime.session.generation.logprobs import Logprobs
 from runtime.session.generation.prefill import PrefillQueue, Prompt
 from runtime.session.generation.sampling import Sampler, Sampling, draw
 from runtime.session.probe import widened_window
@@ -38,7 +39,7 @@ _MANY_PASSES = 1000
 class RowResult:
     """Result of one pass for a request: its token, if it got one; whether the request is over, and
     the error that ended it; and its charge for the pass. `num_reused` tokens of its prompt were
-    known from other prompts."""
+    known from other prompts. `logprobs` are the token's, if they were asked for."""
 
     request: int
     owner: Hashable
@@ -47,6 +48,7 @@ class RowResult:
     charge: Charge
     error: Exception | None = None
     num_reused: int = 0
+    logprobs: Logprobs | None = None
 
     @classmethod
     def failed(cls, request: int, owner: Hashable, error: Exception) -> "RowResult":
@@ -214,10 +216,7 @@ class RequestBatch(RequestQueue):
     def add(self, prompt: torch.Tensor, sampling: Sampling, *, owner: Hashable = None) -> int:
         """Add a request with a prompt [1, S] int64, and return its number. Raises BadInput for a
         prompt that the model cannot take."""
-        opened = self.session.opened
-        sampler = Sampler(
-            opened.model, prompt.to(opened.model.device), sampling, tokenizer=opened.tokenizer
-        )
+        sampler = self.session.sampler(prompt, sampling)
         sampler.inputs.clear()  # keys and values lie in blocks
         request = self.session.new_requests(1)
         ids = prompt[0].numpy()
@@ -340,8 +339,9 @@ class RequestBatch(RequestQueue):
             self.cancel(request)
         error = detached(token) if isinstance(token, Exception) else None
         reused = row.prompt.num_reused
+        logprobs = None if token is None else row.sampler.logprobs
         return RowResult(
-            request, row.owner, None if error else token, is_over, charge, error, reused
+            request, row.owner, None if error else token, is_over, charge, error, reused, logprobs
         )
 
     def _leave(self, line: RowLine) -> None:

@@ -77,7 +77,9 @@ class RoundRobin(RequestQueue):
             token, charge = self.session.step(asked.generation)
         except Exception as error:
             return RowResult.failed(request, asked.owner, detached(error))
-        return RowResult(request, asked.owner, token, asked.generation.is_over, charge)
+        logprobs = asked.generation.sampler.logprobs
+        is_over = asked.generation.is_over
+        return RowResult(request, asked.owner, token, is_over, charge, logprobs=logprobs)
 
     def _free(self, asked: _Request) -> None:
         if asked.generation is not None:

@@ -19,12 +19,19 @@ from transformers import (
 
 from artifacts.errors import BadInput, BadUsage
 from runtime.session.generation.finite import NotFinite
+from runtime.session.generation.grammar import Grammar, GrammarRule
+from runtime.session.generation.logprobs import Logprobs
+from runtime.session.generation.penalties import Penalties
 
 # bounds of divisors of logits: with larger or smaller ones logits are no longer finite
 _LEAST = 1e-4
 _MOST = 1e4
+_MOST_BIAS = 100.0  # which decides alone
 _NO_END = {"stop_strings": None, "exponential_decay_length_penalty": None}  # other ends of a text
 _NO_PROBABILITY = "probability tensor contains either"  # as torch.multinomial begins
+_NO_TOKEN = (
+    "the options of the request and of the model's generation_config.json leave no token to draw"
+)
 _COUNTED = (MaxLengthCriteria, EosTokenCriteria)  # which need no tensors
 
 
@@ -35,8 +42,10 @@ class TooLong(BadInput):
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Options for drawing the next token; `temperature` 0 takes the most probable one. Without a
-    `repetition_penalty`, the one of the model's generation_config.json holds. Raises BadUsage for a
-    value out of range."""
+    `repetition_penalty`, the one of the model's generation_config.json holds. Presence and
+    frequency penalties count generated tokens only; `logit_bias` has token ids with what is added
+    to their logits. With `num_logprobs`, each token has its log probability and those of as many
+    others. The text is one of `grammar`. Raises BadUsage for a value out of range."""
 
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -45,6 +54,12 @@ class Sampling:
     repetition_penalty: float | None = None
     seed: int = 0
     ignore_eos: bool = False
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    num_logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -59,6 +74,17 @@ class Sampling:
                 "sampling needs temperature >= 0, 0 < top-p <= 1, top-k >= 0 and "
                 f"repetition-penalty > 0, neither beyond {_LEAST:g} and {_MOST:g}"
             )
+        self._check_logits()
+
+    def _check_logits(self) -> None:
+        """Raise BadUsage where what is done to logits is out of range."""
+        if not (0 <= self.min_p <= 1 and (self.num_logprobs or 0) >= 0):
+            raise BadUsage("sampling needs 0 <= min-p <= 1 and num-logprobs >= 0")
+        added = (self.presence_penalty, self.frequency_penalty, *dict(self.logit_bias).values())
+        if not all(abs(value) <= _MOST_BIAS for value in added):
+            raise BadUsage(
+                f"penalties and biases must be between {-_MOST_BIAS:g} and {_MOST_BIAS:g}"
+            )
 
     def options(self) -> dict[str, object]:
         """Return the keyword arguments of generate(), which take precedence over the model's
@@ -70,6 +96,7 @@ class Sampling:
             options |= {"min_new_tokens": self.max_new_tokens} | _NO_END
         if not self.temperature:
             return options | {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+        options |= {"min_p": self.min_p} if self.min_p else {}
         return options | {
             "do_sample": True,
             "temperature": self.temperature,
@@ -107,8 +134,17 @@ def num_positions(model: PreTrainedModel) -> int | None:
     return getattr(model.config, "max_position_embeddings", None)
 
 
+def check_biases(model: PreTrainedModel, sampling: Sampling) -> None:
+    """Raise BadInput where a bias is for a token outside the model's vocabulary."""
+    vocabulary = model.get_input_embeddings().num_embeddings
+    for token, _ in sampling.logit_bias:
+        if not 0 <= token < vocabulary:
+            raise BadInput(f"logit_bias has token {token}, the vocabulary 0 to {vocabulary - 1}")
+
+
 class Sampler:
-    """The tokens of one request so far, the rules for its next one, and whether it is over."""
+    """The tokens of one request so far, the rules for its next one, and whether it is over;
+    `logprobs` are the newest token's, if it asks for them."""
 
     def __init__(
         self,
@@ -117,11 +153,18 @@ class Sampler:
         sampling: Sampling,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        rule: GrammarRule | None = None,
     ) -> None:
-        """`prompt` [1, S] int64. Raises BadInput for one that the model cannot take."""
+        """`prompt` [1, S] int64, `rule` that of the sampling's grammar. Raises BadInput for a
+        prompt that the model cannot take."""
         check_prompt(model, prompt, sampling.max_new_tokens)
+        check_biases(model, sampling)
         self.is_over = False
-        self._processors, criteria, self.inputs = _rules(model, prompt, sampling, tokenizer)
+        self.num_logprobs = sampling.num_logprobs
+        self.logprobs: Logprobs | None = None
+        self._rule = rule
+        own = _own_processors(sampling, prompt.shape[1], rule)
+        self._processors, criteria, self.inputs = _rules(model, prompt, sampling, tokenizer, own)
         # which the checkpoint asks to be replaced by finite numbers
         self.takes_any = any(isinstance(p, InfNanRemoveLogitsProcessor) for p in self._processors)
         self._others = StoppingCriteriaList(one for one in criteria if type(one) not in _COUNTED)
@@ -139,10 +182,12 @@ class Sampler:
         self._ids[:, : prompt.shape[1]] = prompt
         self.length = prompt.shape[1]
 
-    @property
-    def takes_highest(self) -> bool:
-        """True if the next token is the one with the highest logit, whatever came before."""
-        return not self._processors and self._generator is None
+    def takes(self, highest: int) -> bool:
+        """Return whether the next token is the one with the highest logit, whatever the others
+        have."""
+        if self._generator is not None or len(self._processors) > (self._rule is not None):
+            return False
+        return self._rule is None or self._rule.allows(highest)
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -162,7 +207,10 @@ class Sampler:
         for processor in self._processors:
             scores = processor(self.tokens, scores)
         if self._generator is None:
-            return int(scores.argmax(dim=-1))
+            token = int(scores.argmax(dim=-1))
+            if self._rule and not self._rule.allows(token):
+                raise BadInput(_NO_TOKEN)
+            return token
         try:
             return int(
                 torch.multinomial(scores.softmax(dim=-1), num_samples=1, generator=self._generator)
@@ -170,20 +218,21 @@ class Sampler:
         except RuntimeError as error:
             if _NO_PROBABILITY not in str(error):
                 raise
-            raise BadInput(
-                "the options of the request and of the model's generation_config.json leave no "
-                "token to draw"
-            ) from None
+            raise BadInput(_NO_TOKEN) from None
 
     def append(self, token: int, logits: torch.Tensor) -> None:
         """Note the token that was chosen by logits [1, V]."""
         self._ids[0, self.length] = token
         self.length += 1
         self.is_over = token in self._ends or self.length >= self._longest
+        if self._rule:
+            self._rule.note(token)
+            self.is_over |= self._rule.is_complete
         if self._others and not self.is_over:
             self.is_over = bool(self._others(self.tokens, logits).all())
 
 
+@torch.inference_mode()  # in which the logits were made: some are changed in place
 def draw(samplers: Sequence[Sampler], logits: torch.Tensor) -> list[int | Exception]:
     """Draw the next token of each request by logits [R, V], and note it with the request. Returns
     the error in its place where a request's options leave no token or its rules fail."""
@@ -204,7 +253,11 @@ def _next(
     try:
         if not (value < float("inf") or sampler.takes_any):
             raise NotFinite(sampler.tokens, dtype)
-        token = highest if sampler.takes_highest else sampler.choose(logits)
+        asked = sampler.num_logprobs
+        raw = None if asked is None else logits.log_softmax(dim=-1)
+        token = highest if sampler.takes(highest) else sampler.choose(logits)
+        if raw is not None:
+            sampler.logprobs = Logprobs.of(raw, token, asked)
         sampler.append(token, logits)
     except Exception as error:  # which ends this request alone
         sampler.is_over = True
@@ -212,15 +265,29 @@ def _next(
     return token
 
 
+def _own_processors(
+    sampling: Sampling, num_prompt_tokens: int, rule: GrammarRule | None
+) -> LogitsProcessorList:
+    """Return the processors that generate() has none of, each only if it has something to do."""
+    own = LogitsProcessorList()
+    penalties = {"presence": sampling.presence_penalty, "frequency": sampling.frequency_penalty}
+    if sampling.logit_bias or any(penalties.values()):
+        own.append(Penalties(sampling.logit_bias, num_prompt_tokens=num_prompt_tokens, **penalties))
+    if rule:
+        own.append(rule)
+    return own
+
+
 def _rules(
     model: PreTrainedModel,
     prompt: torch.Tensor,
     sampling: Sampling,
     tokenizer: PreTrainedTokenizerBase | None,
+    own: LogitsProcessorList,
 ) -> tuple[LogitsProcessorList, StoppingCriteriaList, dict[str, object]]:
-    """Return the logits processors, the stopping criteria and the inputs of the first pass, empty
-    keys and values among them, as generate() prepares them for this prompt by options and by the
-    model's generation settings."""
+    """Return the logits processors, `own` among them, the stopping criteria and the inputs of the
+    first pass, empty keys and values among them, as generate() prepares them for this prompt by
+    options and by the model's generation settings."""
     prepared = []
 
     def take(
@@ -243,6 +310,7 @@ def _rules(
         attention_mask=torch.ones_like(prompt),
         custom_generate=take,
         stopping_criteria=StoppingCriteriaList(criteria),
+        logits_processor=own,
         stop_strings=None,
         **options,
     )

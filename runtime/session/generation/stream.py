@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from runtime.control.counters import by_layer, hit_rate, totals
 from runtime.session.generation.charges import Charge
+from runtime.session.generation.logprobs import Logprobs
 
 _UNFINISHED = "�"  # what an incomplete character decodes to
 
@@ -14,11 +15,13 @@ _UNFINISHED = "�"  # what an incomplete character decodes to
 @dataclass(frozen=True, slots=True)
 class Token:
     """One generated token; `index` counts from 0, `seconds` from the call that gave the prompt,
-    without the time that the reader of the tokens took."""
+    without the time that the reader of the tokens took. `logprobs` are there if they were asked
+    for."""
 
     token_id: int
     index: int
     seconds: float
+    logprobs: Logprobs | None = None
 
 
 @dataclass(slots=True)

@@ -35,6 +35,12 @@ def test_defaults_are_greedy() -> None:
         None,
         0,
         False,
+        0.0,
+        0.0,
+        0.0,
+        (),
+        None,
+        None,
     ]
     assert sampling.options() == FOUND | {"max_new_tokens": 128}
 
@@ -96,6 +102,27 @@ def test_what_is_just_possible(given: dict[str, float]) -> None:
 def test_what_makes_no_sense_is_refused(given: dict[str, float], said: str) -> None:
     with pytest.raises(BadUsage, match=said):
         Sampling(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"min_p": 1.1}, "0 <= min-p <= 1"),
+        ({"min_p": -0.1}, "0 <= min-p <= 1"),
+        ({"num_logprobs": -1}, "num-logprobs >= 0"),
+        ({"presence_penalty": 101.0}, "between -100 and 100"),
+        ({"frequency_penalty": float("nan")}, "between -100 and 100"),
+        ({"logit_bias": ((3, 101.0),)}, "between -100 and 100"),
+    ],
+)
+def test_what_is_done_to_logits_is_bounded(given: dict[str, object], said: str) -> None:
+    with pytest.raises(BadUsage, match=said):
+        Sampling(**given)
+
+
+def test_min_p_counts_where_tokens_are_drawn() -> None:
+    assert Sampling(7, temperature=0.5, min_p=0.1).options()["min_p"] == 0.1
+    assert "min_p" not in Sampling(7, min_p=0.1).options()
 
 
 @pytest.mark.parametrize("value", [Sampling(), Token(5, 0, 0.5)])

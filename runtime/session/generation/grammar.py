@@ -1,0 +1,163 @@
+"""Grammars that an answer must have: JSON schemas, grammars of Lark or GBNF and regular
+expressions, by llguidance, as a rule for the next token."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor
+
+from artifacts.errors import BadInput, BadUsage, first_line
+from runtime.model.open import MoeModel
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+LIMIT_S = 2  # of processor time to try a grammar, which usually takes some milliseconds
+LIMIT_NBYTES = 1 << 30
+MOST_CHARACTERS = 1 << 18
+_NUM_KEPT = 256
+_CHILD = Path(__file__).with_name("grammar_child.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A grammar by its text: a JSON schema, a grammar of Lark or GBNF, or a regular expression."""
+
+    kind: Literal["json_schema", "grammar", "regex"]
+    text: str
+
+    @classmethod
+    def of_schema(cls, schema: Mapping[str, object] | bool) -> "Grammar":
+        """Return the grammar of the JSON texts that are valid by a schema."""
+        return cls("json_schema", json.dumps(schema))
+
+
+JSON_OBJECT = Grammar.of_schema({"type": "object"})
+
+
+class Grammars:
+    """The grammars for answers of one model: each is compiled once, and the last 256 are kept."""
+
+    def __init__(self, opened: MoeModel) -> None:
+        self._opened = opened
+        self._compiled = lru_cache(_NUM_KEPT)(self._compile)
+
+    def prepare(self, grammar: Grammar) -> None:
+        """Compile a grammar, so that `rule` has it at once. Raises BadInput for one that is wrong,
+        not supported, or exceeds the limits; BadUsage where llguidance is not installed."""
+        self._compiled(grammar)
+
+    def rule(self, grammar: Grammar) -> "GrammarRule":
+        """Return the rule for one answer. Raises as `prepare`."""
+        return GrammarRule(self._compiled(grammar).deep_copy(), self.vocabulary.vocab_size)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return the bytes for which a token stands, incomplete characters too; those of its name
+        for a special one. Raises as `prepare`."""
+        return self.vocabulary.decode_bytes([token_id])
+
+    @cached_property
+    def vocabulary(self) -> "LLTokenizer":
+        """The tokens as llguidance knows them; it takes a second to build for 150,000. Raises as
+        `prepare`."""
+        try:
+            from llguidance.hf import from_tokenizer
+        except ImportError:
+            raise BadUsage(
+                "grammars and log probabilities need llguidance: pip install 'moectl[serve]'"
+            ) from None
+        tokenizer = self._opened.tokenizer
+        if tokenizer is None:
+            raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
+        model = self._opened.model
+        # A model may have more embeddings than the tokenizer has tokens, and rarely fewer.
+        num_tokens = max(len(tokenizer), model.get_input_embeddings().num_embeddings)
+        ends = model.generation_config.eos_token_id
+        ends = tokenizer.eos_token_id if ends is None else ends
+        try:
+            return from_tokenizer(tokenizer, n_vocab=num_tokens, eos_token=ends)
+        except Exception as error:  # of a tokenizer that is not written in Rust, among others
+            raise BadInput(
+                f"the tokenizer cannot be used with a grammar: {first_line(error)}"
+            ) from error
+
+    def _compile(self, grammar: Grammar) -> "LLMatcher":
+        vocabulary = self.vocabulary
+        from runtime.session.generation.grammar_child import matcher
+
+        if grammar != JSON_OBJECT:
+            _try(grammar)
+        return matcher(vocabulary, grammar.kind, grammar.text)
+
+
+class GrammarRule(LogitsProcessor):
+    """Bars the tokens after which an answer could no longer become a text of the grammar; the end
+    is allowed where it is one."""
+
+    def __init__(self, matcher: "LLMatcher", num_tokens: int) -> None:
+        self._matcher = matcher
+        self._num_tokens = num_tokens
+
+    @property
+    def is_complete(self) -> bool:
+        """True if nothing may follow but the end."""
+        return self._matcher.is_stopped()
+
+    def allows(self, token: int) -> bool:
+        """Return whether a token may be the next one."""
+        return token < self._num_tokens and self._matcher.validate_tokens([token]) == 1
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Bar tokens in the scores [1, V], in place."""
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        # of a vocabulary larger than the grammar's the rest is barred
+        allowed = np.unpackbits(mask, bitorder="little", count=scores.shape[-1])
+        barred = torch.from_numpy(allowed == 0).to(scores.device)
+        return scores.masked_fill_(barred, -float("inf"))
+
+    def note(self, token: int) -> None:
+        """Go on by the token that was drawn. Raises BadInput for one that is barred."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            reason = first_line(Exception(self._matcher.get_error()))
+            raise BadInput(f"the answer cannot go on by its grammar: {reason}")
+
+
+def _try(grammar: Grammar) -> None:
+    """Raise BadInput for a grammar that cannot be used, or takes too much time or memory."""
+    name = {"json_schema": "JSON schema", "regex": "regular expression"}.get(
+        grammar.kind, "grammar"
+    )
+    if len(grammar.text) > MOST_CHARACTERS:
+        raise BadInput(
+            f"the {name} has {len(grammar.text)} characters: give at most {MOST_CHARACTERS}"
+        )
+    tried = subprocess.run(
+        [sys.executable, "-P", str(_CHILD), str(LIMIT_S), str(LIMIT_NBYTES)],
+        input=json.dumps({"kind": grammar.kind, "text": grammar.text}),
+        capture_output=True,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for this process
+    )
+    if tried.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        raise BadInput(f"the {name} takes more than {LIMIT_S} s to compile: make it smaller")
+    if tried.returncode:
+        raise BadInput(
+            f"the {name} takes more than {LIMIT_NBYTES >> 20} MiB to compile: make it smaller"
+        )
+    if tried.stdout:
+        reason = first_line(Exception(json.loads(tried.stdout)))
+        raise BadInput(f"the {name} cannot be used: {reason}")
