@@ -12,6 +12,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 
 # A model that falls into blanks would go on to the end of its answer.
 _FORM = {"whitespace_pattern": r"\n?[ \t]{0,40}", "lenient": False, "coerce_one_of": False}
+_NO_TEXT = "NoExtension"
 _NUM_BYTES = 256
 
 
@@ -28,15 +29,14 @@ def matcher(tokenizer: LLTokenizer, kind: str, text: str) -> LLMatcher:
     limits = LLParserLimits(verbose_errors=False)
     found = LLMatcher(tokenizer, source(kind, text), log_level=0, limits=limits)
     found.compute_bitmask()  # what it keeps is shared with its copies
-    if found.stop_reason() == "NoExtensionBias" and not found.is_accepting():
-        raise ValueError("there is no such text")
     if found.is_error():
-        raise ValueError(found.get_error())
+        reason = found.get_error()
+        raise ValueError("there is no such text" if reason.startswith(_NO_TEXT) else reason)
     return found
 
 
-class _Bytes:
-    """Stands in for the model's vocabulary, which takes a second to build."""
+class ByteVocabulary:
+    """A vocabulary of bytes. It stands in for the model's, which takes a second to build."""
 
     eos_token_id = _NUM_BYTES
     bos_token_id = None
@@ -54,7 +54,7 @@ def main(limit_s: int, limit_nbytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 1))
     resource.setrlimit(resource.RLIMIT_AS, (limit_nbytes, limit_nbytes))
     try:
-        matcher(LLTokenizer(TokenizerWrapper(_Bytes())), **json.load(sys.stdin))
+        matcher(LLTokenizer(TokenizerWrapper(ByteVocabulary())), **json.load(sys.stdin))
     except Exception as error:
         print(json.dumps(str(error) or type(error).__name__))
 
