@@ -1,9 +1,22 @@
-"""The form in which a model writes its replies, by which each reply is taken apart."""
+"""The form in which a model writes a reply, by which the reply is taken apart."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from runtime.session.replies.pieces import Piece, TextPiece
+from runtime.session.replies.registry import (
+    CALLS,
+    REASONING,
+    WHOLE,
+    Context,
+    ReplyKind,
+    kind_of,
+)
+from runtime.session.replies.source import Parsing
+
+_END = 64  # characters of a prompt in which a reply may have begun
 
 
 class ReplyParser(Protocol):
@@ -16,27 +29,74 @@ class ReplyParser(Protocol):
         """Return what was held back, when no text follows."""
 
 
-class PlainParser:
-    """Takes a reply for text as it is."""
-
-    def add(self, text: str) -> list[Piece]:
-        return [TextPiece(text)] if text else []
-
-    def rest(self) -> list[Piece]:
-        return []
-
-
 @dataclass(frozen=True, slots=True)
 class ReplyForm:
-    """A form of replies. `markers` are the texts of special tokens that its parser must see; other
-    special tokens are no part of a reply's text. At most `max_calls` tools are called."""
+    """A form of replies: the kinds of their parts, in the order in which they are taken out. At
+    most `max_calls` tools are called."""
 
-    markers: frozenset[str] = frozenset()
+    kinds: tuple[ReplyKind, ...] = ()
+    context: Context = Context()
     max_calls: int | None = None
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Texts that a parser must see, also where they are special tokens, which else are no part
+        of a reply's text."""
+        return frozenset(marker for kind in self.kinds for marker in kind.markers)
 
     def parser(self) -> ReplyParser:
         """Return a parser for one reply."""
-        return PlainParser()
+        return _Chain(self)
 
 
 PLAIN = ReplyForm()
+
+
+def form_of(
+    template: str,
+    *,
+    prompt_end: str,
+    tools: Sequence[Mapping[str, object]] = (),
+    max_calls: int | None = None,
+) -> ReplyForm:
+    """Return the form of replies to a prompt that a chat template made, with the tools, as OpenAI's
+    reference has them, that the model may call. Calls are looked for only where there are tools."""
+    kind = kind_of(template, WHOLE)
+    calls = kind_of(template, CALLS) if tools and not kind else None
+    reasoning = None if kind else kind_of(template, REASONING)
+    found = tuple(one for one in (kind, reasoning, calls) if one is not None)
+    context = Context(
+        prompt_end[-_END:], dict(map(_named, tools)), breaks=calls.breaks if calls else ()
+    )
+    return ReplyForm(found, context, max_calls)
+
+
+def _named(tool: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
+    function = tool["function"]
+    return function["name"], function.get("parameters") or {}
+
+
+class _Chain:
+    """Hands the text that one parser leaves to the next one."""
+
+    def __init__(self, form: ReplyForm) -> None:
+        self._parsers = [Parsing(partial(kind.parse, context=form.context)) for kind in form.kinds]
+
+    def add(self, text: str) -> list[Piece]:
+        pieces: list[Piece] = [TextPiece(text)] if text else []
+        for parser in self._parsers:
+            pieces = _taken_apart(pieces, parser)
+        return pieces
+
+    def rest(self) -> list[Piece]:
+        pieces: list[Piece] = []
+        for parser in self._parsers:
+            pieces = [*_taken_apart(pieces, parser), *parser.rest()]
+        return pieces
+
+
+def _taken_apart(pieces: list[Piece], parser: Parsing) -> list[Piece]:
+    found: list[Piece] = []
+    for piece in pieces:
+        found += parser.add(piece.text) if isinstance(piece, TextPiece) else [piece]
+    return found

@@ -1,0 +1,1 @@
+"""The kinds of replies, one a file, registered where it is imported."""
