@@ -17,6 +17,7 @@ from moectl.serving.running import RunningRequests, failed
 from moectl.serving.tally import Tally
 from runtime.session.generation.batch import KeptPrompts
 from runtime.session.generation.sampling import TooLong, check_prompt, num_positions
+from runtime.session.prompts.encoder import EncodedPrompt
 from runtime.session.session import Session
 
 _log = logging.getLogger("moectl")
@@ -263,12 +264,14 @@ def _encoded(job: GenerationJob, session: Session, limits: ServerLimits) -> Enco
     requested, else as fit. Failed for a prompt that the tokenizer, its template or the model cannot
     take."""
     try:
-        ids = job.prompt if isinstance(job.prompt, torch.Tensor) else session.encode(job.prompt)
+        is_encoded = isinstance(job.prompt, torch.Tensor)
+        prompt = EncodedPrompt(job.prompt) if is_encoded else session.prompts.encode(job.prompt)
+        ids = prompt.ids
         model = session.opened.model
         check_prompt(model, ids, job.max_tokens or 1)
         room = (num_positions(model) or ids.shape[1] + limits.max_tokens) - ids.shape[1]
         num_new = job.max_tokens or min(limits.max_tokens, room)
-        return Encoded(ids, replace(job.sampling, max_new_tokens=num_new))
+        return Encoded(ids, replace(job.sampling, max_new_tokens=num_new), prompt.form)
     except Problem as problem:
         return Failed(str(problem), 400, code_of(problem))
     except (ValueError, OverflowError) as error:

@@ -228,17 +228,21 @@ class Session:
     def stream(self, prompt: Prompt, sampling: Sampling | None = None) -> Stream:
         """Continue a text, or the turns of a chat, piece by piece. Raises BadInput for a prompt
         that cannot be encoded."""
-        generate = partial(self.generate, self.encode(prompt), sampling or Sampling())
-        nothing_yet = self.effort(first_pass=self.num_passes)
+        encoded = self.prompts.encode(prompt)
+        generate = partial(self.generate, encoded.ids, sampling or Sampling())
         return Stream(
-            generate, tokenizer=self.opened.tokenizer, effort=nothing_yet, receipt=self.receipt
+            generate,
+            tokenizer=self.opened.tokenizer,
+            form=encoded.form,
+            effort=self.effort(first_pass=self.num_passes),
+            receipt=self.receipt,
         )
 
     def encode(self, prompt: Prompt) -> torch.Tensor:
         """Return token ids [1, S] int64; those of a chat by the tokenizer's template. Without a
         template the turns are separated by blank lines, and the receipt says so. Raises
         BadInput."""
-        return self.prompts.encode(prompt)
+        return self.prompts.encode(prompt).ids
 
     def generate(
         self,

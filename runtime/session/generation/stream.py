@@ -8,6 +8,8 @@ from transformers import PreTrainedTokenizerBase
 from runtime.control.counters import by_layer, hit_rate, totals
 from runtime.session.generation.charges import Charge
 from runtime.session.generation.logprobs import Logprobs
+from runtime.session.replies.form import PLAIN, ReplyForm
+from runtime.session.replies.pieces import Piece
 
 _UNFINISHED = "�"  # what an incomplete character decodes to
 
@@ -82,30 +84,43 @@ class Stream:
         generate: Callable[..., Iterator[Token]],
         *,
         tokenizer: PreTrainedTokenizerBase,
+        form: ReplyForm = PLAIN,
         effort: Effort,
         receipt: Callable[[], dict[str, object]],
     ) -> None:
         """`generate` starts the generation, and calls its argument `on_end` with the effort at the
-        end; until then the effort is `effort`."""
+        end; until then the effort is `effort`. `form` is that of the reply."""
         self._tokenizer = tokenizer
+        self._form = form
         self._receipt = receipt
         self._so_far = _SoFar(effort)
-        self._pieces = _pieces(generate, tokenizer, self._so_far)
+        self._tokens = _tokens(generate, self._so_far)
+        self._texts = _texts(self._tokens, tokenizer)
 
     def __iter__(self) -> "Stream":
         return self
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        return next(self._texts)
+
+    def pieces(self) -> Iterator[Piece]:
+        """Iterate over the reply taken apart, in place of its text: what the model thinks, what it
+        says, and the tools that it calls. None is empty."""
+        text = Detokeniser(self._tokenizer, keeps=self._form.markers)
+        parser = self._form.parser()
+        for token_id in self._tokens:
+            yield from parser.add(text.add(token_id))
+        yield from parser.add(text.rest())
+        yield from parser.rest()
 
     def close(self) -> None:
         """Stop the generation; `answer` then returns the text generated so far."""
-        self._pieces.close()
+        self._tokens.close()
 
     def answer(self) -> Answer:
         """Generate the rest, and return all of it. Raises BadInput for a prompt that the model
         cannot take."""
-        for _ in self._pieces:
+        for _ in self._tokens:
             pass
         so_far = self._so_far
         timing = self._so_far.timing
@@ -129,14 +144,17 @@ class _SoFar:
         self.effort = effort
 
 
-def _pieces(
-    generate: Callable[..., Iterator[Token]], tokenizer: PreTrainedTokenizerBase, so_far: _SoFar
-) -> Generator[str, None, None]:
-    text = Detokeniser(tokenizer)
+def _tokens(generate: Callable[..., Iterator[Token]], so_far: _SoFar) -> Generator[int, None, None]:
     for token in generate(on_end=so_far.end):
         so_far.timing.seconds.append(token.seconds)
         so_far.token_ids.append(token.token_id)
-        yield text.add(token.token_id)
+        yield token.token_id
+
+
+def _texts(tokens: Iterator[int], tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    text = Detokeniser(tokenizer)
+    for token_id in tokens:
+        yield text.add(token_id)
     yield text.rest()
 
 

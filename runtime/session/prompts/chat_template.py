@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from artifacts.errors import BadInput, BadUsage, first_line
 from runtime.session.prompts import template_child
+from runtime.session.prompts.chat_prompt import ChatPrompt
 
 _REMEDY = "give a prompt of plain text instead"
 LIMIT_S = 5.0  # of one rendering, which usually takes some milliseconds
@@ -32,17 +32,18 @@ class ChatTemplates:
         self._process = None
         self._is_closed = False
 
-    def render(self, tokenizer: PreTrainedTokenizerBase, turns: Sequence[Mapping[str, str]]) -> str:
-        """The prompt for the answer to `turns`, as `tokenizer.apply_chat_template` makes it. Raises
-        BadInput for a template that fails or exceeds a limit, and BadUsage after `close`."""
-        try:
-            template = tokenizer.get_chat_template()
-        except ValueError as error:  # several templates, none of them the default
-            raise _unusable(first_line(error)) from error
+    def render(self, tokenizer: PreTrainedTokenizerBase, chat: ChatPrompt) -> str:
+        """The prompt for the answer to a chat, as `tokenizer.apply_chat_template` makes it. Raises
+        BadInput for a template that fails or exceeds a limit, and BadUsage after `close` and for
+        an option that has the name of a special token."""
+        special = tokenizer.special_tokens_map
+        if taken := special.keys() & chat.options.keys():
+            raise BadUsage(f"{min(taken)} is the model's own: leave it out of the options")
         asked = {
-            "template": template,
-            "turns": list(turns),
-            "special_tokens": tokenizer.special_tokens_map,
+            "template": template_of(tokenizer, chat),
+            "turns": list(chat.turns),
+            "tools": list(chat.tools) or None,
+            "options": special | dict(chat.options),
         }
         with self._lock:
             answer = self._answer(json.dumps(asked))
@@ -109,6 +110,15 @@ class ChatTemplates:
             self._process = None
             process.kill()
             process.communicate()
+
+
+def template_of(tokenizer: PreTrainedTokenizerBase, chat: ChatPrompt) -> str:
+    """Return the template for a chat; some models have another one for tools. Raises BadInput where
+    there are several and none is the default."""
+    try:
+        return tokenizer.get_chat_template(tools=list(chat.tools) or None)
+    except ValueError as error:
+        raise _unusable(first_line(error)) from error
 
 
 def _unusable(reason: str) -> BadInput:

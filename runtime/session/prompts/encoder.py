@@ -2,7 +2,7 @@
 positions of the model is refused before it is encoded."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,10 +13,12 @@ from transformers import PreTrainedTokenizerBase
 from artifacts.errors import BadInput
 from runtime.model.open import MoeModel
 from runtime.session.generation.sampling import TooLong, num_positions
-from runtime.session.prompts.chat_template import ChatTemplates
+from runtime.session.prompts.chat_prompt import ChatPrompt, Turn
+from runtime.session.prompts.chat_template import ChatTemplates, template_of
+from runtime.session.replies.form import PLAIN, ReplyForm, form_of
 
-# a text, or the messages of a chat, each with `role` and `content`
-Prompt = str | Sequence[Mapping[str, str]]
+# a text, or a chat, which may be its messages alone
+Prompt = str | Sequence[Turn] | ChatPrompt
 _NO_TEMPLATE = "the tokenizer has no chat template: turns are separated by blank lines"
 _KEEPS = (
     "ByteLevel",
@@ -34,6 +36,14 @@ _PARTS = 4
 _BYTES = {f"<0x{byte:02X}>" for byte in range(256)}
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """Token ids [1, S] int64 of a prompt, and the form of a reply to it."""
+
+    ids: torch.Tensor
+    form: ReplyForm = PLAIN
+
+
 class PromptEncoder:
     """Encodes prompts for one model; `close` ends the process of its chat template. `fallbacks` is
     the receipt's."""
@@ -44,20 +54,35 @@ class PromptEncoder:
         self._templates = ChatTemplates()
         self.close: Callable[[], None] = self._templates.close
 
-    def encode(self, prompt: Prompt) -> torch.Tensor:
-        """Token ids [1, S] int64; of a chat by the tokenizer's template. Without a template the
-        turns are separated by blank lines, and a line is added to `fallbacks`, once. Raises
-        BadInput, and TooLong as `check` does."""
+    def encode(self, prompt: Prompt) -> EncodedPrompt:
+        """Encode a text, or a chat by the tokenizer's template, which also tells the form of the
+        reply. Without a template the turns are separated by blank lines, and a line is added to
+        `fallbacks`, once. Raises BadInput, and TooLong as `check` does."""
         if self._opened.tokenizer is None:
             raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
         if isinstance(prompt, str):
-            return self._ids(prompt)
+            return EncodedPrompt(self._ids(prompt))
+        chat = prompt if isinstance(prompt, ChatPrompt) else ChatPrompt(prompt)
         if self._opened.tokenizer.chat_template:
-            rendered = self._templates.render(self._opened.tokenizer, prompt)
-            return self._ids(rendered, add_special_tokens=False)  # the template has written them
+            return self._by_template(chat)
+        if chat.tools:
+            raise BadInput("the model has no chat template, and so no way to call tools: give none")
         if _NO_TEMPLATE not in self._fallbacks:
             self._fallbacks.append(_NO_TEMPLATE)
-        return self._ids("\n\n".join(turn["content"].strip() for turn in prompt) + "\n\n")
+        texts = [(turn["content"] or "").strip() for turn in chat.turns]
+        return EncodedPrompt(self._ids("\n\n".join(texts) + "\n\n"))
+
+    def _by_template(self, chat: ChatPrompt) -> EncodedPrompt:
+        tokenizer = self._opened.tokenizer
+        rendered = self._templates.render(tokenizer, chat)
+        form = form_of(
+            template_of(tokenizer, chat),
+            prompt_end=rendered,
+            tools=chat.tools,
+            max_calls=chat.max_calls,
+        )
+        # the template has written the special tokens
+        return EncodedPrompt(self._ids(rendered, add_special_tokens=False), form)
 
     def check(self, text: str) -> None:
         """Raise TooLong for a text that cannot fit into the model's positions, without encoding

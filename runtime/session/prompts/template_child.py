@@ -38,12 +38,18 @@ def main(limit_s: float, limit_nbytes: int) -> None:
 
 
 def _answer(
-    render: Callable, template: str, turns: list[dict[str, str]], special_tokens: dict[str, str]
+    render: Callable,
+    template: str,
+    turns: list[dict[str, object]],
+    tools: list[dict[str, object]] | None,
+    options: dict[str, object],
 ) -> dict[str, str]:
+    asked = {"tools": tools, "chat_template": template, "add_generation_prompt": True} | options
     try:
-        [text], _ = render(
-            [turns], chat_template=template, add_generation_prompt=True, **special_tokens
-        )
+        try:
+            [text], _ = render([_with_objects(turns)], **asked)
+        except TypeError:  # a few templates join the arguments of earlier calls to their text
+            [text], _ = render([turns], **asked)
         return {"text": text}
     except MemoryError:
         raise
@@ -51,6 +57,27 @@ def _answer(
         # by raise_exception; those of jinja2 itself are below it
         is_refused = type(error).__name__ == "TemplateError"
         return {"refused" if is_refused else "error": str(error) or type(error).__name__}
+
+
+def _with_objects(turns: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Return turns in which the arguments of calls are objects, as most templates take them, where
+    they are the JSON of one."""
+    return [
+        turn | {"tool_calls": [_with_object(call) for call in turn["tool_calls"]]}
+        if turn.get("tool_calls")
+        else turn
+        for turn in turns
+    ]
+
+
+def _with_object(call: dict[str, object]) -> dict[str, object]:
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, TypeError, RecursionError):
+        return call
+    is_object = isinstance(arguments, dict)
+    return call | {"function": function | {"arguments": arguments}} if is_object else call
 
 
 def _renderer() -> Callable:

@@ -173,14 +173,14 @@ def test_a_client_may_leave_before_its_prompt_is_encoded(
     session = server.scheduler.session
     go = threading.Event()
     encoded = []
-    encode = session.encode
+    encode = session.prompts.encode
 
     def wait(prompt: str) -> torch.Tensor:
         encoded.append(prompt)
         assert go.wait(10)
         return encode(prompt)
 
-    monkeypatch.setattr(session, "encode", wait)
+    monkeypatch.setattr(session.prompts, "encode", wait)
     left = server.scheduler.tally.read()["requests"]["left"]
     for prompt in ("sheep", "dog"):
         with pytest.raises(httpx2.TimeoutException):

@@ -114,7 +114,7 @@ def held(scheduler: Scheduler, job: GenerationJob) -> Iterator[list[int]]:
 def encoding(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Hold the first prompt that is encoded in the block; the list gets every prompt that was
     begun."""
-    encode = scheduler.session.encode
+    encode = scheduler.session.prompts.encode
     go = threading.Event()
     begun = []
 
@@ -123,7 +123,7 @@ def encoding(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         assert go.wait(WAIT_S)
         return encode(prompt)
 
-    monkeypatch.setattr(scheduler.session, "encode", wait)
+    monkeypatch.setattr(scheduler.session.prompts, "encode", wait)
     try:
         yield begun
     finally:
@@ -297,7 +297,9 @@ def test_a_prompt_that_cannot_be_encoded_fails_alone(
 ) -> None:
     scheduler = begin()
     with monkeypatch.context() as patch:
-        patch.setattr(scheduler.session, "encode", lambda prompt: (_ for _ in ()).throw(error))
+        patch.setattr(
+            scheduler.session.prompts, "encode", lambda prompt: (_ for _ in ()).throw(error)
+        )
         scheduler.submit(job := Asked(2))
         assert job.end() == told
         wait_for(lambda: outcomes(scheduler) == {"failed": 1})
@@ -398,7 +400,7 @@ def test_a_switch_waits_for_the_prompt_that_is_encoded(
         time.sleep(0.3)
         are_closed.append(before._is_closed)
 
-    monkeypatch.setattr(before, "encode", encode)
+    monkeypatch.setattr(before.prompts, "encode", encode)
     with held(scheduler, Asked(1, torch.tensor([[7]]))):
         switch = scheduler.switch("near")
         scheduler.submit(job)
