@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
@@ -12,21 +12,22 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.encoders import jsonable_encoder
 from fastapi.responses import Response, StreamingResponse
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from artifacts.common.suggestions import nearest
 from artifacts.errors import Problem
 from moectl.serving import metrics
 from moectl.serving.answers import AnswerFormat, event
+from moectl.serving.api.bodies import documented, given
+from moectl.serving.api.reference import add_reference
+from moectl.serving.api.tokens import add_props, add_tokens
 from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob
 from moectl.serving.openai_api import (
     ChatBody,
     CompletionBody,
     PresetBody,
     RequestBody,
-    unknown_names,
 )
 from moectl.serving.scheduler import Closing, Full, Scheduler, code_of
 from moectl.serving.wire import (
@@ -34,16 +35,12 @@ from moectl.serving.wire import (
     Refusal,
     TellsIgnored,
     error,
-    ignore,
     is_stream,
-    object_of,
-    shown,
 )
-from runtime.session.generation.sampling import TooLong, num_positions
+from runtime.session.generation.sampling import TooLong
 from runtime.session.prompts.encoder import Prompt
 from runtime.session.replies.pieces import Piece
 from runtime.session.replies.reply import Reply
-from runtime.session.session import Session
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
@@ -68,10 +65,14 @@ def application(serving: Serving) -> FastAPI:
     """The application behind the server's front. The scheduler must have been started; the server
     closes it."""
     scheduler = serving.scheduler
+    strict = serving.is_strict
     app = FastAPI(title="moectl", docs_url=None, redoc_url=None, default_response_class=AsciiJson)
     app.add_middleware(TellsIgnored)
     _add_errors(app)
     _add_watching(app, serving)
+    add_tokens(app, scheduler, is_strict=strict)
+    add_props(app, scheduler, serving.model)
+    add_reference(app)
 
     @app.get("/v1/models")
     async def models() -> dict[str, object]:
@@ -82,21 +83,21 @@ def application(serving: Serving) -> FastAPI:
         _check_model(serving, name)
         return _model(serving, name)
 
-    @app.post("/v1/chat/completions", openapi_extra=_documented(ChatBody))
+    @app.post("/v1/chat/completions", openapi_extra=documented(ChatBody))
     async def chat(
-        asked: Annotated[ChatBody, Depends(_given(ChatBody, serving))], request: Request
+        asked: Annotated[ChatBody, Depends(given(ChatBody, is_strict=strict))], request: Request
     ) -> object:
         _check_model(serving, asked.model)
         turns = [message.turn for message in asked.messages]
         return await _answer(serving, asked, request, turns, asked.num_new)
 
-    @app.post("/v1/completions", openapi_extra=_documented(CompletionBody))
+    @app.post("/v1/completions", openapi_extra=documented(CompletionBody))
     async def complete(
-        asked: Annotated[CompletionBody, Depends(_given(CompletionBody, serving))],
+        asked: Annotated[CompletionBody, Depends(given(CompletionBody, is_strict=strict))],
         request: Request,
     ) -> object:
         _check_model(serving, asked.model)
-        prompt = await asyncio.to_thread(_bounded, asked.prompt, scheduler.session)
+        prompt = await asyncio.to_thread(_bounded, asked.prompt, scheduler)
         return await _answer(serving, asked, request, prompt, asked.num_new)
 
     return app
@@ -116,9 +117,9 @@ def _add_watching(app: FastAPI, serving: Serving) -> None:
             metrics.prometheus(scheduler, serving.model), media_type=CONTENT_TYPE_PLAIN_0_0_4
         )
 
-    @app.post("/preset", openapi_extra=_documented(PresetBody))
+    @app.post("/preset", openapi_extra=documented(PresetBody))
     async def switch(
-        asked: Annotated[PresetBody, Depends(_given(PresetBody, serving))],
+        asked: Annotated[PresetBody, Depends(given(PresetBody, is_strict=serving.is_strict))],
     ) -> dict[str, object]:
         """Switch the preset after the requests that arrived earlier."""
         if asked.preset not in serving.presets:
@@ -159,55 +160,15 @@ def _add_errors(app: FastAPI) -> None:
 # One request
 
 
-def _documented(kind: type[BaseModel]) -> dict[str, object]:
-    """Return the part of /openapi.json that describes a body that `_given` reads."""
-    schema = {
-        "$id": f"urn:moectl:{kind.__name__}",
-        **kind.model_json_schema(),
-    }  # its references are within itself
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def _given(kind: type[Body], serving: Serving) -> Callable[[Request], Awaitable[Body]]:
-    """Return the dependency that reads the body of a request."""
-
-    async def read(request: Request) -> Body:
-        found = await object_of(request)
-        try:
-            asked = kind.model_validate(found)
-        except ValidationError as problem:
-            first = problem.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            said = first["msg"].removeprefix("Value error, ")
-            raise Refusal(400, f"{where}: {said}" if where else said, param=where or None) from None
-        _take_unknown(request, asked, is_strict=serving.is_strict)
-        return asked
-
-    return read
-
-
-def _take_unknown(request: Request, asked: BaseModel, *, is_strict: bool) -> None:
-    """Note the names that the reference does not have for the header of the answer. Raises Refusal
-    if the server is strict."""
-    names = list(dict.fromkeys(unknown_names(asked)))
-    if names and is_strict:
-        near = nearest(names[0], type(asked).model_fields)
-        hint = f"did you mean {near}?" if near else "leave it out"
-        raise Refusal(400, f"{shown(names[0])}: there is no such option: {hint}", names[0])
-    ignore(request.scope, names)
-
-
-def _bounded(asked: str | list[int], session: Session) -> str | torch.Tensor:
+def _bounded(asked: str | list[int], scheduler: Scheduler) -> str | torch.Tensor:
     """The prompt of a completion; token ids are taken as given. Raises TooLong for one that cannot
     fit, before it is encoded."""
     if isinstance(asked, str):
-        session.prompts.check(asked)
+        scheduler.session.prompts.check(asked)
         return asked
-    longest = num_positions(session.opened.model)
+    longest = scheduler.num_positions
     if longest and len(asked) > longest:
-        raise TooLong(
-            f"{len(asked)} prompt tokens exceed the model's {longest} positions: give fewer"
-        )
+        raise TooLong(f"{len(asked)} prompt tokens exceed the {longest} positions: give fewer")
     return torch.tensor([asked], dtype=torch.int64)
 
 
@@ -222,7 +183,7 @@ async def _answer(
     events = asyncio.Queue()
     loop = asyncio.get_running_loop()
     most = scheduler.limits.max_tokens
-    if max_tokens is not None and max_tokens > most:
+    if most and max_tokens is not None and max_tokens > most:
         raise Refusal(
             400, f"answers here have at most {most} tokens, not {max_tokens}", param="max_tokens"
         )
@@ -365,4 +326,5 @@ def _model(serving: Serving, name: str) -> dict[str, object]:
         "object": "model",
         "created": serving.created,
         "owned_by": "moectl",
+        "max_model_len": serving.scheduler.num_positions,
     }

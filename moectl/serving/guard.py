@@ -16,6 +16,7 @@ from moectl.serving.wire import IGNORED, AsciiJson, Refusal
 OPEN_PATHS = ("/", "/health")  # the page holds no data
 OWN_KEY = "x-api-key"
 ANY_ORIGIN = "*"
+TURNS = 8  # requests at a time that share no pass
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+?)\.?(:[0-9]*)?", re.IGNORECASE | re.ASCII)
 
@@ -23,14 +24,16 @@ _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+?)\.?(:[0-9]*)?", re.IGNO
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     """At most `num_rows` requests are answered at a time, in turns or in shared passes of the
-    model, and `num_waiting` more wait in the queue; an answer has at most `max_tokens`. A
-    connection is closed whose request has not arrived in time. Raises BadUsage for values that
-    leave no room for a request."""
+    model, None for as many as there is memory for, and `num_waiting` more wait in the queue; an
+    answer has at most `max_tokens`, and with its prompt `num_positions`. A connection is closed
+    whose request has not arrived in time. Raises BadUsage for values that leave no room for a
+    request."""
 
-    num_rows: int = 8
+    num_rows: int | None = TURNS
     shares_passes: bool = False
     num_waiting: int = 64
-    max_tokens: int = 1024
+    max_tokens: int | None = None  # else as many as have room
+    num_positions: int | None = None  # of a prompt and its answer, else the model's
     # of prompts kept for their beginnings; None: an eighth of all keys and values
     kept_nbytes: int | None = None
     body_nbytes: int = 4 << 20
@@ -40,7 +43,8 @@ class ServerLimits:
     closing_s: float = 30.0
 
     def __post_init__(self) -> None:
-        if self.num_rows < 1 or self.num_waiting < 0 or self.max_tokens < 1:
+        counts = (self.num_rows, self.max_tokens, self.num_positions)
+        if self.num_waiting < 0 or any(count is not None and count < 1 for count in counts):
             raise BadUsage("a server needs room for a request, and answers of at least one token")
 
 

@@ -71,7 +71,9 @@ def _prompt(given: Any) -> str | list[int]:
 Count = Annotated[int, Field(ge=1)]
 
 
-class _Strict(BaseModel):
+class StrictBody(BaseModel):
+    """A body whose types count, and whose unknown names are kept apart."""
+
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
 
@@ -85,12 +87,12 @@ def unknown_names(body: BaseModel, within: str = "") -> Iterator[str]:
                 yield from unknown_names(part, f"{within}{name}.")
 
 
-class StreamOptions(_Strict):
+class StreamOptions(StrictBody):
     include_usage: bool = False
     include_obfuscation: Annotated[None, _only(False)] = None
 
 
-class RequestBody(_Strict):
+class RequestBody(StrictBody):
     """Fields of both kinds of request; `top_k`, `repetition_penalty`, `ignore_eos` and `counters`
     are moectl's own."""
 
@@ -159,7 +161,7 @@ def _role(given: str) -> str:
     return "system" if given == "developer" else given
 
 
-class Message(_Strict):
+class Message(StrictBody):
     """One turn. Empty fields that OpenAI's answers carry beside the text are accepted, so that one
     can be sent back."""
 
@@ -219,5 +221,5 @@ class ChatBody(RequestBody):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-class PresetBody(_Strict):
+class PresetBody(StrictBody):
     preset: str

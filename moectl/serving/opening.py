@@ -6,7 +6,7 @@ from pathlib import Path
 
 from artifacts.errors import OutOfResources
 from moectl.serving.app import Serving
-from moectl.serving.guard import ServerLimits
+from moectl.serving.guard import TURNS, ServerLimits
 from moectl.serving.request import ServeRequest
 from moectl.serving.scheduler import Scheduler
 from moectl.shared.opening import CONTEXT, Settled, existing, open_session, settled
@@ -27,7 +27,7 @@ def open_serving(opened: MoeModel, name: str, request: ServeRequest, *, model: s
         opened,
         request.settings,
         existing(store),
-        num_cached=request.limits.num_rows * CONTEXT,
+        num_cached=_num_cached(request.limits),
         together=request.replicas or 1,
     )
     choice.tell()
@@ -42,6 +42,11 @@ def open_serving(opened: MoeModel, name: str, request: ServeRequest, *, model: s
         aliases=request.served_model_name[1:],
         is_strict=request.strict,
     )
+
+
+def _num_cached(limits: ServerLimits) -> int:
+    """Return the tokens whose keys and values an automatic budget leaves room for."""
+    return (limits.num_rows or TURNS) * min(CONTEXT, limits.num_positions or CONTEXT)
 
 
 def scheduler_of(

@@ -5,19 +5,23 @@ import time
 from collections.abc import Callable
 
 from artifacts.errors import Problem
-from moectl.serving.guard import ServerLimits
+from moectl.serving.guard import TURNS, ServerLimits
 from moectl.serving.jobs import Done, Failed, GenerationJob
 from moectl.serving.tally import Tally
 from moectl.shared.batch_size import batch_size
+from moectl.shared.opening import cached_nbytes
 from runtime.control.counters import by_layer, totals
 from runtime.model.open import MoeModel
 from runtime.session.generation.batch import KeptPrompts, RowResult
 from runtime.session.generation.charges import Charge
-from runtime.session.generation.round_robin import RoundRobin, open_batch
+from runtime.session.generation.round_robin import RoundRobin, open_batch, why_one_by_one
 from runtime.session.generation.stream import Detokeniser, Stops, TokenTiming
 from runtime.session.replies.pieces import CallPiece, Piece, TextPiece
 from runtime.session.session import Session
 
+USUAL_ROWS = 32
+_SHARES = 4  # of the memory for keys and values, one for an answer of unknown length
+_LEAST_SHARE = 1024  # tokens
 TILE = 512  # tokens of prompts in a pass, for which the other requests wait
 
 _log = logging.getLogger("moectl")
@@ -25,7 +29,9 @@ _log = logging.getLogger("moectl")
 
 class RunningRequests:
     """Owns the session's passes until `close`. One thread calls it; `over` is told how each request
-    ended, once its row is free."""
+    ended, once its row is free. `unasked` is the most tokens of an answer whose request does not
+    say how many, None for as many as have room: in shared passes its keys and values have their
+    memory from the start."""
 
     def __init__(
         self,
@@ -41,12 +47,16 @@ class RunningRequests:
         self._preset = preset
         self._over = over
         self._active: dict[int, ActiveRequest] = {}  # by its number in the batch
-        if limits.shares_passes:
-            room = batch_size(session, limits.num_rows).room
-            own = {"tile": TILE, "room": room, "kept_nbytes": limits.kept_nbytes}
-            self._batch = open_batch(session, rows=limits.num_rows, **own)
+        self.unasked: int | None = limits.max_tokens
+        is_chosen = limits.num_rows is None
+        if limits.shares_passes and not (is_chosen and why_one_by_one(session)):
+            size = batch_size(session, limits.num_rows, usual=USUAL_ROWS)
+            own = {"tile": TILE, "room": size.room, "kept_nbytes": limits.kept_nbytes}
+            self._batch = open_batch(session, rows=size.rows, **own)
+            share = size.room // _SHARES // cached_nbytes(session.opened)
+            self.unasked = min(limits.max_tokens or share, max(share, _LEAST_SHARE))
         else:
-            self._batch = RoundRobin(session, rows=limits.num_rows)
+            self._batch = RoundRobin(session, rows=limits.num_rows or TURNS)
 
     def __len__(self) -> int:
         return len(self._active)
@@ -56,6 +66,21 @@ class RunningRequests:
         """Bytes of the prompts that are kept for their beginnings, and the bytes that they may
         take."""
         return self._batch.kept
+
+    @property
+    def num_rows(self) -> int:
+        """Requests that are answered at a time."""
+        return self._batch.rows
+
+    @property
+    def sharing(self) -> str:
+        """Whether these share each pass, in words."""
+        rows = self._batch.rows
+        if not isinstance(self._batch, RoundRobin):
+            return f"up to {rows} requests share each pass"
+        reason = why_one_by_one(self._session)
+        turns = f"{rows} requests take turns" if rows > 1 else "one request at a time"
+        return f"{turns}: {reason}" if reason else turns
 
     @property
     def num_free(self) -> int:

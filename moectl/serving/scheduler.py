@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
@@ -20,6 +21,8 @@ from runtime.session.generation.sampling import TooLong, check_prompt, num_posit
 from runtime.session.prompts.encoder import EncodedPrompt
 from runtime.session.session import Session
 
+T = TypeVar("T")
+_ENDLESS = 1 << 15  # tokens of an answer that nothing bounds
 _log = logging.getLogger("moectl")
 
 
@@ -80,6 +83,16 @@ class Scheduler:
         return self._thread.is_alive() and not self._is_closing
 
     @property
+    def num_rows(self) -> int:
+        """Requests that are answered at a time."""
+        return self._running.num_rows
+
+    @property
+    def sharing(self) -> str:
+        """Whether these requests share each pass, in words."""
+        return self._running.sharing
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 
@@ -93,11 +106,24 @@ class Scheduler:
     def num_waiting(self) -> int:
         return max(0, self._num_taken - len(self._running))
 
+    @property
+    def num_positions(self) -> int | None:
+        """The most tokens that a prompt and its answer may have together: the model's, or fewer by
+        the limits; None where neither says."""
+        given = (num_positions(self.session.opened.model), self.limits.num_positions)
+        return min((one for one in given if one), default=None)
+
+    def with_session(self, ask: Callable[[Session], T]) -> T:
+        """Return what `ask` makes of the session, which is not replaced meanwhile, nor encodes
+        another prompt."""
+        with self._encoding:
+            return ask(self.session)
+
     def submit(self, job: GenerationJob) -> None:
         """Queue a job. Raises Full or Closing."""
         with self._changed:
             self._check_open()
-            if self._num_taken >= self.limits.num_rows + self.limits.num_waiting:
+            if self._num_taken >= self.num_rows + self.limits.num_waiting:
                 self.tally.end("refused")
                 raise Full
             self._num_taken += 1
@@ -237,7 +263,7 @@ class Scheduler:
     def _encode_waiting(self) -> None:
         while job := self._to_encode():
             with self._encoding:
-                found = _encoded(job, self.session, self.limits)
+                found = _encoded(job, self.session, self.num_positions, self._running.unasked)
             job.tell(found)
             with self._changed:
                 if isinstance(found, Encoded):
@@ -259,18 +285,27 @@ class Scheduler:
             return None if self._is_closing else first()
 
 
-def _encoded(job: GenerationJob, session: Session, limits: ServerLimits) -> Encoded | Failed:
+def _encoded(
+    job: GenerationJob, session: Session, longest: int | None, unasked: int | None
+) -> Encoded | Failed:
     """Encode the prompt of a job, and count the tokens that its answer may have: as many as are
-    requested, else as fit. Failed for a prompt that the tokenizer, its template or the model cannot
-    take."""
+    requested, else as fit into `longest` positions, at most `unasked`. Failed for a prompt that the
+    tokenizer, its template or the model cannot take."""
     try:
         is_encoded = isinstance(job.prompt, torch.Tensor)
         prompt = EncodedPrompt(job.prompt) if is_encoded else session.prompts.encode(job.prompt)
         ids = prompt.ids
         model = session.opened.model
-        check_prompt(model, ids, job.max_tokens or 1)
-        room = (num_positions(model) or ids.shape[1] + limits.max_tokens) - ids.shape[1]
-        num_new = job.max_tokens or min(limits.max_tokens, room)
+        least = job.max_tokens or 1
+        num_prompt = ids.shape[1]
+        check_prompt(model, ids, least)
+        if longest and num_prompt + least > longest:
+            raise TooLong(
+                f"{num_prompt} prompt tokens and {least} new ones exceed the {longest} positions "
+                "that are served: give fewer, or start the server with a larger --ctx-size"
+            )
+        room = [longest - num_prompt] if longest else []
+        num_new = job.max_tokens or min(room + [unasked or _ENDLESS])
         return Encoded(ids, replace(job.sampling, max_new_tokens=num_new), prompt.form)
     except Problem as problem:
         return Failed(str(problem), 400, code_of(problem))

@@ -27,18 +27,23 @@ class BatchSize:
 
 
 def batch_size(
-    session: Session, rows: int | None, *, together: int = 1, in_ram: bool = False
+    session: Session,
+    rows: int | None,
+    *,
+    usual: int = MOST_ROWS,
+    together: int = 1,
+    in_ram: bool = False,
 ) -> BatchSize:
     """Return the size for a session that has just been opened, one of `together` in this memory.
 
     Keys and values lie beside the model, or `in_ram`. `rows` is the number asked for, None for as
-    many as there is memory for.
+    many as there is memory for, up to `usual`.
     """
     left = _left_nbytes(session.opened.model.device) // together
     vocabulary = session.opened.model.get_input_embeddings().num_embeddings
     fitting = max(1, left // _LOGITS_SHARE // (vocabulary * _LOGIT_NBYTES))
     room = _left_nbytes(torch.device("cpu")) // together if in_ram else left - left // _LOGITS_SHARE
-    return BatchSize(rows or min(MOST_ROWS, fitting), room)
+    return BatchSize(rows or min(usual, fitting), room)
 
 
 def _left_nbytes(device: torch.device) -> int:

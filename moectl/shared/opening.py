@@ -116,7 +116,7 @@ def free_budget(
     num_cached = num_cached or CONTEXT
     places = set(spread_over(opened.model.device, num_devices))
     free = free_nbytes(opened.model.device) // together
-    cache = num_cached * _cached_nbytes(opened)
+    cache = num_cached * cached_nbytes(opened)
     reserve = max(RESERVE_NBYTES, free // 10)
     least = shape.num_layers * shape.top_k * shape.expert_nbytes
     room = min(shape.nbytes, max(least, (free - cache - reserve) * len(places)))
@@ -128,7 +128,7 @@ def free_budget(
     return "100%" if room == shape.nbytes else f"{room}B", line
 
 
-def _cached_nbytes(opened: MoeModel) -> int:
+def cached_nbytes(opened: MoeModel) -> int:
     """Return the bytes of one token's keys and values, by the model's config."""
     config = opened.config.get_text_config()
     num_layers = getattr(config, "num_hidden_layers", opened.shape.num_layers)

@@ -86,8 +86,11 @@ def test_it_is_said_what_cannot_be_served(
         (
             ["--rows", "4", "--batch", "8"],
             2,
-            "--rows 4 is for turns: leave it out, --batch 8 says how many run",
+            "--rows 4 is for turns: give --batch 1 too, or leave it out",
         ),
+        (["--batch", "many"], 2, "--batch many: give a number of requests, or auto"),
+        (["--batch", "0"], 2, "--batch 0: give a number of requests, or auto"),
+        (["--cors-origin", "localhost:3000"], 2, "is no origin: give it as http://localhost:3000"),
         (
             ["--replicas", "2", "--executor", "local"],
             2,

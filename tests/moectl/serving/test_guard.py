@@ -220,6 +220,6 @@ def test_a_server_has_room() -> None:
         with pytest.raises(BadUsage, match="room for a request, and answers of at least one token"):
             ServerLimits(**limits)
     limits = ServerLimits()
-    assert (limits.num_rows, limits.num_waiting, limits.max_tokens) == (8, 64, 1024)
+    assert (limits.num_rows, limits.num_waiting, limits.max_tokens) == (8, 64, None)
     assert (limits.body_nbytes, limits.closing_s) == (4 * 2**20, 30)
     assert (limits.head_s, limits.body_s, limits.kept_nbytes) == (10, 60, None)

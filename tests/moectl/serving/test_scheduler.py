@@ -12,9 +12,12 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput, BadUsage
+from moectl.serving import running
 from moectl.serving.guard import ServerLimits
 from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob
 from moectl.serving.scheduler import Closing, Full, Scheduler
+from moectl.shared.batch_size import BatchSize
+from moectl.shared.opening import cached_nbytes
 from runtime.model.open import MoeModel
 from runtime.session.generation.sampling import Sampling
 from runtime.session.replies.pieces import TextPiece
@@ -306,6 +309,34 @@ def test_a_prompt_that_cannot_be_encoded_fails_alone(
     assert scheduler.num_waiting == 0
     scheduler.submit(job := Asked(2))
     assert isinstance(job.end(), Done)
+
+
+def test_a_batch_is_chosen_by_memory(
+    begin: Begin, opened: MoeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer of unknown length gets a quarter of the memory for keys and values, and what is
+    asked for gets what it needs; requests that cannot share passes take turns."""
+    scheduler = begin(ServerLimits(num_rows=None, shares_passes=True, num_positions=40))
+    assert (scheduler.num_rows, scheduler.num_positions) == (running.USUAL_ROWS, 40)
+    assert scheduler.sharing == "up to 32 requests share each pass"
+    told = (
+        "36 prompt tokens and 5 new ones exceed the 40 positions that are served: give fewer, or "
+        "start the server with a larger --ctx-size"
+    )
+    for num_tokens, expected in ((None, 4), (4, 4), (5, told)):
+        scheduler.submit(job := Asked(num_tokens, torch.full((1, 36), 7)))
+        end = job.end()
+        assert (end.num_tokens if isinstance(end, Done) else end.message) == expected
+    monkeypatch.setattr(running, "_LEAST_SHARE", 1)
+    size = BatchSize(2, 4 * 6 * cached_nbytes(opened))
+    monkeypatch.setattr(running, "batch_size", lambda *_, **__: size)
+    scheduler.switch("on-demand").settled.result(WAIT_S)
+    for num_tokens, expected in ((None, 6), (7, 7)):
+        scheduler.submit(job := Asked(num_tokens, torch.full((1, 4), 7)))
+        assert job.end().num_tokens == expected
+    monkeypatch.setattr(running, "why_one_by_one", lambda _: "an index of keys")
+    scheduler.switch("on-demand").settled.result(WAIT_S)
+    assert (scheduler.sharing, scheduler.num_rows) == ("8 requests take turns: an index of keys", 8)
 
 
 def test_a_prompt_has_room_for_its_answer(begin: Begin) -> None:

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from moectl.serving.guard import ServerLimits
     from moectl.serving.request import ServeRequest
 
-
-_TURNS = 8  # requests at a time
+_AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,19 @@ class ServerOptions:
         typer.Option(help="Where those run: ray (a cluster begun here), ray:auto, ray:HOST:PORT."),
     ] = "ray"
     batch: Annotated[
-        int, typer.Option(min=1, help="Requests that share each pass of the model; 1: none does.")
-    ] = 1
+        str,
+        typer.Option(
+            metavar="N",
+            help="Requests that share each pass: a number, 1: none does; auto: by memory.",
+            rich_help_panel="Server",
+        ),
+    ] = _AUTO
+    ctx_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1, show_default="the model's", help="Tokens of a prompt and its answer, at most."
+        ),
+    ] = None
     rows: Annotated[
         int | None,
         typer.Option(
@@ -93,38 +103,43 @@ class ServerOptions:
         typer.Option(
             metavar="SIZE",
             show_default="an eighth of keys and values",
-            help="With --batch N: prompts kept for those that begin alike.",
+            help="Of shared passes: prompts kept for those that begin alike.",
         ),
     ] = None
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait besides.")] = 64
     max_new_tokens: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=1, help="The longest answer that may be asked for.", rich_help_panel="Server"
+            min=1,
+            show_default="the model's",
+            help="The longest answer that may be asked for.",
+            rich_help_panel="Server",
         ),
-    ] = 1024
+    ] = None
 
     def limits(self) -> "ServerLimits":
-        """Return the limits of the server. Raises BadUsage for turns of requests that share passes,
-        and for kept prompts of turns, which keep none."""
-        from moectl.serving.guard import ServerLimits
+        """Return the limits of the server. Raises BadUsage for a batch that is no number, for turns
+        of requests that share passes, and for kept prompts of turns, which keep none."""
+        from moectl.serving.guard import TURNS, ServerLimits
         from runtime.control.sizes import nbytes
 
-        if self.rows and self.batch > 1:
+        if self.batch != _AUTO and not (self.batch.isdecimal() and int(self.batch)):
+            raise BadUsage(f"--batch {self.batch}: give a number of requests, or auto")
+        takes_turns = self.batch == "1"
+        if self.rows and not takes_turns:
+            raise BadUsage(f"--rows {self.rows} is for turns: give --batch 1 too, or leave it out")
+        if self.kept_prompts and takes_turns:
             raise BadUsage(
-                f"--rows {self.rows} is for turns: leave it out, --batch {self.batch} says how "
-                "many run"
+                "--kept-prompts is for requests that share passes: leave --batch 1 out, or "
+                "--kept-prompts"
             )
-        if self.kept_prompts and self.batch == 1:
-            raise BadUsage(
-                "--kept-prompts is for requests that share passes: give --batch N too, or leave "
-                "it out"
-            )
+        shared = None if self.batch == _AUTO else int(self.batch)
         return ServerLimits(
-            num_rows=(self.rows or _TURNS) if self.batch == 1 else self.batch,
-            shares_passes=self.batch > 1,
+            num_rows=(self.rows or TURNS) if takes_turns else shared,
+            shares_passes=not takes_turns,
             num_waiting=self.queue,
             max_tokens=self.max_new_tokens,
+            num_positions=self.ctx_size,
             kept_nbytes=nbytes(self.kept_prompts) if self.kept_prompts else None,
         )
 
@@ -261,13 +276,15 @@ def _what(serving: "Serving") -> str:
     receipt = serving.scheduler.receipt
     reason = f" ({serving.why})" if serving.why else ""
     in_fast_tier = f"{receipt['slots']} of {receipt['experts']} experts in the fast tier"
-    most = serving.scheduler.kept.most_nbytes
+    scheduler = serving.scheduler
+    most = scheduler.kept.most_nbytes
     kept = ""
     if most:
         kept = f", at most {human_bytes(most)} of prompts kept for their beginnings"
+    longest = f", {scheduler.num_positions:,} positions" if scheduler.num_positions else ""
     return (
         f"{serving.model} on {receipt['device']}, preset {receipt['preset']}{reason}, "
-        f"{in_fast_tier}{kept}"
+        f"{in_fast_tier}, {scheduler.sharing}{longest}{kept}"
     )
 
 

@@ -23,6 +23,7 @@ from profilers.workers.same_model import SameModel
 _NAME = "moectl"
 # requests to a replica besides those that are answered or wait: /health, /metrics, the page
 _WATCHING = 16
+_MOST_ROWS = 256
 _TO_SAY_SO_S = 5
 _QUIET = {"log_level": "ERROR", "enable_access_log": False}
 
@@ -107,7 +108,7 @@ def replicas(spec: ReplicaSpec) -> Iterator[None]:
         serve.ingress()(Replica),
         name=_NAME,
         num_replicas=request.replicas,
-        max_ongoing_requests=request.limits.num_rows + request.limits.num_waiting + _WATCHING,
+        max_ongoing_requests=_MOST_ROWS + request.limits.num_waiting + _WATCHING,
         graceful_shutdown_timeout_s=request.limits.closing_s + _TO_SAY_SO_S,
         ray_actor_options={"num_cpus": threads, "num_gpus": int(is_gpu)},
         logging_config=_QUIET,

@@ -1,0 +1,1 @@
+"""The rest of what clients ask a server, one file for each subject."""

@@ -1,0 +1,51 @@
+"""Bodies of requests as they are read: by their fields, with a line for what is wrong."""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from artifacts.common.suggestions import nearest
+from moectl.serving.openai_api import unknown_names
+from moectl.serving.wire import Refusal, ignore, object_of, shown
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def documented(kind: type[BaseModel]) -> dict[str, object]:
+    """Return the part of /openapi.json that describes a body that `given` reads."""
+    schema = {
+        "$id": f"urn:moectl:{kind.__name__}",
+        **kind.model_json_schema(),
+    }  # its references are within itself
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def given(kind: type[Body], *, is_strict: bool) -> Callable[[Request], Awaitable[Body]]:
+    """Return the dependency that reads the body of a request."""
+
+    async def read(request: Request) -> Body:
+        found = await object_of(request)
+        try:
+            asked = kind.model_validate(found)
+        except ValidationError as problem:
+            first = problem.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            said = first["msg"].removeprefix("Value error, ")
+            raise Refusal(400, f"{where}: {said}" if where else said, param=where or None) from None
+        _take_unknown(request, asked, is_strict=is_strict)
+        return asked
+
+    return read
+
+
+def _take_unknown(request: Request, asked: BaseModel, *, is_strict: bool) -> None:
+    """Note the names that the reference does not have for the header of the answer. Raises Refusal
+    if the server is strict."""
+    names = list(dict.fromkeys(unknown_names(asked)))
+    if names and is_strict:
+        near = nearest(names[0], type(asked).model_fields)
+        hint = f"did you mean {near}?" if near else "leave it out"
+        raise Refusal(400, f"{shown(names[0])}: there is no such option: {hint}", names[0])
+    ignore(request.scope, names)
