@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from artifacts.errors import BadUsage
-from moectl.serving.wire import IGNORED, AsciiJson, Refusal
+from moectl.serving.wire import IGNORED, AsciiJson, Refusal, in_dialect
 
 OPEN_PATHS = ("/", "/health")  # the page holds no data
 OWN_KEY = "x-api-key"
@@ -83,7 +83,8 @@ class Guard:
             await self.app(scope, limited, send)
         except Refusal as refusal:
             headers = {"connection": "close", **refusal.headers}
-            answer = AsciiJson(refusal.body(), refusal.status, headers=headers)
+            body = in_dialect(scope["path"], refusal.status, refusal.body())
+            answer = AsciiJson(body, refusal.status, headers=headers)
             await answer(scope, receive, send)
 
     def _check(self, path: str, headers: Headers) -> None:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from mmap import mmap
+from typing import Any
 from unicodedata import category
 from urllib.parse import quote
 
@@ -21,6 +22,15 @@ _KIND = {
     int: "a number",
     float: "a number",
     type(None): "null",
+}
+_ANTHROPIC = "/v1/messages"
+_ANTHROPIC_KIND = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
 }
 _UNSHOWN = (
     "Cc",
@@ -56,6 +66,14 @@ def error(
     kind = {429: "rate_limit_error", 401: "authentication_error"}.get(status)
     kind = kind or ("invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def in_dialect(path: str, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    """Return an error in the format of the API at a path: Anthropic's has one of its own."""
+    if not path.startswith(_ANTHROPIC):
+        return body
+    kind = _ANTHROPIC_KIND.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}}
 
 
 class AsciiJson(JSONResponse):
