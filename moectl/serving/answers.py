@@ -4,8 +4,10 @@ import json
 import secrets
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from moectl.serving.jobs import Done
+from moectl.serving.wire import error
 from runtime.session.replies.pieces import (
     ArgumentsPiece,
     CallPiece,
@@ -14,6 +16,20 @@ from runtime.session.replies.pieces import (
     TextPiece,
 )
 from runtime.session.replies.reply import Reply
+
+
+class Form(Protocol):
+    """The format of one answer in one of the APIs: whole, or as the text of events."""
+
+    def whole(self, reply: Reply, done: Done) -> dict[str, object]: ...
+
+    def begins(self) -> str | None: ...
+
+    def goes_on(self, piece: Piece) -> str: ...
+
+    def ends(self, done: Done) -> list[str]: ...
+
+    def fails(self, message: str, status: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +66,10 @@ class AnswerFormat:
             return [last, "data: [DONE]\n\n"]
         used = self._body("chat.completion.chunk", None) | {"usage": self._usage(done)} | took
         return [last, event(used), "data: [DONE]\n\n"]
+
+    def fails(self, message: str, status: int) -> str:
+        """The event of a failure in the midst."""
+        return event(error(status, message))
 
     def _chunk(
         self, said: dict[str, object] | str, reason: str | None = None, took: dict | None = None

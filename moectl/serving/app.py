@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, TypeVar
 
 import torch
@@ -18,9 +19,12 @@ from starlette.types import Receive, Scope, Send
 
 from artifacts.errors import Problem
 from moectl.serving import metrics
-from moectl.serving.answers import AnswerFormat, event
-from moectl.serving.api.bodies import documented, given
+from moectl.serving.answers import AnswerFormat, Form
+from moectl.serving.api.bodies import AsksAsChat, chat_of, documented, given
+from moectl.serving.api.messages import PATH as MESSAGES
+from moectl.serving.api.messages import CountBody, MessageFormat, MessagesBody
 from moectl.serving.api.reference import add_reference
+from moectl.serving.api.responses import ResponseFormat, ResponsesBody
 from moectl.serving.api.tokens import add_props, add_tokens
 from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob
 from moectl.serving.openai_api import (
@@ -35,6 +39,7 @@ from moectl.serving.wire import (
     Refusal,
     TellsIgnored,
     error,
+    in_dialect,
     is_stream,
 )
 from runtime.session.generation.sampling import TooLong
@@ -88,8 +93,7 @@ def application(serving: Serving) -> FastAPI:
         asked: Annotated[ChatBody, Depends(given(ChatBody, is_strict=strict))], request: Request
     ) -> object:
         _check_model(serving, asked.model)
-        turns = [message.turn for message in asked.messages]
-        return await _answer(serving, asked, request, turns, asked.num_new)
+        return await _answer(serving, asked, request, _prompt_of(asked), asked.num_new)
 
     @app.post("/v1/completions", openapi_extra=documented(CompletionBody))
     async def complete(
@@ -100,7 +104,57 @@ def application(serving: Serving) -> FastAPI:
         prompt = await asyncio.to_thread(_bounded, asked.prompt, scheduler)
         return await _answer(serving, asked, request, prompt, asked.num_new)
 
+    _add_other_apis(app, serving)
     return app
+
+
+def _add_other_apis(app: FastAPI, serving: Serving) -> None:
+    """Add the routes whose requests become chats."""
+    strict = serving.is_strict
+
+    @app.post("/v1/responses", openapi_extra=documented(ResponsesBody))
+    async def respond(
+        asked: Annotated[ResponsesBody, Depends(given(ResponsesBody, is_strict=strict))],
+        request: Request,
+    ) -> object:
+        """Answer as OpenAI's Responses; nothing is stored."""
+
+        def form(num_tokens: int) -> Form:
+            return ResponseFormat(asked, serving.model, num_tokens)
+
+        return await _answer_as_chat(serving, asked, request, form)
+
+    @app.post(MESSAGES, openapi_extra=documented(MessagesBody))
+    async def message(
+        asked: Annotated[MessagesBody, Depends(given(MessagesBody, is_strict=strict))],
+        request: Request,
+    ) -> object:
+        """Answer as Anthropic's Messages."""
+        return await _answer_as_chat(serving, asked, request, partial(MessageFormat, serving.model))
+
+    @app.post(f"{MESSAGES}/count_tokens", openapi_extra=documented(CountBody))
+    async def count(
+        asked: Annotated[CountBody, Depends(given(CountBody, is_strict=strict))],
+    ) -> dict[str, int]:
+        """Count the tokens of a prompt, as Anthropic's count_tokens."""
+        _check_model(serving, asked.model)
+        prompt = _prompt_of(chat_of(asked))
+        ids = await asyncio.to_thread(
+            serving.scheduler.with_session, lambda session: session.encode(prompt)
+        )
+        return {"input_tokens": ids.shape[1]}
+
+
+async def _answer_as_chat(
+    serving: Serving, asked: AsksAsChat, request: Request, form: Callable[[int], Form]
+) -> object:
+    _check_model(serving, asked.model)
+    chat = chat_of(asked)
+    return await _answer(serving, chat, request, _prompt_of(chat), chat.num_new, form)
+
+
+def _prompt_of(asked: ChatBody) -> Prompt:
+    return [message.turn for message in asked.messages]
 
 
 def _add_watching(app: FastAPI, serving: Serving) -> None:
@@ -137,24 +191,31 @@ def _add_watching(app: FastAPI, serving: Serving) -> None:
 
 
 def _add_errors(app: FastAPI) -> None:
+    def told(
+        request: Request,
+        status: int,
+        body: dict[str, object],
+        headers: Mapping[str, str] | None = None,
+    ) -> AsciiJson:
+        return AsciiJson(in_dialect(request.url.path, status, body), status, headers=headers)
+
     @app.exception_handler(Refusal)
     async def refused(request: Request, refusal: Refusal) -> AsciiJson:
-        return AsciiJson(refusal.body(), refusal.status, headers=refusal.headers)
+        return told(request, refusal.status, refusal.body(), refusal.headers)
 
     @app.exception_handler(Problem)
     async def problem_of_user(request: Request, problem: Problem) -> AsciiJson:
-        return AsciiJson(error(400, str(problem), code=code_of(problem)), 400)
+        return told(request, 400, error(400, str(problem), code=code_of(problem)))
 
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, problem: HTTPException) -> AsciiJson:
         message = f"{request.method} {request.url.path}: {problem.detail}"
-        return AsciiJson(
-            error(problem.status_code, message), problem.status_code, headers=problem.headers
-        )
+        status = problem.status_code
+        return told(request, status, error(status, message), problem.headers)
 
     @app.exception_handler(Exception)
     async def broken(request: Request, problem: Exception) -> AsciiJson:
-        return AsciiJson(error(500, f"internal error: {type(problem).__name__}"), 500)
+        return told(request, 500, error(500, f"internal error: {type(problem).__name__}"))
 
 
 # One request
@@ -178,6 +239,7 @@ async def _answer(
     request: Request,
     prompt: Prompt | torch.Tensor,
     max_tokens: int | None,
+    form_of: Callable[[int], Form] | None = None,
 ) -> object:
     scheduler = serving.scheduler
     events = asyncio.Queue()
@@ -202,7 +264,8 @@ async def _answer(
         if num_tokens is None:
             return None
         is_chat = "messages" in type(asked).model_fields
-        form = AnswerFormat(is_chat, serving.model, num_tokens, asked.has_usage, asked.counters)
+        own = AnswerFormat(is_chat, serving.model, num_tokens, asked.has_usage, asked.counters)
+        form = form_of(num_tokens) if form_of else own
         if asked.stream:
             return _Stream(_streamed(form, _until_done(events)), at_end.pop_all().close)
         return await _unless_gone(request, _gathered(form, _until_done(events)))
@@ -242,7 +305,7 @@ async def _until_done(events: asyncio.Queue[Event]) -> AsyncIterator[Event]:
         yield item
 
 
-async def _streamed(form: AnswerFormat, events: AsyncIterator[Event]) -> AsyncIterator[str]:
+async def _streamed(form: Form, events: AsyncIterator[Event]) -> AsyncIterator[str]:
     if begins := form.begins():
         yield begins
     async for item in events:
@@ -251,12 +314,12 @@ async def _streamed(form: AnswerFormat, events: AsyncIterator[Event]) -> AsyncIt
                 for last in form.ends(item):
                     yield last
             case Failed(message, status):
-                yield event(error(status, message))
+                yield form.fails(message, status)
             case piece:
                 yield form.goes_on(piece)
 
 
-async def _gathered(form: AnswerFormat, events: AsyncIterator[Event]) -> dict[str, object]:
+async def _gathered(form: Form, events: AsyncIterator[Event]) -> dict[str, object]:
     pieces: list[Piece] = []
     async for item in events:
         match item:

@@ -26,13 +26,15 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an answer: `reason` is `stop`, `length` or `tool_calls`, `took` holds its counters and times;
-    `num_cached` tokens of its prompt were known from earlier ones."""
+    """The end of an answer: `reason` is `stop`, `length` or `tool_calls`, `took` holds its counters
+    and times; `num_cached` tokens of its prompt were known from earlier ones; `stop` is the one of
+    the request's stops that ended it."""
 
     reason: str
     num_tokens: int
     took: dict[str, object]
     num_cached: int = 0
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ class ActiveRequest:
     def _end(self, reason: str, num_cached: int) -> None:
         if reason == "stop" and self._num_calls:
             reason = "tool_calls"
-        self.done = Done(reason, len(self._ids), self._took(), num_cached)
+        self.done = Done(reason, len(self._ids), self._took(), num_cached, self._stops.met)
 
     def _took(self) -> dict[str, object]:
         layers = by_layer(self._charge.counters)

@@ -1,16 +1,25 @@
 """Bodies of requests as they are read: by their fields, with a line for what is wrong."""
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from artifacts.common.suggestions import nearest
-from moectl.serving.openai_api import unknown_names
+from moectl.serving.openai_api import ChatBody, unknown_names
 from moectl.serving.wire import Refusal, ignore, object_of, shown
 
 Body = TypeVar("Body", bound=BaseModel)
+
+
+class AsksAsChat(Protocol):
+    """A body of another API, for which a chat can be asked."""
+
+    model: str
+
+    def as_chat(self) -> dict[str, object]:
+        """Return the body of that chat. Raises ValueError where there is none."""
 
 
 def documented(kind: type[BaseModel]) -> dict[str, object]:
@@ -27,17 +36,31 @@ def given(kind: type[Body], *, is_strict: bool) -> Callable[[Request], Awaitable
 
     async def read(request: Request) -> Body:
         found = await object_of(request)
-        try:
-            asked = kind.model_validate(found)
-        except ValidationError as problem:
-            first = problem.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            said = first["msg"].removeprefix("Value error, ")
-            raise Refusal(400, f"{where}: {said}" if where else said, param=where or None) from None
+        asked = _valid(kind, found)
         _take_unknown(request, asked, is_strict=is_strict)
         return asked
 
     return read
+
+
+def _valid(kind: type[Body], found: object) -> Body:
+    try:
+        return kind.model_validate(found)
+    except ValidationError as problem:
+        first = problem.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        said = first["msg"].removeprefix("Value error, ")
+        raise Refusal(400, f"{where}: {said}" if where else said, param=where or None) from None
+
+
+def chat_of(asked: AsksAsChat) -> ChatBody:
+    """Return the chat that asks for the same as the body of another API. Raises Refusal where no
+    chat does."""
+    try:
+        fields = asked.as_chat()
+    except ValueError as problem:
+        raise Refusal(400, str(problem)) from None
+    return _valid(ChatBody, {name: value for name, value in fields.items() if value is not None})
 
 
 def _take_unknown(request: Request, asked: BaseModel, *, is_strict: bool) -> None:

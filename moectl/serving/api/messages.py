@@ -90,7 +90,7 @@ class MessagesBody(CountBody):
     def as_chat(self) -> Fields:
         """Return the body of the chat, as for CountBody."""
         same = ("max_tokens", "stream", "temperature", "top_p", "top_k", "seed", "ignore_eos")
-        return super(MessagesBody, self).as_chat() | {
+        return super().as_chat() | {
             "stop": self.stop_sequences,
             "user": (self.metadata or {}).get("user_id"),
             **{name: getattr(self, name) for name in same},

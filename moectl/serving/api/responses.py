@@ -284,9 +284,7 @@ class ResponseFormat:
             part = item["content"][0]
             yield self._event(f"response.{name}.done", **self._place(), text=part["text"])
             yield self._event("response.content_part.done", **self._place(), part=part)
-        yield self._event(
-            "response.output_item.done", output_index=len(self.items) - 1, item=item
-        )
+        yield self._event("response.output_item.done", output_index=len(self.items) - 1, item=item)
 
     def _place(self) -> Fields:
         """Return the place of the last item, and of its part."""

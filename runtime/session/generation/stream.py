@@ -199,21 +199,26 @@ class Detokeniser:
 
 
 class Stops:
-    """Passes text on up to the first occurrence of one of `stops`; holds back text with which one
-    may begin."""
+    """Passes text on up to the first occurrence of one of `stops`, which `met` then is; holds back
+    text with which one may begin."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
-        self.is_met = False
+        self.met: str | None = None
         self._stops = stops
         self._held = ""
+
+    @property
+    def is_met(self) -> bool:
+        return self.met is not None
 
     def add(self, text: str) -> str:
         """The text that certainly belongs to the answer."""
         held = self._held + text
-        if starts := [start for stop in self._stops if (start := held.find(stop)) >= 0]:
-            self.is_met = True
+        starts = {stop: start for stop in self._stops if (start := held.find(stop)) >= 0}
+        if starts:
+            self.met = min(starts, key=starts.__getitem__)
             self._held = ""
-            return held[: min(starts)]
+            return held[: starts[self.met]]
         num_held = max((_overlap(held, stop) for stop in self._stops), default=0)
         self._held = held[len(held) - num_held :]
         return held[: len(held) - num_held]
