@@ -23,7 +23,8 @@ from runtime.session.replies.reply import Reply
 
 Fields = dict[str, Any]
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
-# of a part of an item: its type, its field, and the begin of its events' names
+_ID_OF = {"message": "msg", "reasoning": "rs", "function_call": "fc"}  # with which ids begin
+# the type of an item's part, with which its events' names begin
 _PART_OF = {"message": "output_text", "reasoning": "reasoning_text"}
 
 
@@ -240,7 +241,7 @@ class ResponseFormat:
     def _begin(self, piece: Piece) -> None:
         """Add the item that begins with a piece."""
         kind = _kind(piece)
-        item: Fields = {"id": f"{kind[:2]}_{secrets.token_hex(24)}", "type": kind}
+        item: Fields = {"id": f"{_ID_OF[kind]}_{secrets.token_hex(24)}", "type": kind}
         match piece:
             case CallPiece(_, id, name):
                 item |= {"call_id": id, "name": name, "arguments": ""}
