@@ -93,7 +93,7 @@ def application(serving: Serving) -> FastAPI:
         asked: Annotated[ChatBody, Depends(given(ChatBody, is_strict=strict))], request: Request
     ) -> object:
         _check_model(serving, asked.model)
-        return await _answer(serving, asked, request, _prompt_of(asked), asked.num_new)
+        return await _answer(serving, asked, request, asked.prompt(), asked.num_new)
 
     @app.post("/v1/completions", openapi_extra=documented(CompletionBody))
     async def complete(
@@ -138,7 +138,7 @@ def _add_other_apis(app: FastAPI, serving: Serving) -> None:
     ) -> dict[str, int]:
         """Count the tokens of a prompt, as Anthropic's count_tokens."""
         _check_model(serving, asked.model)
-        prompt = _prompt_of(chat_of(asked))
+        prompt = chat_of(asked).prompt()
         ids = await asyncio.to_thread(
             serving.scheduler.with_session, lambda session: session.encode(prompt)
         )
@@ -150,11 +150,7 @@ async def _answer_as_chat(
 ) -> object:
     _check_model(serving, asked.model)
     chat = chat_of(asked)
-    return await _answer(serving, chat, request, _prompt_of(chat), chat.num_new, form)
-
-
-def _prompt_of(asked: ChatBody) -> Prompt:
-    return [message.turn for message in asked.messages]
+    return await _answer(serving, chat, request, chat.prompt(), chat.num_new, form)
 
 
 def _add_watching(app: FastAPI, serving: Serving) -> None:

@@ -4,6 +4,7 @@ refused by name, one that the reference does not have is ignored by name."""
 import json
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -16,8 +17,11 @@ from pydantic import (
     field_validator,
 )
 
+from artifacts.errors import BadUsage
 from moectl.shared.terminal.messages import text_of
+from runtime.session.generation.grammar import Grammar
 from runtime.session.generation.sampling import Sampling
+from runtime.session.prompts.chat_prompt import ChatPrompt
 
 _SHORT = 16  # default max_tokens of a completion, as in OpenAI's API
 
@@ -161,24 +165,78 @@ def _role(given: str) -> str:
     return "system" if given == "developer" else given
 
 
+class FunctionBody(StrictBody):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(StrictBody):
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class NamedFunction(StrictBody):
+    name: str
+
+
+class NamedTool(StrictBody):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class CalledFunction(StrictBody):
+    """A call as the model made it; `arguments` are JSON, unless it failed."""
+
+    name: str
+    arguments: str
+
+
+class CalledTool(StrictBody):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+def _content(given: Any, info: ValidationInfo) -> str | None:
+    has_calls = info.data.get("role") == "assistant" and info.data.get("tool_calls")
+    return None if given is None and has_calls else text_of(given)
+
+
 class Message(StrictBody):
     """One turn. Empty fields that OpenAI's answers carry beside the text are accepted, so that one
     can be sent back."""
 
-    role: Annotated[Literal["system", "developer", "user", "assistant"], AfterValidator(_role)]
-    content: Annotated[str, PlainValidator(text_of)]
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant", "tool"], AfterValidator(_role)
+    ]
+    tool_calls: list[CalledTool] | None = None
+    content: Annotated[str | None, PlainValidator(_content), Field(validate_default=True)] = None
     name: str | None = None  # of a participant, which is the template's to show
     refusal: Absent = None
-    tool_calls: Annotated[None, _only([])] = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
     function_call: Absent = None
     audio: Absent = None
     annotations: Annotated[None, _only([])] = None
 
     @property
-    def turn(self) -> dict[str, str]:
+    def turn(self) -> dict[str, object]:
         """The message in the form that the model's template takes."""
-        named = {} if self.name is None else {"name": self.name}
-        return {"role": self.role, "content": self.content} | named
+        beside = {
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.reasoning_content,
+            "tool_calls": [call.model_dump() for call in self.tool_calls or ()] or None,
+        }
+        said = {name: value for name, value in beside.items() if value is not None}
+        return {"role": self.role, "content": self.content} | said
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatBody(RequestBody):
@@ -186,15 +244,17 @@ class ChatBody(RequestBody):
     max_completion_tokens: Count | None = None
     logprobs: Annotated[None, _only(False)] = None
     top_logprobs: Annotated[None, _only(0)] = None
-    tools: Annotated[None, _only([])] = None
-    tool_choice: Annotated[None, _only("none")] = None
+    tools: list[ToolBody] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     functions: Annotated[None, _only([])] = None
     function_call: Annotated[None, _only("none")] = None
     response_format: Annotated[None, _only({"type": "text"})] = None
     modalities: Annotated[None, _only(["text"])] = None
     audio: Absent = None
     prediction: Absent = None
-    reasoning_effort: Absent = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # as other servers have it
     verbosity: Annotated[None, _only("medium")] = None
     web_search_options: Absent = None
     moderation: Absent = None
@@ -202,7 +262,6 @@ class ChatBody(RequestBody):
     service_tier: Annotated[None, _only("auto", "default")] = None
     # Ignored: they do not change an answer.
     metadata: dict[str, str] | None = None
-    parallel_tool_calls: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, str] | None = None
@@ -215,10 +274,84 @@ class ChatBody(RequestBody):
             raise ValueError("give it or max_tokens, not both")
         return limit
 
+    @field_validator("tools")
+    @classmethod
+    def _have_names_of_their_own(cls, tools: list[ToolBody] | None) -> list[ToolBody] | None:
+        if len({tool.function.name for tool in tools or ()}) < len(tools or ()):
+            raise ValueError("two tools have one name")
+        return tools
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _is_among_the_tools(
+        cls, choice: str | NamedTool | None, info: ValidationInfo
+    ) -> str | NamedTool | None:
+        names = [tool.function.name for tool in info.data.get("tools") or ()]
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise ValueError(f"there is no tool {choice.function.name!r}")
+        if choice == "required" and not names:
+            raise ValueError("give tools with it")
+        return choice
+
+    def prompt(self) -> ChatPrompt:
+        """Return the chat with its tools and the options of the template. Raises BadUsage for an
+        option that no template has."""
+        tools = () if self.tool_choice == "none" else self.tools or ()
+        effort = {} if self.reasoning_effort is None else _efforts(self.reasoning_effort)
+        return ChatPrompt(
+            [message.turn for message in self.messages],
+            [tool.model_dump(exclude_none=True) for tool in tools],
+            effort | (self.chat_template_kwargs or {}),
+            max_calls=1 if self.parallel_tool_calls is False else None,
+            must_call=self._must_call,
+        )
+
+    def sampling(self, max_new_tokens: int) -> Sampling:
+        """Return the sampling, by which the answer is a call where a tool must be called. Raises
+        BadUsage where another grammar holds the answer too."""
+        sampling = super().sampling(max_new_tokens)
+        if not self._must_call:
+            return sampling
+        if sampling.grammar is not None:
+            raise BadUsage("tool_choice and another grammar both say what comes: leave one out")
+        functions = [tool.function for tool in self.tools or ()]
+        functions = [one for one in functions if self._chosen in (None, one.name)]
+        calls = [_call_schema(one, f"#/anyOf/{at}") for at, one in enumerate(functions)]
+        return replace(sampling, grammar=Grammar.of_schema({"anyOf": calls}))
+
+    @property
+    def _chosen(self) -> str | None:
+        return self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+
+    @property
+    def _must_call(self) -> bool:
+        return self.tool_choice == "required" or self._chosen is not None
+
     @property
     def num_new(self) -> int | None:
         """The requested limit on new tokens, None for as many as there is room for."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+def _efforts(effort: Effort) -> dict[str, object]:
+    """Return the variables by which templates are told how much to think."""
+    if effort == "none":
+        return {"enable_thinking": False, "thinking": False}
+    return {"reasoning_effort": effort}
+
+
+def _call_schema(function: FunctionBody, place: str) -> dict[str, object]:
+    """Return the JSON schema of a call, its name first, for a place within another schema: the
+    references of its parameters lead there."""
+    text = json.dumps(function.parameters or {"type": "object"})
+    placed = text.replace('"$ref": "#', f'"$ref": "{place}/properties/arguments')
+    members = {"name": {"const": function.name}, "arguments": json.loads(placed)}
+    return {
+        "type": "object",
+        "properties": members,
+        "required": list(members),
+        "additionalProperties": False,
+    }
 
 
 class PresetBody(StrictBody):

@@ -80,6 +80,7 @@ class PromptEncoder:
             prompt_end=rendered,
             tools=chat.tools,
             max_calls=chat.max_calls,
+            must_call=chat.must_call,
         )
         # the template has written the special tokens
         return EncodedPrompt(self._ids(rendered, add_special_tokens=False), form)

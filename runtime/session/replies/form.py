@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from runtime.session.replies.arguments import json_calls
 from runtime.session.replies.pieces import Piece, TextPiece
 from runtime.session.replies.registry import (
     CALLS,
@@ -50,6 +51,7 @@ class ReplyForm:
 
 
 PLAIN = ReplyForm()
+_FORCED = ReplyKind("json", WHOLE, json_calls, signs=())
 
 
 def form_of(
@@ -58,10 +60,12 @@ def form_of(
     prompt_end: str,
     tools: Sequence[Mapping[str, object]] = (),
     max_calls: int | None = None,
+    must_call: bool = False,
 ) -> ReplyForm:
     """Return the form of replies to a prompt that a chat template made, with the tools, as OpenAI's
-    reference has them, that the model may call. Calls are looked for only where there are tools."""
-    kind = kind_of(template, WHOLE)
+    reference has them, that the model may call. Calls are looked for only where there are tools;
+    with `must_call` the reply is one, as JSON."""
+    kind = _FORCED if must_call else kind_of(template, WHOLE)
     calls = kind_of(template, CALLS) if tools and not kind else None
     reasoning = None if kind else kind_of(template, REASONING)
     found = tuple(one for one in (kind, reasoning, calls) if one is not None)

@@ -1,12 +1,15 @@
 """Bodies of requests: every field of OpenAI's reference is followed, ignored as documented, or
 refused by name."""
 
+import json
+
 import pytest
 from openai.types import chat
 from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chats
 from pydantic import BaseModel, ValidationError
 
+from artifacts.errors import BadUsage
 from moectl.serving.openai_api import (
     ChatBody,
     CompletionBody,
@@ -98,14 +101,15 @@ CHAT = BOTH | {
     "logprobs": [None, False],
     "top_logprobs": [None, 0],
     "tools": [None, []],
-    "tool_choice": [None, "none"],
+    "tool_choice": [None, "none", "auto"],
     "functions": [None, []],
     "function_call": [None, "none"],
     "response_format": [None, {"type": "text"}],
     "modalities": [None, ["text"]],
     "audio": [None],
     "prediction": [None],
-    "reasoning_effort": [None],
+    "reasoning_effort": [None, "none", "medium"],
+    "chat_template_kwargs": [None, *(value for value in VALUES if isinstance(value, dict))],
     "verbosity": [None, "medium"],
     "web_search_options": [None],
     "moderation": [None],
@@ -131,6 +135,8 @@ MESSAGE = {
     "name": [None, *TEXTS],
     "refusal": [None],
     "tool_calls": [None, []],
+    "tool_call_id": [None, *TEXTS],
+    "reasoning_content": [None, *TEXTS],
     "function_call": [None],
     "audio": [None],
     "annotations": [None, []],
@@ -222,6 +228,47 @@ def test_the_values_are_those_of_the_request() -> None:
     assert free[0].seed != free[1].seed
 
 
+def test_tools_and_what_the_model_must_call() -> None:
+    parameters = {"$defs": {"X": {"type": "integer"}}, "properties": {"a": {"$ref": "#/$defs/X"}}}
+    tools = [
+        {"type": "function", "function": {"name": "f"}},
+        {"type": "function", "function": {"name": "g", "parameters": parameters}},
+    ]
+    asked = LEAST[ChatBody] | {"tools": tools}
+    free = ChatBody(**asked, parallel_tool_calls=False, reasoning_effort="none")
+    prompt = free.prompt()
+    assert (prompt.tools, prompt.max_calls, prompt.must_call) == (tools, 1, False)
+    assert prompt.options == {"enable_thinking": False, "thinking": False}
+    assert free.sampling(3).grammar is None and ChatBody(**asked, tool_choice="none").prompt() == (
+        ChatBody(**LEAST[ChatBody]).prompt()
+    )
+    named = {"type": "function", "function": {"name": "g"}}
+    for choice, names in (("required", ["f", "g"]), (named, ["g"])):
+        held = ChatBody(**asked, tool_choice=choice)
+        schemas = json.loads(held.sampling(3).grammar.text)["anyOf"]
+        assert [one["properties"]["name"]["const"] for one in schemas] == names
+        member = schemas[-1]["properties"]["arguments"]["properties"]["a"]
+        place = f"#/anyOf/{len(names) - 1}/properties/arguments"
+        assert member == {"$ref": f"{place}/$defs/X"} and held.prompt().must_call
+    assert refused(ChatBody, LEAST[ChatBody] | {"tool_choice": "required"}) == ("tool_choice",)
+    assert refused(ChatBody, asked | {"tool_choice": named | {"function": {"name": "h"}}}) == (
+        "tool_choice",
+    )
+    assert refused(ChatBody, asked | {"tools": tools[:1] * 2}) == ("tools",)
+    with pytest.raises(BadUsage, match="'tools' is no option of a chat template"):
+        ChatBody(**asked, chat_template_kwargs={"tools": []}).prompt()
+
+
+def test_a_message_with_calls_may_have_no_content() -> None:
+    calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}]
+    given = {"role": "assistant", "content": None, "tool_calls": calls, "reasoning_content": "so"}
+    assert Message(**given).turn == given
+    answer = {"role": "tool", "content": "wet", "tool_call_id": "a"}
+    assert Message(**answer).turn == answer
+    assert refused(Message, given | {"role": "user"}) == ("content",)
+    assert refused(Message, {"role": "assistant"}) == ("content",)
+
+
 def test_borders() -> None:
     def completion(**given: object) -> tuple | None:
         return refused(CompletionBody, LEAST[CompletionBody] | given)
@@ -262,10 +309,10 @@ def test_the_page_names_every_field() -> None:
 
 
 def test_a_developer_is_the_system() -> None:
-    roles = ["system", "developer", "user", "assistant"]
+    roles = ["system", "developer", "user", "assistant", "tool"]
     told = [Message(role=role, content="a").role for role in roles]
-    assert told == ["system", "system", "user", "assistant"]
-    for role in ("tool", "function", "", True, None):
+    assert told == ["system", "system", "user", "assistant", "tool"]
+    for role in ("function", "", True, None):
         assert refused(Message, {"role": role, "content": "a"}) == ("role",)
     parts = [{"type": "text", "text": "old "}, {"type": "text", "text": "gate"}]
     assert Message(role="user", content=parts).turn == {"role": "user", "content": "old gate"}
