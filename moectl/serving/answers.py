@@ -3,10 +3,13 @@
 import json
 import secrets
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from moectl.serving.jobs import Done
+from moectl.serving.api.choices import Choice
+from moectl.serving.api.logprobs import CompletionLog, of_chat
+from moectl.serving.jobs import Done, LoggedToken
 from moectl.serving.wire import error
 from runtime.session.replies.pieces import (
     ArgumentsPiece,
@@ -33,70 +36,147 @@ class Form(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class OneAnswer:
+    """Formats the one choice of a request by a form of one answer."""
+
+    form: Form
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, object]:
+        return self.form.whole(choices[0].reply, choices[0].done)
+
+    def begins(self) -> Iterator[str]:
+        if begin := self.form.begins():
+            yield begin
+
+    def goes_on(self, index: int, piece: Piece, tokens: Sequence[LoggedToken] = ()) -> str:
+        return self.form.goes_on(piece)
+
+    def ends(self, index: int, done: Done, tokens: Sequence[LoggedToken] = ()) -> str:
+        return "".join(self.form.ends(done))
+
+    def closes(self, dones: Sequence[Done]) -> Iterator[str]:
+        return iter(())
+
+    def fails(self, message: str, status: int) -> str:
+        return self.form.fails(message, status)
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """Formats one answer to a chat or to a bare prompt; `model` is the name that clients use."""
+    """Formats the answers to a chat or to bare prompts; `model` is the name that clients use.
+    `echoes` has the text that stands before the text of each choice."""
 
     is_chat: bool
     model: str
     num_prompt_tokens: int
     has_usage: bool
     has_counters: bool
+    echoes: tuple[str, ...] = ("",)
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
+    _logs: dict[int, CompletionLog] = field(default_factory=dict)
 
-    def whole(self, reply: Reply, done: Done) -> dict[str, object]:
-        said = {"message": _message(reply)} if self.is_chat else {"text": reply.text}
-        body = self._body("chat.completion", self._choice(said, done.reason))
-        return body | {"usage": self._usage(done)} | self._took(done)
+    def whole(self, choices: Sequence[Choice]) -> dict[str, object]:
+        """The body of all choices. Counters stand beside the one choice, or in each of several."""
+        said = [
+            self._choice(
+                index,
+                {"message": _message(one.reply)}
+                if self.is_chat
+                else {"text": self.echoes[index] + one.reply.text},
+                one.done.reason,
+                one.tokens,
+            )
+            | (self._took(one.done) if len(choices) > 1 else {})
+            for index, one in enumerate(choices)
+        ]
+        dones = [one.done for one in choices]
+        body = self._body("chat.completion", said) | {"usage": self._usage(dones)}
+        return body | (self._took(dones[0]) if len(choices) == 1 else {})
 
-    def begins(self) -> str | None:
-        """The event before any text; a completion has none."""
-        return self._chunk({"role": "assistant", "content": ""}) if self.is_chat else None
+    def begins(self) -> Iterator[str]:
+        """The events before any text; a completion has them for echoes only."""
+        for index, echo in enumerate(self.echoes):
+            if self.is_chat:
+                yield self._chunk(index, {"role": "assistant", "content": ""})
+            elif echo:
+                yield self._chunk(index, echo)
 
-    def goes_on(self, piece: Piece) -> str:
-        """The event of one piece; that of a completion is text."""
-        return self._chunk(_delta(piece) if self.is_chat else piece.text)
+    def goes_on(self, index: int, piece: Piece, tokens: Sequence[LoggedToken] = ()) -> str:
+        """The event of one piece of a choice, with its tokens; that of a completion is text."""
+        return self._chunk(index, _delta(piece) if self.is_chat else piece.text, tokens=tokens)
 
-    def ends(self, done: Done) -> list[str]:
-        """The events after the text, with usage and counters if the request asked for them."""
-        took = self._took(done)
-        empty = {} if self.is_chat else ""
-        last = self._chunk(empty, done.reason, {} if self.has_usage else took)
-        if not self.has_usage:
-            return [last, "data: [DONE]\n\n"]
-        used = self._body("chat.completion.chunk", None) | {"usage": self._usage(done)} | took
-        return [last, event(used), "data: [DONE]\n\n"]
+    def ends(self, index: int, done: Done, tokens: Sequence[LoggedToken] = ()) -> str:
+        """The event after the text of a choice, with counters if the request asked for them and
+        usage does not follow."""
+        is_last = self.has_usage and len(self.echoes) == 1
+        took = {} if is_last else self._took(done)
+        return self._chunk(index, {} if self.is_chat else "", done.reason, tokens, took)
+
+    def closes(self, dones: Sequence[Done]) -> Iterator[str]:
+        """The events after all choices, with usage if the request asked for it."""
+        if self.has_usage:
+            took = self._took(dones[0]) if len(dones) == 1 else {}
+            used = self._body("chat.completion.chunk", []) | {"usage": self._usage(dones)} | took
+            yield event(used)
+        yield "data: [DONE]\n\n"
 
     def fails(self, message: str, status: int) -> str:
         """The event of a failure in the midst."""
         return event(error(status, message))
 
     def _chunk(
-        self, said: dict[str, object] | str, reason: str | None = None, took: dict | None = None
+        self,
+        index: int,
+        said: dict[str, object] | str,
+        reason: str | None = None,
+        tokens: Sequence[LoggedToken] = (),
+        took: dict | None = None,
     ) -> str:
-        choice = self._choice({"delta": said} if self.is_chat else {"text": said}, reason)
+        choice = self._choice(
+            index, {"delta": said} if self.is_chat else {"text": said}, reason, tokens
+        )
         usage = {"usage": None} if self.has_usage else {}
-        return event(self._body("chat.completion.chunk", choice) | usage | (took or {}))
+        return event(self._body("chat.completion.chunk", [choice]) | usage | (took or {}))
 
-    def _choice(self, said: dict[str, object], reason: str | None) -> dict[str, object]:
-        return {"index": 0, **said, "logprobs": None, "finish_reason": reason}
+    def _choice(
+        self,
+        index: int,
+        said: dict[str, object],
+        reason: str | None,
+        tokens: Sequence[LoggedToken],
+    ) -> dict[str, object]:
+        logprobs = self._logprobs(index, tokens) if tokens else None
+        return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
 
-    def _body(self, kind: str, choice: dict[str, object] | None) -> dict[str, object]:
+    def _logprobs(self, index: int, tokens: Sequence[LoggedToken]) -> dict[str, object]:
+        return (
+            of_chat(tokens)
+            if self.is_chat
+            else self._logs.setdefault(index, CompletionLog()).add(tokens)
+        )
+
+    def _body(self, kind: str, choices: list[dict[str, object]]) -> dict[str, object]:
         return {
             "id": f"chatcmpl-{self.id}" if self.is_chat else f"cmpl-{self.id}",
             "object": kind if self.is_chat else "text_completion",
             "created": self.created,
             "model": self.model,
-            "choices": [] if choice is None else [choice],
+            "choices": choices,
         }
 
-    def _usage(self, done: Done) -> dict[str, object]:
+    def _usage(self, dones: Sequence[Done]) -> dict[str, object]:
+        num_tokens = sum(done.num_tokens for done in dones)
         return {
             "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": done.num_tokens,
-            "total_tokens": self.num_prompt_tokens + done.num_tokens,
-            "prompt_tokens_details": {"cached_tokens": done.num_cached},
+            "completion_tokens": num_tokens,
+            "total_tokens": self.num_prompt_tokens + num_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._num_cached(dones)},
         }
+
+    def _num_cached(self, dones: Sequence[Done]) -> int:
+        """Of all choices, as many as were computed once for all."""
+        return min(sum(done.num_cached for done in dones), self.num_prompt_tokens)
 
     def _took(self, done: Done) -> dict[str, object]:
         return {"moectl": done.took} if self.has_counters else {}

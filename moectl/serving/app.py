@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,14 +19,15 @@ from starlette.types import Receive, Scope, Send
 
 from artifacts.errors import Problem
 from moectl.serving import metrics
-from moectl.serving.answers import AnswerFormat, Form
+from moectl.serving.answers import AnswerFormat, Form, OneAnswer
 from moectl.serving.api.bodies import AsksAsChat, chat_of, documented, given
+from moectl.serving.api.choices import Choices
 from moectl.serving.api.messages import PATH as MESSAGES
 from moectl.serving.api.messages import CountBody, MessageFormat, MessagesBody
 from moectl.serving.api.reference import add_reference
 from moectl.serving.api.responses import ResponseFormat, ResponsesBody
 from moectl.serving.api.tokens import add_props, add_tokens
-from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob
+from moectl.serving.jobs import Done, Event, Failed, GenerationJob, LoggedToken, LoggedTokens
 from moectl.serving.openai_api import (
     ChatBody,
     CompletionBody,
@@ -44,8 +45,7 @@ from moectl.serving.wire import (
 )
 from runtime.session.generation.sampling import TooLong
 from runtime.session.prompts.encoder import Prompt
-from runtime.session.replies.pieces import Piece
-from runtime.session.replies.reply import Reply
+from runtime.session.session import Session
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
@@ -93,7 +93,7 @@ def application(serving: Serving) -> FastAPI:
         asked: Annotated[ChatBody, Depends(given(ChatBody, is_strict=strict))], request: Request
     ) -> object:
         _check_model(serving, asked.model)
-        return await _answer(serving, asked, request, asked.prompt(), asked.num_new)
+        return await _answer(serving, asked, request, [asked.prompt()], asked.num_new)
 
     @app.post("/v1/completions", openapi_extra=documented(CompletionBody))
     async def complete(
@@ -101,8 +101,8 @@ def application(serving: Serving) -> FastAPI:
         request: Request,
     ) -> object:
         _check_model(serving, asked.model)
-        prompt = await asyncio.to_thread(_bounded, asked.prompt, scheduler)
-        return await _answer(serving, asked, request, prompt, asked.num_new)
+        prompts = [await asyncio.to_thread(_bounded, one, scheduler) for one in asked.prompt]
+        return await _answer(serving, asked, request, prompts, asked.num_new)
 
     _add_other_apis(app, serving)
     return app
@@ -150,7 +150,7 @@ async def _answer_as_chat(
 ) -> object:
     _check_model(serving, asked.model)
     chat = chat_of(asked)
-    return await _answer(serving, chat, request, chat.prompt(), chat.num_new, form)
+    return await _answer(serving, chat, request, [chat.prompt()], chat.num_new, form)
 
 
 def _add_watching(app: FastAPI, serving: Serving) -> None:
@@ -233,48 +233,62 @@ async def _answer(
     serving: Serving,
     asked: RequestBody,
     request: Request,
-    prompt: Prompt | torch.Tensor,
+    prompts: Sequence[Prompt | torch.Tensor],
     max_tokens: int | None,
     form_of: Callable[[int], Form] | None = None,
 ) -> object:
     scheduler = serving.scheduler
-    events = asyncio.Queue()
-    loop = asyncio.get_running_loop()
     most = scheduler.limits.max_tokens
     if most and max_tokens is not None and max_tokens > most:
         raise Refusal(
             400, f"answers here have at most {most} tokens, not {max_tokens}", param="max_tokens"
         )
     job = GenerationJob(
-        prompt,
+        prompts[0],
         max_tokens,
         asked.sampling(max_tokens or 1),
         asked.stop,
-        tell=lambda event: loop.call_soon_threadsafe(events.put_nowait, event),
+        tell=_untold,
         owner=(asked.user or "")[:_LONGEST_NAME],
     )
-    _or_refuse(lambda: scheduler.submit(job))
+    choices = Choices(job, prompts, num_each=asked.num_choices)
+    _or_refuse(lambda: choices.submit(scheduler))
     with ExitStack() as at_end:
-        at_end.callback(scheduler.leave, job)
-        num_tokens = await _unless_gone(request, _num_prompt_tokens(events))
+        at_end.callback(choices.leave, scheduler)
+        num_tokens = await _unless_gone(request, choices.num_prompt_tokens())
         if num_tokens is None:
             return None
-        is_chat = "messages" in type(asked).model_fields
-        own = AnswerFormat(is_chat, serving.model, num_tokens, asked.has_usage, asked.counters)
-        form = form_of(num_tokens) if form_of else own
+        form = (
+            OneAnswer(form_of(num_tokens))
+            if form_of
+            else AnswerFormat(
+                "messages" in type(asked).model_fields,
+                serving.model,
+                num_tokens,
+                asked.has_usage,
+                asked.counters,
+                _echoes(asked, prompts, scheduler.session),
+            )
+        )
         if asked.stream:
-            return _Stream(_streamed(form, _until_done(events)), at_end.pop_all().close)
-        return await _unless_gone(request, _gathered(form, _until_done(events)))
+            return _Stream(_streamed(form, choices), at_end.pop_all().close)
+        whole = await _unless_gone(request, choices.whole())
+        return None if whole is None else form.whole(whole)
 
 
-async def _num_prompt_tokens(events: asyncio.Queue[Event]) -> int:
-    """Wait until the prompt is encoded. Raises Refusal, so that a stream too has the status of its
-    error."""
-    match await events.get():
-        case Encoded(ids):
-            return ids.shape[1]
-        case Failed(message, status, code):
-            raise Refusal(status, message, code=code)
+def _untold(event: Event) -> None:
+    """Stand for what each choice puts in its place."""
+
+
+def _echoes(
+    asked: RequestBody, prompts: Sequence[Prompt | torch.Tensor], session: Session
+) -> tuple[str, ...]:
+    """Return the text before each choice: its prompt, if the request asks for an echo."""
+    texts = [""] * len(prompts)
+    if isinstance(asked, CompletionBody) and asked.echo:
+        tokenizer = session.opened.tokenizer
+        texts = [one if isinstance(one, str) else tokenizer.decode(one[0]) for one in prompts]
+    return tuple(text for text in texts for _ in range(asked.num_choices))
 
 
 class _Stream(StreamingResponse):
@@ -293,39 +307,25 @@ class _Stream(StreamingResponse):
             self._leave()
 
 
-async def _until_done(events: asyncio.Queue[Event]) -> AsyncIterator[Event]:
-    is_over = False
-    while not is_over:
-        item = await events.get()
-        is_over = isinstance(item, Done | Failed)
-        yield item
-
-
-async def _streamed(form: Form, events: AsyncIterator[Event]) -> AsyncIterator[str]:
-    if begins := form.begins():
-        yield begins
-    async for item in events:
+async def _streamed(form: AnswerFormat | OneAnswer, choices: Choices) -> AsyncIterator[str]:
+    for begin in form.begins():
+        yield begin
+    tokens: dict[int, tuple[LoggedToken, ...]] = {}  # whose text follows, by choice
+    dones: list[Done] = []
+    async for index, item in choices.events():
         match item:
+            case LoggedTokens(more):
+                tokens[index] = tokens.get(index, ()) + more
             case Done():
-                for last in form.ends(item):
-                    yield last
+                dones.append(item)
+                yield form.ends(index, item, tokens.pop(index, ()))
             case Failed(message, status):
                 yield form.fails(message, status)
+                return
             case piece:
-                yield form.goes_on(piece)
-
-
-async def _gathered(form: Form, events: AsyncIterator[Event]) -> dict[str, object]:
-    pieces: list[Piece] = []
-    async for item in events:
-        match item:
-            case Done():
-                return form.whole(Reply.of(pieces), item)
-            case Failed(message, status):
-                raise Refusal(status, message)
-            case piece:
-                pieces.append(piece)
-    raise AssertionError("an answer without an end")
+                yield form.goes_on(index, piece, tokens.pop(index, ()))
+    for last in form.closes(dones):
+        yield last
 
 
 async def _unless_gone(request: Request, answer: Coroutine[None, None, T]) -> T | None:

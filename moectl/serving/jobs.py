@@ -47,14 +47,31 @@ class Failed:
     code: str | None = None
 
 
-Event = Encoded | Piece | Done | Failed
+@dataclass(frozen=True, slots=True)
+class LoggedToken:
+    """A token by its bytes, with its log probability and the most probable ones in its place."""
+
+    data: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedTokens:
+    """The tokens of the text that follows."""
+
+    tokens: tuple[LoggedToken, ...]
+
+
+Event = Encoded | Piece | LoggedTokens | Done | Failed
 
 
 @dataclass(slots=True, eq=False)
 class GenerationJob:
     """A prompt to continue: a text, a chat or token ids [1, S]. Without `max_tokens` the answer has
     as many as have room; `sampling` holds the rest. `tell` is called on a thread of the scheduler,
-    with Encoded or Failed first. What it takes is counted for `owner`."""
+    with Encoded or Failed first. What it takes is counted for `owner`. `like` is an earlier job
+    that differs in its seed only: its prompt is not encoded again."""
 
     prompt: Prompt | torch.Tensor
     max_tokens: int | None
@@ -62,6 +79,7 @@ class GenerationJob:
     stops: tuple[str, ...]
     tell: Callable[[Event], None]
     owner: str = ""
+    like: "GenerationJob | None" = None
     encoded: Encoded | None = None
     arrived_s: float = field(default_factory=time.perf_counter)
     has_left: bool = False  # the client has disconnected

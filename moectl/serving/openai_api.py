@@ -5,7 +5,7 @@ import json
 import secrets
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -15,9 +15,11 @@ from pydantic import (
     PlainValidator,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 from artifacts.errors import BadUsage
+from moectl.serving.api.formats import ResponseFormat, biases_of
 from moectl.shared.terminal.messages import text_of
 from runtime.session.generation.grammar import Grammar
 from runtime.session.generation.sampling import Sampling
@@ -42,31 +44,32 @@ def _only(*values: object) -> PlainValidator:
 
 
 Absent = Annotated[None, _only()]
-ZeroPenalty = Annotated[None, _only(0, 0.0)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+_MOST_STOPS = 16
 
 
 def _stops(given: Any) -> tuple[str, ...]:
     stops = [] if given is None else [given] if isinstance(given, str) else given
     if not (
         isinstance(stops, list)
-        and len(stops) <= 4
+        and len(stops) <= _MOST_STOPS
         and all(isinstance(stop, str) and stop for stop in stops)
     ):
-        raise ValueError("one text or up to four, none of them empty")
+        raise ValueError(f"one text or up to {_MOST_STOPS}, none of them empty")
     return tuple(stops)
 
 
-def _prompt(given: Any) -> str | list[int]:
-    prompt = (
-        given[0]
-        if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list)
-        else given
-    )
+def _prompts(given: Any) -> list[str | list[int]]:
+    is_several = isinstance(given, list) and given and isinstance(given[0], str | list)
+    return [_prompt(one) for one in (given if is_several else [given])]
+
+
+def _prompt(prompt: Any) -> str | list[int]:
     is_ids = isinstance(prompt, list) and all(
         type(token) is int and 0 <= token < 2**31 for token in prompt
     )
     if not (isinstance(prompt, str) or is_ids):
-        raise ValueError("one text or one list of token ids; send several prompts side by side")
+        raise ValueError("a text or a list of token ids, or a list of such prompts")
     if not prompt:
         raise ValueError("the prompt is empty: give at least one token of text")
     return prompt
@@ -97,8 +100,8 @@ class StreamOptions(StrictBody):
 
 
 class RequestBody(StrictBody):
-    """Fields of both kinds of request; `top_k`, `repetition_penalty`, `ignore_eos` and `counters`
-    are moectl's own."""
+    """Fields of both kinds of request; those after `user` are moectl's own, some of them as other
+    servers have them."""
 
     model: str = ""  # the served one
     stream: bool | None = None
@@ -108,13 +111,17 @@ class RequestBody(StrictBody):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[tuple[str, ...], PlainValidator(_stops)] = ()
-    n: Annotated[None, _only(1)] = None
-    frequency_penalty: ZeroPenalty = None
-    presence_penalty: ZeroPenalty = None
-    logit_bias: Annotated[None, _only({})] = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(biases_of)] = ()
+    response_format: ResponseFormat | None = None
     user: str | None = None  # whom the counters name
     top_k: Annotated[int, Field(ge=0)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    grammar: str | None = None
+    regex: str | None = None
     ignore_eos: bool = False
     counters: bool = False
 
@@ -126,6 +133,32 @@ class RequestBody(StrictBody):
         if options is not None and not info.data.get("stream"):
             raise ValueError("only with stream: true")
         return options
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> Self:
+        asked = [self.response_format and self.response_format.grammar, self.grammar, self.regex]
+        if sum(one is not None for one in asked) > 1:
+            raise ValueError("response_format, grammar and regex exclude each other: give one")
+        return self
+
+    @property
+    def form(self) -> Grammar | None:
+        """The grammar that an answer must have."""
+        if self.grammar is not None:
+            return Grammar("grammar", self.grammar)
+        if self.regex is not None:
+            return Grammar("regex", self.regex)
+        return self.response_format.grammar if self.response_format else None
+
+    @property
+    def num_choices(self) -> int:
+        """The number of answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """The number of log probabilities beside each token's own, None for none at all."""
+        raise NotImplementedError
 
     @property
     def has_usage(self) -> bool:
@@ -142,17 +175,34 @@ class RequestBody(StrictBody):
             repetition_penalty=self.repetition_penalty,
             seed=secrets.randbits(63) if self.seed is None else self.seed,
             ignore_eos=self.ignore_eos,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=self.logit_bias,
+            num_logprobs=self.num_logprobs,
+            grammar=self.form,
         )
 
 
 class CompletionBody(RequestBody):
-    """One prompt: text, or token ids."""
+    """One prompt or several: texts, or token ids."""
 
-    prompt: Annotated[str | list[int], PlainValidator(_prompt)]
+    prompt: Annotated[list[str | list[int]], PlainValidator(_prompts)]
     best_of: Annotated[None, _only(1)] = None
-    echo: Annotated[None, _only(False)] = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
     suffix: Annotated[None, _only("")] = None
-    logprobs: Absent = None  # 0 would ask for the log probability of each token
+
+    @field_validator("echo")
+    @classmethod
+    def _has_no_logprobs(cls, echo: bool | None, info: ValidationInfo) -> bool | None:
+        if echo and info.data.get("logprobs") is not None:
+            raise ValueError("log probabilities of a prompt are not computed: leave one out")
+        return echo
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
     @property
     def num_new(self) -> int:
@@ -242,14 +292,13 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 class ChatBody(RequestBody):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
-    logprobs: Annotated[None, _only(False)] = None
-    top_logprobs: Annotated[None, _only(0)] = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[ToolBody] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     functions: Annotated[None, _only([])] = None
     function_call: Annotated[None, _only("none")] = None
-    response_format: Annotated[None, _only({"type": "text"})] = None
     modalities: Annotated[None, _only(["text"])] = None
     audio: Absent = None
     prediction: Absent = None
@@ -266,6 +315,17 @@ class ChatBody(RequestBody):
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, str] | None = None
     prompt_cache_retention: str | None = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _goes_with_logprobs(cls, num_top: int | None, info: ValidationInfo) -> int | None:
+        if num_top and not info.data.get("logprobs"):
+            raise ValueError("only with logprobs: true")
+        return num_top
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @field_validator("max_completion_tokens")
     @classmethod

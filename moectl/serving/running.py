@@ -2,18 +2,19 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 
 from artifacts.errors import Problem
 from moectl.serving.guard import TURNS, ServerLimits
-from moectl.serving.jobs import Done, Failed, GenerationJob
+from moectl.serving.jobs import Done, Failed, GenerationJob, LoggedToken, LoggedTokens
 from moectl.serving.tally import Tally
 from moectl.shared.batch_size import batch_size
 from moectl.shared.opening import cached_nbytes
 from runtime.control.counters import by_layer, totals
-from runtime.model.open import MoeModel
 from runtime.session.generation.batch import KeptPrompts, RowResult
 from runtime.session.generation.charges import Charge
+from runtime.session.generation.logprobs import Logprobs
 from runtime.session.generation.round_robin import RoundRobin, open_batch, why_one_by_one
 from runtime.session.generation.stream import Detokeniser, Stops, TokenTiming
 from runtime.session.replies.pieces import CallPiece, Piece, TextPiece
@@ -89,7 +90,7 @@ class RunningRequests:
 
     def begin(self, job: GenerationJob) -> None:
         try:
-            active = ActiveRequest(job, self._session.opened, self._tally, preset=self._preset)
+            active = ActiveRequest(job, self._session, self._tally, preset=self._preset)
             number = self._batch.add(job.encoded.ids, job.encoded.sampling, owner=job.owner)
         except Exception as error:
             self._over("failed")
@@ -157,7 +158,8 @@ class ActiveRequest:
     until `done` is set; pieces of the reply go to the job as its text is decoded. `preset` is the
     one in force."""
 
-    def __init__(self, job: GenerationJob, opened: MoeModel, tally: Tally, *, preset: str) -> None:
+    def __init__(self, job: GenerationJob, session: Session, tally: Tally, *, preset: str) -> None:
+        opened = session.opened
         self.job = job
         self.done: Done | None = None
         self._tally = tally
@@ -166,6 +168,8 @@ class ActiveRequest:
         self._text = Detokeniser(opened.tokenizer, keeps=self._form.markers)
         self._parser = self._form.parser()
         self._stops = Stops(job.stops)
+        self._log = _TokenLog(session.grammars.bytes_of)
+        self._told: list[Piece] = []  # in the present pass
         self._num_calls = 0
         self._ends = _end_tokens(opened.model.generation_config.eos_token_id)
         self._waited_s = time.perf_counter() - job.arrived_s
@@ -177,13 +181,16 @@ class ActiveRequest:
         """Take what a pass gave a request that no error has ended."""
         self._charge += result.charge
         if result.token_id is not None:
-            self._add(result.token_id, result.num_reused)
+            self._add(result.token_id, result.num_reused, result.logprobs)
         if self._is_enough:
             self._end("stop", result.num_reused)
         elif result.is_over:
             self._finish(result.num_reused)
+        for event in (*self._log.release(self._stops.num_held), *self._told):
+            self.job.tell(event)
+        self._told.clear()
 
-    def _add(self, token_id: int, num_cached: int) -> None:
+    def _add(self, token_id: int, num_cached: int, logprobs: Logprobs | None) -> None:
         self._ids.append(token_id)
         self._timing.seconds.append(time.perf_counter() - self.job.arrived_s)
         if len(self._ids) == 1:
@@ -194,7 +201,9 @@ class ActiveRequest:
         else:
             before, now = self._timing.seconds[-2:]
             self._tally.per_token.observe(now - before)
-        self._tell(self._parser.add(self._text.add(token_id)))
+        text = self._text.add(token_id)
+        self._log.add(token_id, logprobs, len(text))
+        self._tell(self._parser.add(text))
 
     @property
     def _is_enough(self) -> bool:
@@ -202,7 +211,9 @@ class ActiveRequest:
         return self._stops.is_met or (most is not None and self._num_calls > most)
 
     def _finish(self, num_cached: int) -> None:
-        self._tell([*self._parser.add(self._text.rest()), *self._parser.rest()])
+        text = self._text.rest()
+        self._log.grow(len(text))
+        self._tell([*self._parser.add(text), *self._parser.rest()])
         if not self._is_enough:
             self._tell_text(self._stops.rest())
         # The model's generation settings may end a text otherwise, by `stop_strings` for one.
@@ -221,11 +232,11 @@ class ActiveRequest:
             if self._is_enough:
                 return
             if not isinstance(piece, TextPiece):
-                self.job.tell(piece)
+                self._told.append(piece)
 
     def _tell_text(self, text: str) -> None:
         if text:
-            self.job.tell(TextPiece(text))
+            self._told.append(TextPiece(text))
 
     def _end(self, reason: str, num_cached: int) -> None:
         if reason == "stop" and self._num_calls:
@@ -243,6 +254,38 @@ class ActiveRequest:
             "ttft_ms": self._timing.ttft_ms,
             "tpot_ms": self._timing.tpot_ms,
         }
+
+
+class _TokenLog:
+    """Tokens that were drawn, with their log probabilities, until their text is passed on."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
+        self._num_characters = 0  # of all text so far
+        self._held: deque[tuple[int, LoggedToken]] = (
+            deque()
+        )  # by the character with which it begins
+
+    def add(self, token_id: int, logprobs: Logprobs | None, num_characters: int) -> None:
+        """Take a token that completed some characters."""
+        if logprobs is not None:
+            top = tuple((self._bytes_of(one), value) for one, value in logprobs.top)
+            token = LoggedToken(self._bytes_of(token_id), logprobs.chosen, top)
+            self._held.append((self._num_characters, token))
+        self.grow(num_characters)
+
+    def grow(self, num_characters: int) -> None:
+        """Count characters that no further token completed."""
+        self._num_characters += num_characters
+
+    def release(self, num_held: int) -> Iterator[LoggedTokens]:
+        """Yield the tokens of the text before the last `num_held` characters, if there are any;
+        an end without text has none."""
+        passed = []
+        while self._held and self._held[0][0] < self._num_characters - num_held:
+            passed.append(self._held.popleft()[1])
+        if passed:
+            yield LoggedTokens(tuple(passed))
 
 
 def _end_tokens(ids: int | list[int] | None) -> set[int]:

@@ -291,6 +291,9 @@ def _encoded(
     """Encode the prompt of a job, and count the tokens that its answer may have: as many as are
     requested, else as fit into `longest` positions, at most `unasked`. Failed for a prompt that the
     tokenizer, its template or the model cannot take."""
+    if job.like and job.like.encoded:
+        seed = job.sampling.seed
+        return replace(job.like.encoded, sampling=replace(job.like.encoded.sampling, seed=seed))
     try:
         is_encoded = isinstance(job.prompt, torch.Tensor)
         prompt = EncodedPrompt(job.prompt) if is_encoded else session.prompts.encode(job.prompt)
@@ -306,6 +309,7 @@ def _encoded(
             )
         room = [longest - num_prompt] if longest else []
         num_new = job.max_tokens or min(room + [unasked or _ENDLESS])
+        session.prepare(job.sampling)
         return Encoded(ids, replace(job.sampling, max_new_tokens=num_new), prompt.form)
     except Problem as problem:
         return Failed(str(problem), 400, code_of(problem))

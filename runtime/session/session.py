@@ -32,7 +32,7 @@ from runtime.session.equip import equip
 from runtime.session.generation.charges import Charge
 from runtime.session.generation.finite import NotFinite, first_place
 from runtime.session.generation.grammar import Grammars
-from runtime.session.generation.sampling import Sampler, Sampling, check_tokens, draw
+from runtime.session.generation.sampling import Sampler, Sampling, check_biases, check_tokens, draw
 from runtime.session.generation.single import Generation
 from runtime.session.generation.stream import Effort, Stream, Token
 from runtime.session.parts import observe, reconfiguration
@@ -275,6 +275,15 @@ class Session:
         for a prompt that the model cannot take."""
         sampler = self.sampler(prompt, sampling)
         return Generation(self.new_requests(1), sampler)
+
+    def prepare(self, sampling: Sampling) -> None:
+        """Make ready what the options of a request need, so that no pass waits for it. Raises
+        BadInput for a bias or a grammar that cannot be used, BadUsage without llguidance."""
+        check_biases(self.opened.model, sampling)
+        if sampling.grammar:
+            self.grammars.prepare(sampling.grammar)
+        if sampling.num_logprobs is not None:
+            _ = self.grammars.vocabulary
 
     def sampler(self, prompt: torch.Tensor, sampling: Sampling) -> Sampler:
         """Return the rules for an answer to a prompt [1, S] int64. Raises BadInput for a prompt or

@@ -204,6 +204,7 @@ class Stops:
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self.met: str | None = None
+        self.num_cut = 0  # characters from the stop on, once it is met
         self._stops = stops
         self._held = ""
 
@@ -218,10 +219,16 @@ class Stops:
         if starts:
             self.met = min(starts, key=starts.__getitem__)
             self._held = ""
+            self.num_cut = len(held) - starts[self.met]
             return held[: starts[self.met]]
         num_held = max((_overlap(held, stop) for stop in self._stops), default=0)
         self._held = held[len(held) - num_held :]
         return held[: len(held) - num_held]
+
+    @property
+    def num_held(self) -> int:
+        """Number of the last characters that were not passed on."""
+        return self.num_cut + len(self._held)
 
     def rest(self) -> str:
         """Take out the text held back, when no text follows."""

@@ -85,10 +85,12 @@ def test_an_event_is_one_line_however_lines_are_split() -> None:
     """Clients that split as Python does would cut the JSON at U+2028."""
     text = "a\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\r\nb"
     form = AnswerFormat(True, f"tiny{text}", 3, has_usage=True, has_counters=True)
+    done = Done("stop", 1, {"preset": text})
     events = [
-        form.begins(),
-        form.goes_on(TextPiece(text)),
-        *form.ends(Done("stop", 1, {"preset": text})),
+        *form.begins(),
+        form.goes_on(0, TextPiece(text)),
+        form.ends(0, done),
+        *form.closes([done]),
     ]
     for told in events:
         [line, empty] = told.splitlines()

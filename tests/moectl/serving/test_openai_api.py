@@ -69,6 +69,7 @@ TEXTS = [value for value in VALUES if isinstance(value, str)]
 FULL = [value for value in TEXTS if value]
 COUNTS = [None, 1, 2, 10**30]
 FLAGS = [None, False, True]
+PENALTIES = [None, 0, 1, 2, -1, 0.0, 1.0, 0.5, 1e-3]
 BOTH = {
     "model": TEXTS,  # empty: the served one
     "stream": FLAGS,
@@ -77,11 +78,15 @@ BOTH = {
     "temperature": [None, 0, 1, 2, 0.0, 1.0, 0.5, 1e-3],
     "top_p": [None, 1, 1.0, 0.5, 1e-3],
     "seed": [None, 0, 1, 2, -1],
-    "stop": [None, *FULL, [], ["text"]],
-    "n": [None, 1],
-    "frequency_penalty": [None, 0, 0.0],
-    "presence_penalty": [None, 0, 0.0],
+    "stop": [None, *FULL, [], ["text"], ["a"] * 5],
+    "n": [None, 1, 2],
+    "frequency_penalty": PENALTIES,
+    "presence_penalty": PENALTIES,
     "logit_bias": [None, {}],
+    "response_format": [None, {"type": "text"}, {"type": "json_object"}],
+    "min_p": [0, 1, 0.0, 1.0, 0.5, 1e-3],
+    "grammar": [None, *TEXTS],
+    "regex": [None, *TEXTS],
     "user": [None, *TEXTS],
     "top_k": [0, 1, 2, 10**30],
     "repetition_penalty": [None, 1, 2, 1.0, 0.5, 1e-3, 10**30],
@@ -89,22 +94,21 @@ BOTH = {
     "counters": FLAGS[1:],
 }
 COMPLETION = BOTH | {
-    "prompt": [*FULL, [1], ["text"]],
+    "prompt": [*FULL, [1], ["text"], ["a"] * 5],
     "best_of": [None, 1],
-    "echo": [None, False],
+    "echo": FLAGS,
     "suffix": [None, ""],
-    "logprobs": [None],
+    "logprobs": [None, 0, 1, 2],
 }
 CHAT = BOTH | {
     "messages": [],
     "max_completion_tokens": COUNTS,
-    "logprobs": [None, False],
-    "top_logprobs": [None, 0],
+    "logprobs": FLAGS,
+    "top_logprobs": [None, 0],  # the rest goes with `logprobs`
     "tools": [None, []],
     "tool_choice": [None, "none", "auto"],
     "functions": [None, []],
     "function_call": [None, "none"],
-    "response_format": [None, {"type": "text"}],
     "modalities": [None, ["text"]],
     "audio": [None],
     "prediction": [None],
@@ -274,13 +278,19 @@ def test_borders() -> None:
         return refused(CompletionBody, LEAST[CompletionBody] | given)
 
     assert (
-        completion(stop=["a"] * 4)
+        completion(stop=["a"] * 16)
+        is completion(logit_bias={"5": -100, "7": 2.5})
         is completion(prompt=[0, 2**31 - 1])
         is completion(seed=-(2**63))
         is None
     )
     for given in (
-        {"stop": ["a"] * 5},
+        {"stop": ["a"] * 17},
+        {"n": 129},
+        {"logprobs": 6},
+        {"logit_bias": {"5": 101}},
+        {"logit_bias": {"-5": 1}},
+        {"logit_bias": {"5": True}},
         {"prompt": [0, 2**31]},
         {"prompt": [-1]},
         {"seed": 2**63},
@@ -288,6 +298,9 @@ def test_borders() -> None:
     ):
         assert completion(**given) == tuple(given)
     assert completion(repetition_penalty=float("inf")) == ("repetition_penalty",)
+    for given in ({"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 21}):
+        assert refused(ChatBody, LEAST[ChatBody] | given) == ("top_logprobs",)
+    assert refused(ChatBody, LEAST[ChatBody] | {"logprobs": True, "top_logprobs": 20}) is None
     for part in ({"type": "a", "text": "b"}, {"type": "video", "text": "b"}, {"text": "b"}, "text"):
         assert refused(Message, {"role": "user", "content": [part]}) == ("content",)
     with pytest.raises(ValidationError, match='can only be "auto" here: leave it out'):

@@ -38,7 +38,7 @@ def test_everything_is_here() -> None:
         "packaging",
     }
     serve = [need.name for need in installed.needs("serve")]
-    assert serve == ["fastapi", "uvicorn", "prometheus_client"]
+    assert serve == ["fastapi", "llguidance", "uvicorn", "prometheus_client"]
     first = findings.of_installation()[0]
     assert (
         first.topic == "installation"
