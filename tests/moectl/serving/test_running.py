@@ -41,9 +41,8 @@ def answered(session: Session, num_tokens: int) -> tuple[str, Done]:
     ids = torch.tensor([[5, 9, 2, 14]])
     sampling = Sampling(num_tokens)
     job = GenerationJob(ids, num_tokens, sampling, (), told.append, encoded=Encoded(ids, sampling))
-    request = ActiveRequest(
-        job, session.opened, Tally(session.opened.shape.num_layers), preset="on-demand"
-    )
+    tally = Tally(session.opened.shape.num_layers)
+    request = ActiveRequest(job, session, tally, preset="on-demand")
     with RoundRobin(session) as turns:
         turns.add(ids, sampling)
         while request.done is None:

@@ -153,10 +153,8 @@ def test_the_error_of_one_request_ends_no_other(
 
     rules = sampling_module._rules
 
-    def break_drawn(
-        model: object, prompt: torch.Tensor, sampling: object, tokenizer: object
-    ) -> tuple:
-        processors, *others = rules(model, prompt, sampling, tokenizer)
+    def break_drawn(model: object, prompt: torch.Tensor, sampling: object, *own: object) -> tuple:
+        processors, *others = rules(model, prompt, sampling, *own)
         if sampling.temperature:
             processors.append(Broken())
         return processors, *others
