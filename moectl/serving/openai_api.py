@@ -357,23 +357,30 @@ class ChatBody(RequestBody):
         """Return the chat with its tools and the options of the template. Raises BadUsage for an
         option that no template has."""
         tools = () if self.tool_choice == "none" else self.tools or ()
-        effort = {} if self.reasoning_effort is None else _efforts(self.reasoning_effort)
+        is_formed = self.form is not None
+        asked = "none" if is_formed else None  # a form leaves no room for thoughts
+        asked = self.reasoning_effort or asked
+        effort = {} if asked is None else _efforts(asked)
         return ChatPrompt(
             [message.turn for message in self.messages],
             [tool.model_dump(exclude_none=True) for tool in tools],
             effort | (self.chat_template_kwargs or {}),
             max_calls=1 if self.parallel_tool_calls is False else None,
             must_call=self._must_call,
+            is_formed=is_formed,
         )
 
     def sampling(self, max_new_tokens: int) -> Sampling:
         """Return the sampling, by which the answer is a call where a tool must be called. Raises
         BadUsage where another grammar holds the answer too."""
         sampling = super().sampling(max_new_tokens)
+        if self.form is not None and self.tools and self.tool_choice != "none":
+            raise BadUsage(
+                "an answer of a given form calls no tool: leave out the form, or give tool_choice "
+                '"none"'
+            )
         if not self._must_call:
             return sampling
-        if sampling.grammar is not None:
-            raise BadUsage("tool_choice and another grammar both say what comes: leave one out")
         functions = [tool.function for tool in self.tools or ()]
         functions = [one for one in functions if self._chosen in (None, one.name)]
         calls = [_call_schema(one, f"#/anyOf/{at}") for at, one in enumerate(functions)]

@@ -21,14 +21,16 @@ _OURS = (
 class ChatPrompt:
     """A chat to answer. `tools` are as OpenAI's reference has them; `options` are variables of the
     model's template, JSON values by name; at most `max_calls` tools are called. With `must_call`
-    the sampling makes the reply one call, as a JSON object of `name` and `arguments`. Raises
-    BadUsage for an option that would replace what is not the caller's to give."""
+    the sampling makes the reply one call, as a JSON object of `name` and `arguments`; with
+    `is_formed` its grammar holds the whole reply, which is not taken apart. Raises BadUsage for an
+    option that would replace what is not the caller's to give."""
 
     turns: Sequence[Turn]
     tools: Sequence[Mapping[str, object]] = ()
     options: Mapping[str, object] = field(default_factory=dict)
     max_calls: int | None = None
     must_call: bool = False
+    is_formed: bool = False
 
     def __post_init__(self) -> None:
         for name in self.options:

@@ -82,8 +82,8 @@ class PromptEncoder:
             max_calls=chat.max_calls,
             must_call=chat.must_call,
         )
-        # the template has written the special tokens
-        return EncodedPrompt(self._ids(rendered, add_special_tokens=False), form)
+        ids = self._ids(rendered, add_special_tokens=False)  # the template has written them
+        return EncodedPrompt(ids, PLAIN if chat.is_formed else form)
 
     def check(self, text: str) -> None:
         """Raise TooLong for a text that cannot fit into the model's positions, without encoding

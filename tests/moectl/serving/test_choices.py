@@ -6,6 +6,7 @@ from typing import Literal
 
 import httpx2
 import jsonschema
+import openai
 import pytest
 from openai import OpenAI
 from pydantic import BaseModel, Field
@@ -13,7 +14,7 @@ from pydantic import BaseModel, Field
 from runtime.model.open import MoeModel
 from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session
-from tests.helpers.serving import SETTINGS
+from tests.helpers.serving import SETTINGS, Running
 
 DRAWN = {"model": "tiny", "max_tokens": 12, "seed": 5}
 CHAT = {"messages": [{"role": "user", "content": "sheep"}]}
@@ -154,3 +155,23 @@ def test_a_bad_form_of_one_request_leaves_the_others(web: httpx2.Client) -> None
     assert answer.status_code == 400 and "\n" not in message
     again = web.post("/v1/completions", json={"prompt": "sheep", "max_tokens": 1})
     assert again.status_code == 200
+
+
+def test_a_form_is_the_whole_reply_of_a_model_that_thinks(
+    server: Running, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its template is told not to think, and what it writes is not taken for thoughts."""
+    template = (
+        "{{ messages[0].content }}{% if enable_thinking is not defined or enable_thinking %}"
+        "<think>{% endif %}{# </think> #}"
+    )
+    monkeypatch.setattr(server.scheduler.session.opened.tokenizer, "chat_template", template)
+    asked = DRAWN | CHAT | {"extra_body": {"regex": "ab{3}"}}
+    formed = client.chat.completions.create(**asked)
+    assert formed.choices[0].message.content == "abbb" and formed.usage.prompt_tokens == 5
+    thinks = client.chat.completions.create(**asked, reasoning_effort="high").choices[0].message
+    assert thinks.content == "abbb" and not hasattr(thinks, "reasoning_content")
+    tool = {"type": "function", "function": {"name": "look"}}
+    with pytest.raises(openai.BadRequestError, match="a given form calls no tool"):
+        client.chat.completions.create(**asked, tools=[tool])
+    assert client.chat.completions.create(**asked, tools=[tool], tool_choice="none")
