@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from runtime.control.recorder import Recorder
     from runtime.replay.settings import Outcome, Setting
     from runtime.replay.workload import Workload
+    from runtime.session.generation.grammar import Grammar
     from runtime.session.generation.sampling import Sampling
     from runtime.session.generation.stream import Answer, Effort, Stream, Token
     from runtime.session.session import Session
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "Effort",
+    "Grammar",
     "Outcome",
     "Recorder",
     "Sampling",
@@ -30,6 +32,7 @@ __all__ = [
 
 _HOMES = {
     "session.generation.stream": ("Answer", "Effort", "Stream", "Token"),
+    "session.generation.grammar": ("Grammar",),
     "session.generation.sampling": ("Sampling",),
     "control.recorder": ("Recorder",),
     "session.session": ("Session",),

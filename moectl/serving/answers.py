@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from moectl.serving.api.choices import Choice
+from moectl.serving.api.choices import AnswerChoice
 from moectl.serving.api.logprobs import CompletionLog, of_chat
 from moectl.serving.jobs import Done, LoggedToken
 from moectl.serving.wire import error
@@ -41,7 +41,7 @@ class OneAnswer:
 
     form: Form
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, object]:
+    def whole(self, choices: Sequence[AnswerChoice]) -> dict[str, object]:
         return self.form.whole(choices[0].reply, choices[0].done)
 
     def begins(self) -> Iterator[str]:
@@ -76,7 +76,7 @@ class AnswerFormat:
     created: int = field(default_factory=lambda: int(time.time()))
     _logs: dict[int, CompletionLog] = field(default_factory=dict)
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, object]:
+    def whole(self, choices: Sequence[AnswerChoice]) -> dict[str, object]:
         """The body of all choices. Counters stand beside the one choice, or in each of several."""
         said = [
             self._choice(

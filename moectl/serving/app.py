@@ -21,7 +21,7 @@ from artifacts.errors import Problem
 from moectl.serving import metrics
 from moectl.serving.answers import AnswerFormat, Form, OneAnswer
 from moectl.serving.api.bodies import AsksAsChat, chat_of, documented, given
-from moectl.serving.api.choices import Choices
+from moectl.serving.api.choices import AnswerChoices
 from moectl.serving.api.messages import PATH as MESSAGES
 from moectl.serving.api.messages import CountBody, MessageFormat, MessagesBody
 from moectl.serving.api.reference import add_reference
@@ -251,7 +251,7 @@ async def _answer(
         tell=_untold,
         owner=(asked.user or "")[:_LONGEST_NAME],
     )
-    choices = Choices(job, prompts, num_each=asked.num_choices)
+    choices = AnswerChoices(job, prompts, num_each=asked.num_choices)
     _or_refuse(lambda: choices.submit(scheduler))
     with ExitStack() as at_end:
         at_end.callback(choices.leave, scheduler)
@@ -307,7 +307,7 @@ class _Stream(StreamingResponse):
             self._leave()
 
 
-async def _streamed(form: AnswerFormat | OneAnswer, choices: Choices) -> AsyncIterator[str]:
+async def _streamed(form: AnswerFormat | OneAnswer, choices: AnswerChoices) -> AsyncIterator[str]:
     for begin in form.begins():
         yield begin
     tokens: dict[int, tuple[LoggedToken, ...]] = {}  # whose text follows, by choice

@@ -24,7 +24,7 @@ from runtime.session.replies.reply import Reply
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AnswerChoice:
     """One whole answer, with its tokens if their log probabilities were asked for."""
 
     reply: Reply
@@ -32,7 +32,7 @@ class Choice:
     done: Done
 
 
-class Choices:
+class AnswerChoices:
     """The jobs of a request, and their events with the number of each. Choices of one prompt lie
     side by side, and draw by seeds that follow each other."""
 
@@ -106,7 +106,7 @@ class Choices:
                 return
             left -= isinstance(item, Done)
 
-    async def whole(self) -> list[Choice]:
+    async def whole(self) -> list[AnswerChoice]:
         """Wait for all choices. Raises Refusal if one fails."""
         pieces: list[list[Piece]] = [[] for _ in self._jobs]
         tokens: list[list[LoggedToken]] = [[] for _ in self._jobs]
@@ -122,6 +122,6 @@ class Choices:
                 case piece:
                     pieces[index].append(piece)
         return [
-            Choice(Reply.of(pieces[index]), tuple(tokens[index]), ends[index])
+            AnswerChoice(Reply.of(pieces[index]), tuple(tokens[index]), ends[index])
             for index in range(len(self))
         ]
