@@ -20,7 +20,7 @@ WHOLE = "whole"
 _GROUP = "moectl.replies"
 _FILES = (
     "thinking harmony hermes qwen_xml glm deepseek dsml kimi mistral minimax minimax_m3 gemma "
-    "llama lfm"
+    "llama lfm cohere"
 )
 _KINDS: dict[str, "ReplyKind"] = {}
 

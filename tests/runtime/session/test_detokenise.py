@@ -1,7 +1,7 @@
 """Text decoded token by token equals the text decoded at once, and ends at stop strings."""
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AddedToken, AutoTokenizer
 
 from moectl.bundled import demo_model
 from runtime.session.generation.stream import Detokeniser, Stops
@@ -18,6 +18,17 @@ def test_the_pieces_add_up_to_the_text(cut: int) -> None:
     pieces = [detokeniser.add(token_id) for token_id in ids]
     assert not any(piece.endswith("�") for piece in pieces) and "" in pieces
     assert "".join(pieces) + detokeniser.rest() == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_special_tokens_that_are_kept() -> None:
+    """They are texts of their own, and the rest is decoded as without them."""
+    tokenizer = AutoTokenizer.from_pretrained(demo_model())
+    marks = ["<|call|>", "<|other|>"]
+    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in marks])
+    text = f"Return é{marks[0]}{WORDS}{marks[1]} the{marks[0]}{marks[0]}"
+    detokeniser = Detokeniser(tokenizer, keeps=frozenset([marks[0], "no token"]))
+    pieces = [detokeniser.add(token_id) for token_id in tokenizer(text).input_ids]
+    assert "".join(pieces) + detokeniser.rest() == text.replace(marks[1], "")
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,15 @@ CALLED = [
     | {"function": {"name": name, "arguments": given}}
     for index, (name, given) in enumerate([("weather", ASKED), ("say", {"city": "x"})])
 ]
-ENDS = ("<|im_end|>", "<｜end▁of▁sentence｜>", "</s>", "[e~[", "<turn|>", "<|eot_id|>")
+ENDS = (
+    "<|im_end|>",
+    "<｜end▁of▁sentence｜>",
+    "</s>",
+    "[e~[",
+    "<turn|>",
+    "<|eot_id|>",
+    "<|END_OF_TURN_TOKEN|>",
+)
 KINDS = {
     "qwen3": "think hermes",
     "qwen3_coder": "think qwen_xml",
@@ -68,6 +76,7 @@ KINDS = {
     "gpt_oss": "harmony",
     "llama3": "llama",
     "lfm2": "lfm",
+    "command_a": "cohere_thinking cohere",
 }
 SILENT = ["deepseek_v3", "mistral_v3", "llama3", "lfm2"]  # which do not think
 BRIEF = ["mistral_v3", "llama3"]  # which do not speak and call in one reply

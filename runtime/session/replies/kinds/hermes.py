@@ -11,8 +11,8 @@ _END = "</tool_call>"
 @reply_kind(
     "hermes",
     CALLS,
-    signs=(_BEGIN, _END, '"name"'),
-    others=("<function=", "<arg_key>", "]<]minimax[>["),
+    signs=(_BEGIN, _END),
+    others=("<function=", "<arg_key>", "<tool_sep>", "]<]minimax[>["),
     markers=(_BEGIN, _END),
 )
 def hermes(source: Source, context: Context) -> Steps:

@@ -12,7 +12,7 @@ _END = "<|tool_call_end|>"
 _LONGEST = 100_000  # characters: Python's own parser takes memory a thousand times that
 
 
-@reply_kind("lfm", CALLS, signs=(_BEGIN, _END), markers=(_BEGIN, _END))
+@reply_kind("lfm", CALLS, signs=("<|tool_list_start|>",), markers=(_BEGIN, _END))
 def lfm(source: Source, context: Context) -> Steps:
     """Take out calls whose arguments are named literals."""
     calls = Calls(context)

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from runtime.session.replies.kinds.invoke import invoked
+from runtime.session.replies.invocations import invoked
 from runtime.session.replies.registry import CALLS, reply_kind
 
 _SECTION = "minimax:tool_call"
