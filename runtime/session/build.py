@@ -33,6 +33,7 @@ from runtime.policies import POLICIES, Policies, build, describe
 from runtime.policies.base import Artefacts, FastTier
 from runtime.policies.prefetch.none import NoPrefetch
 from runtime.policies.presets import Scope, preset
+from runtime.session.generation.warm_up import warm_up
 from runtime.session.link_choice import link_name, resolve_link
 from runtime.session.parts import Choices, Parts
 from runtime.session.probe import (
@@ -42,7 +43,6 @@ from runtime.session.probe import (
     scaled_window,
 )
 from runtime.session.settings import AUTO, DEVICE, EXACT, FUSED, HOST, Settings
-from runtime.session.warm_up import warm_up
 from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.open import Tiers, open_tiers
 from runtime.tiers.replica_store import open_replicas, verify_files

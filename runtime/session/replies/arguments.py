@@ -8,14 +8,13 @@ from collections.abc import Generator, Mapping
 from artifacts.common.untrusted import parse_json
 from runtime.session.replies.pieces import ArgumentsPiece, CallPiece, Piece, TextPiece
 from runtime.session.replies.registry import Context
-from runtime.session.replies.source import Source, Steps
+from runtime.session.replies.source import ReplyText, Steps
 
 Step = Generator[Piece | None, None, str]
 """Pieces, and the marker at the end of them."""
 
-_HEAD = re.compile(
-    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
-)
+_STRING = r'("(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")'
+_HEAD = re.compile(rf'\s*{{\s*"name"\s*:\s*{_STRING}\s*,\s*"(?:arguments|parameters)"\s*:\s*(?={{)')
 _LONGEST_HEAD = 512  # characters before arguments that are passed on as they come
 _PARTS = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
 _OF_PYTHON = {"True": True, "False": False, "None": None}
@@ -56,7 +55,7 @@ class Calls:
         return [self.begin(name), self.arguments(arguments or "{}")]
 
     def member(
-        self, source: Source, key: str, closing: str, *, is_text: bool | None = None, trims: bool
+        self, source: ReplyText, key: str, closing: str, *, is_text: bool | None = None, trims: bool
     ) -> Step:
         """Pass on an argument that is written up to a marker, a text while it comes. Without
         `is_text` the tool's schema says what it is. With `trims` a text has line ends around it
@@ -77,7 +76,7 @@ class Calls:
         """Return the end of arguments that came one by one."""
         return self.arguments("}" if self._num_members else "{}")
 
-    def _text(self, source: Source, closing: str, *, trims: bool) -> Step:
+    def _text(self, source: ReplyText, closing: str, *, trims: bool) -> Step:
         yield self.arguments('"')
         held = ""
         is_first = trims
@@ -140,7 +139,7 @@ def types_of(schema: object) -> set[str]:
     return found
 
 
-def json_upto(source: Source, calls: Calls, *closing: str, in_strings: bool = False) -> Step:
+def json_upto(source: ReplyText, calls: Calls, *closing: str, in_strings: bool = False) -> Step:
     """Pass on a JSON value as arguments, as it comes, up to a marker; what follows the value is
     left out. With `in_strings` a marker may stand in a string of it. Without markers the text after
     the value is left in the source."""
@@ -198,7 +197,7 @@ class _Value:
         return text
 
 
-def object_upto(source: Source, calls: Calls, *closing: str, opening: str) -> Step:
+def object_upto(source: ReplyText, calls: Calls, *closing: str, opening: str) -> Step:
     """Pass on the call that a JSON object with `name` and `arguments` (or `parameters`) makes, or
     the calls of a list of them, up to a marker, and return it. Anything else is text, with the
     markers around it."""
@@ -237,7 +236,7 @@ def _made(body: str) -> list[tuple[str, str]]:
         return []
 
 
-def json_calls(source: Source, context: Context) -> Steps:
+def json_calls(source: ReplyText, context: Context) -> Steps:
     """Take out the calls of a reply that is nothing but JSON objects with `name` and `parameters`
     (or `arguments`), maybe with semicolons between them."""
     calls = Calls(context)

@@ -6,13 +6,13 @@ from collections.abc import Generator
 from runtime.session.replies.arguments import Calls
 from runtime.session.replies.pieces import Piece, TextPiece
 from runtime.session.replies.registry import Context
-from runtime.session.replies.source import Source, Steps
+from runtime.session.replies.source import ReplyText, Steps
 
 _NAME = re.compile(r"""name\s*=\s*["']?([^"'>]*)""")
 _IS_TEXT = re.compile(r"""string\s*=\s*["']?(true|false)""")
 
 
-def invoked(source: Source, context: Context, sections: tuple[str, ...], *, mark: str) -> Steps:
+def invoked(source: ReplyText, context: Context, sections: tuple[str, ...], *, mark: str) -> Steps:
     """Take out the calls in sections whose tags all begin with `mark`. A parameter may say whether
     it is a text (`string="true"`)."""
     calls = Calls(context)
@@ -30,7 +30,7 @@ def invoked(source: Source, context: Context, sections: tuple[str, ...], *, mark
 
 
 def _invoke(
-    source: Source, calls: Calls, mark: str, closing: str
+    source: ReplyText, calls: Calls, mark: str, closing: str
 ) -> Generator[Piece | None, None, None]:
     head, marker = yield from source.all_upto(">")
     named = _NAME.search(head)

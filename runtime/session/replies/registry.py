@@ -12,7 +12,7 @@ from importlib import import_module
 
 from artifacts.common.outside import installed, load
 from artifacts.errors import BadUsage
-from runtime.session.replies.source import Source, Steps
+from runtime.session.replies.source import ReplyText, Steps
 
 REASONING = "reasoning"
 CALLS = "calls"
@@ -42,7 +42,7 @@ class Context:
     new_id: Callable[[], str] = new_id
 
 
-Parse = Callable[[Source, Context], Steps]
+Parse = Callable[[ReplyText, Context], Steps]
 
 
 @dataclass(frozen=True, slots=True)

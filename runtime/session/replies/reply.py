@@ -14,7 +14,7 @@ from runtime.session.replies.pieces import (
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a tool; `arguments` are the text of a JSON object, as far as the model wrote one."""
+    """A call of a tool; `arguments` are the text of a JSON object, if the model wrote one."""
 
     id: str
     name: str

@@ -1,6 +1,6 @@
 """The text of a reply as it comes, for parsers that are written as generators.
 
-A parser takes text from a Source, yields pieces, and yields None where it needs more text. What it
+A parser takes text from a ReplyText, yields pieces, and yields None where it needs more. What it
 yields does not depend on where the text was cut, but for the borders of its pieces.
 """
 
@@ -17,8 +17,8 @@ Steps = Iterator[Piece | None]
 class Parsing:
     """Runs a parser on the text of one reply, in time that grows with the text's length."""
 
-    def __init__(self, parse: Callable[["Source"], Steps]) -> None:
-        self._source = Source()
+    def __init__(self, parse: Callable[["ReplyText"], Steps]) -> None:
+        self._source = ReplyText()
         self._steps = parse(self._source)
 
     def add(self, text: str) -> list[Piece]:
@@ -40,7 +40,7 @@ class Parsing:
         return found
 
 
-class Source:
+class ReplyText:
     """Holds the text of a reply that no parser has taken yet. Set `is_over` when no text follows.
     `blank` is the whitespace before a marker that `pass_upto` left out last."""
 

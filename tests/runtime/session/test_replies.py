@@ -18,7 +18,7 @@ from runtime.session.replies.form import ReplyForm, form_of
 from runtime.session.replies.pieces import ArgumentsPiece, CallPiece, Piece
 from runtime.session.replies.registry import CALLS, Context, ReplyKind, known_kinds, reply_kind
 from runtime.session.replies.reply import Reply
-from runtime.session.replies.source import Source, Steps
+from runtime.session.replies.source import ReplyText, Steps
 from tests import ROOT
 
 TEMPLATES = {
@@ -252,7 +252,7 @@ def test_another_package_adds_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.session.replies.registry._KINDS", dict(known_kinds()))
 
     @reply_kind("shout", CALLS, signs=("!!",))
-    def shout(source: Source, context: Context) -> Steps:
+    def shout(source: ReplyText, context: Context) -> Steps:
         yield from source.pass_upto("!!")
         yield CallPiece(0, "id", "shout")
 

@@ -4,14 +4,14 @@ from artifacts.common.untrusted import parse_json
 from runtime.session.replies.arguments import Calls, as_json
 from runtime.session.replies.pieces import TextPiece
 from runtime.session.replies.registry import CALLS, Context, reply_kind
-from runtime.session.replies.source import Source, Steps
+from runtime.session.replies.source import ReplyText, Steps
 
 _BEGIN = "<|START_ACTION|>"
 _END = "<|END_ACTION|>"
 
 
 @reply_kind("cohere", CALLS, signs=(_BEGIN, "tool_name"), markers=(_BEGIN, _END))
-def cohere(source: Source, context: Context) -> Steps:
+def cohere(source: ReplyText, context: Context) -> Steps:
     """Take out calls."""
     calls = Calls(context)
     begun = True

@@ -3,7 +3,7 @@
 from runtime.session.replies.arguments import Calls, json_upto
 from runtime.session.replies.pieces import TextPiece
 from runtime.session.replies.registry import CALLS, Context, reply_kind
-from runtime.session.replies.source import Source, Steps
+from runtime.session.replies.source import ReplyText, Steps
 
 _SECTION = "<｜tool▁calls▁begin｜>"
 _SECTION_END = "<｜tool▁calls▁end｜>"
@@ -19,7 +19,7 @@ _NAME_END = "<｜tool▁sep｜>"
     markers=(_SECTION, _SECTION_END, _BEGIN, _END, _NAME_END),
     breaks=(_SECTION,),
 )
-def deepseek(source: Source, context: Context) -> Steps:
+def deepseek(source: ReplyText, context: Context) -> Steps:
     """Take out calls. V3 writes `function`, the name, and JSON in a block of code; V3.1 the name
     and JSON."""
     calls = Calls(context)
@@ -35,7 +35,7 @@ def deepseek(source: Source, context: Context) -> Steps:
             yield TextPiece(_BEGIN + name + marker)
 
 
-def _call(source: Source, calls: Calls, name: str) -> Steps:
+def _call(source: ReplyText, calls: Calls, name: str) -> Steps:
     before, marker = yield from source.all_upto("```json", "{", _END)
     yield calls.begin(before.strip() or name.strip())
     if marker != "```json":

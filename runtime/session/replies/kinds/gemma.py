@@ -6,7 +6,7 @@ import re
 from runtime.session.replies.arguments import Calls
 from runtime.session.replies.pieces import TextPiece
 from runtime.session.replies.registry import CALLS, Context, reply_kind
-from runtime.session.replies.source import Source, Steps
+from runtime.session.replies.source import ReplyText, Steps
 
 _BEGIN = "<|tool_call>"
 _END = "<tool_call|>"
@@ -16,7 +16,7 @@ _CALL = re.compile(r"\s*call:\s*([\w.-]+)\s*(\{.*)?", re.DOTALL)
 
 
 @reply_kind("gemma", CALLS, signs=(_BEGIN, _END), markers=(_BEGIN, _END, _QUOTE))
-def gemma(source: Source, context: Context) -> Steps:
+def gemma(source: ReplyText, context: Context) -> Steps:
     """Take out calls."""
     calls = Calls(context)
     begun = True

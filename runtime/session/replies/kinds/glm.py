@@ -2,7 +2,7 @@
 
 from runtime.session.replies.arguments import Calls
 from runtime.session.replies.registry import CALLS, Context, reply_kind
-from runtime.session.replies.source import Source, Steps
+from runtime.session.replies.source import ReplyText, Steps
 
 _BEGIN = "<tool_call>"
 _END = "</tool_call>"
@@ -18,7 +18,7 @@ _VALUE_END = "</arg_value>"
     signs=(_BEGIN, _KEY, _VALUE),
     markers=(_BEGIN, _END, _KEY, _KEY_END, _VALUE, _VALUE_END),
 )
-def glm(source: Source, context: Context) -> Steps:
+def glm(source: ReplyText, context: Context) -> Steps:
     """Take out calls."""
     calls = Calls(context)
     begun = True

@@ -6,7 +6,7 @@ import re
 from runtime.session.replies.arguments import Calls, Step, json_upto
 from runtime.session.replies.pieces import ReasoningPiece, TextPiece
 from runtime.session.replies.registry import WHOLE, Context, reply_kind
-from runtime.session.replies.source import Source, Steps
+from runtime.session.replies.source import ReplyText, Steps
 
 _START = "<|start|>"
 _CHANNEL = "<|channel|>"
@@ -22,7 +22,7 @@ _IN = re.compile(r"<\|channel\|>\s*(\w+)")
     signs=(_CHANNEL, _MESSAGE),
     markers=(_CHANNEL, _MESSAGE, "<|constrain|>", *_ENDS),
 )
-def harmony(source: Source, context: Context) -> Steps:
+def harmony(source: ReplyText, context: Context) -> Steps:
     """Take out the channel of analysis as reasoning, and messages to functions as calls; all other
     messages are text."""
     calls = Calls(context)
@@ -38,7 +38,7 @@ def harmony(source: Source, context: Context) -> Steps:
             marker = yield from _message(source, calls, head, said)
 
 
-def _message(source: Source, calls: Calls, head: str, said: set[type]) -> Step:
+def _message(source: ReplyText, calls: Calls, head: str, said: set[type]) -> Step:
     """Take a message whose head is known; `said` has the kinds of the messages before it."""
     to = _TO.search(head)
     if to:

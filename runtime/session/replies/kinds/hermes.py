@@ -2,7 +2,7 @@
 
 from runtime.session.replies.arguments import Calls, object_upto
 from runtime.session.replies.registry import CALLS, Context, reply_kind
-from runtime.session.replies.source import Source, Steps
+from runtime.session.replies.source import ReplyText, Steps
 
 _BEGIN = "<tool_call>"
 _END = "</tool_call>"
@@ -15,7 +15,7 @@ _END = "</tool_call>"
     others=("<function=", "<arg_key>", "<tool_sep>", "]<]minimax[>["),
     markers=(_BEGIN, _END),
 )
-def hermes(source: Source, context: Context) -> Steps:
+def hermes(source: ReplyText, context: Context) -> Steps:
     """Take out calls."""
     calls = Calls(context)
     begun = True

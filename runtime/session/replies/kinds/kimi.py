@@ -3,7 +3,7 @@
 from runtime.session.replies.arguments import Calls, json_upto
 from runtime.session.replies.pieces import TextPiece
 from runtime.session.replies.registry import CALLS, Context, reply_kind
-from runtime.session.replies.source import Source, Steps
+from runtime.session.replies.source import ReplyText, Steps
 
 _SECTION = "<|tool_calls_section_begin|>"
 _SECTION_END = "<|tool_calls_section_end|>"
@@ -19,7 +19,7 @@ _ARGUMENTS = "<|tool_call_argument_begin|>"
     markers=(_SECTION, _SECTION_END, _BEGIN, _END, _ARGUMENTS),
     breaks=(_SECTION,),
 )
-def kimi(source: Source, context: Context) -> Steps:
+def kimi(source: ReplyText, context: Context) -> Steps:
     """Take out calls, whose ids are the model's: `functions.NAME:INDEX`, as its template wants
     them again."""
     calls = Calls(context)

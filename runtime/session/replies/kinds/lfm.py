@@ -5,7 +5,7 @@ import ast
 from runtime.session.replies.arguments import Calls, as_json
 from runtime.session.replies.pieces import TextPiece
 from runtime.session.replies.registry import CALLS, Context, reply_kind
-from runtime.session.replies.source import Source, Steps
+from runtime.session.replies.source import ReplyText, Steps
 
 _BEGIN = "<|tool_call_start|>"
 _END = "<|tool_call_end|>"
@@ -13,7 +13,7 @@ _LONGEST = 100_000  # characters: Python's own parser takes memory a thousand ti
 
 
 @reply_kind("lfm", CALLS, signs=("<|tool_list_start|>",), markers=(_BEGIN, _END))
-def lfm(source: Source, context: Context) -> Steps:
+def lfm(source: ReplyText, context: Context) -> Steps:
     """Take out calls whose arguments are named literals."""
     calls = Calls(context)
     begun = True

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from runtime.session.replies.arguments import Calls, as_json, types_of, value_of
 from runtime.session.replies.pieces import TextPiece
 from runtime.session.replies.registry import CALLS, Context, reply_kind
-from runtime.session.replies.source import Source, Steps
+from runtime.session.replies.source import ReplyText, Steps
 
 _MARK = "]<]minimax[>["
 _BEGIN = f"{_MARK}<tool_call>"
@@ -41,7 +41,7 @@ class _Node:
 
 
 @reply_kind("minimax_m3", CALLS, signs=(_MARK,), markers=(_MARK,))
-def minimax_m3(source: Source, context: Context) -> Steps:
+def minimax_m3(source: ReplyText, context: Context) -> Steps:
     """Take out calls; within a value, tags are the names of its members, or `item`."""
     calls = Calls(context)
     begun = True

@@ -5,7 +5,7 @@ import secrets
 
 from runtime.session.replies.arguments import Calls, json_upto, object_upto
 from runtime.session.replies.registry import CALLS, Context, reply_kind
-from runtime.session.replies.source import Source, Steps
+from runtime.session.replies.source import ReplyText, Steps
 
 _BEGIN = "[TOOL_CALLS]"
 _ID = "[CALL_ID]"
@@ -14,7 +14,7 @@ _NAME = re.compile(r"\s*[\w.-]+\s*")
 
 
 @reply_kind("mistral", CALLS, signs=(_BEGIN,), markers=(_BEGIN, _ID, _ARGUMENTS))
-def mistral(source: Source, context: Context) -> Steps:
+def mistral(source: ReplyText, context: Context) -> Steps:
     """Take out calls: a list of JSON objects, or a name, maybe an id, and JSON. Ids have nine
     characters, as its template wants them."""
     calls = Calls(context)

@@ -3,7 +3,7 @@
 from runtime.session.replies.arguments import Calls
 from runtime.session.replies.pieces import TextPiece
 from runtime.session.replies.registry import CALLS, Context, reply_kind
-from runtime.session.replies.source import Source, Steps
+from runtime.session.replies.source import ReplyText, Steps
 
 _BEGIN = "<tool_call>"
 _END = "</tool_call>"
@@ -19,7 +19,7 @@ _PARAMETER = "<parameter="
     others=("<seed:tool_call>",),
     markers=(_BEGIN, _END),
 )
-def qwen_xml(source: Source, context: Context) -> Steps:
+def qwen_xml(source: ReplyText, context: Context) -> Steps:
     """Take out calls."""
     calls = Calls(context)
     begun = True
@@ -33,7 +33,7 @@ def qwen_xml(source: Source, context: Context) -> Steps:
             _, marker = yield from source.all_upto(_FUNCTION, _END)
 
 
-def _function(source: Source, calls: Calls) -> Steps:
+def _function(source: ReplyText, calls: Calls) -> Steps:
     name, marker = yield from source.all_upto(">")
     if not marker:
         yield TextPiece(_BEGIN + _FUNCTION + name)

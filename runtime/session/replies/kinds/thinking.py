@@ -4,7 +4,7 @@ from functools import partial
 
 from runtime.session.replies.pieces import ReasoningPiece, TextPiece
 from runtime.session.replies.registry import REASONING, Context, reply_kind
-from runtime.session.replies.source import Source, Steps
+from runtime.session.replies.source import ReplyText, Steps
 
 _MARKS = {
     "think": ("<think>", "</think>"),  # Qwen, DeepSeek, GLM, Kimi, MiniMax M2, Nemotron and others
@@ -16,7 +16,7 @@ _MARKS = {
 }
 
 
-def _between(source: Source, context: Context, opening: str, closing: str) -> Steps:
+def _between(source: ReplyText, context: Context, opening: str, closing: str) -> Steps:
     has_begun = context.prompt_end.rstrip().endswith(opening.rstrip())
     if not (has_begun or (yield from source.blank_upto(opening))):
         yield from source.pass_upto()
