@@ -9,7 +9,10 @@ import pytest
 
 from artifacts.errors import BadInput, BadUsage, Incompatible
 from runtime import Answer, Sampling, Session, Settings
+from runtime.session.prompts.chat_prompt import ChatPrompt
+from runtime.session.replies.reply import Reply
 from tests.conftest import Checkpoint
+from tests.helpers import scripted
 from tests.helpers.families import VOCABULARY
 
 PROMPTS = ("It was a dark and stormy night;", "sheep", "the old gate")
@@ -75,6 +78,25 @@ def test_each_of_several_threads_gets_the_effort_of_its_own_answer(session: Sess
         thread.join()
     assert [_requests(answers[prompt]) for prompt in PROMPTS] == alone
     assert sum(alone) == _counted(session) - before
+
+
+def test_a_stream_yields_the_pieces_of_a_reply(tmp_path: Path) -> None:
+    """Marks that are special tokens are seen by the parser, and are no part of the text."""
+    call = '{"name": "add", "arguments": {"a": 2}}'
+    said = ("<think>so</think>Good.", "<tool_call>", call, "</tool_call>")
+    path = scripted.save(tmp_path / "model", {"<|go|>": said}, "<|go|>")
+    tool = {"type": "function", "function": {"name": "add"}}
+    chat = ChatPrompt([{"role": "user", "content": "a"}], [tool])
+    with Session.open(path, Settings(budget="100%", device="cpu")) as session:
+        marks = {"additional_special_tokens": ["<tool_call>", "</tool_call>"]}
+        session.opened.tokenizer.add_special_tokens(marks)
+        stream = session.stream(chat, Sampling(16))
+        reply = Reply.of(stream.pieces())
+        assert (reply.reasoning, reply.text) == ("so", "Good.")
+        assert [(one.name, one.arguments) for one in reply.calls] == [("add", '{"a": 2}')]
+        assert stream.answer().text == f"<think>so</think>Good.{call}"
+        plain = session.stream(chat.turns, Sampling(16)).pieces()
+        assert Reply.of(plain) == Reply(f"Good.{call}", "so", ())
 
 
 def _requests(answer: Answer) -> int:
