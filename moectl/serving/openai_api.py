@@ -358,8 +358,8 @@ class ChatBody(RequestBody):
         option that no template has."""
         tools = () if self.tool_choice == "none" else self.tools or ()
         is_formed = self.form is not None
-        asked = "none" if is_formed else None  # a form leaves no room for thoughts
-        asked = self.reasoning_effort or asked
+        # a form leaves no room for thoughts
+        asked = self.reasoning_effort or ("none" if is_formed or self._must_call else None)
         effort = {} if asked is None else _efforts(asked)
         return ChatPrompt(
             [message.turn for message in self.messages],
