@@ -5,6 +5,7 @@ import json
 import re
 import time
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,13 +14,13 @@ from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS
 from transformers.utils.chat_parsing import parse_response
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from artifacts.errors import BadUsage
+from artifacts.errors import BadUsage, Incompatible
 from runtime.session.replies.form import ReplyForm, form_of
 from runtime.session.replies.pieces import ArgumentsPiece, CallPiece, Piece
-from runtime.session.replies.registry import CALLS, Context, ReplyKind, known_kinds, reply_kind
+from runtime.session.replies.registry import CALLS, Context, known_kinds, reply_kind
 from runtime.session.replies.reply import Reply
-from runtime.session.replies.source import ReplyText, Steps
 from tests import ROOT
+from tests.helpers.outside import package
 
 TEMPLATES = {
     path.stem: path.read_text() for path in (ROOT / "tests" / "data" / "replies").iterdir()
@@ -59,6 +60,7 @@ ENDS = (
     "<turn|>",
     "<|eot_id|>",
     "<|END_OF_TURN_TOKEN|>",
+    "<|end_of_text|>",
 )
 KINDS = {
     "qwen3": "think hermes",
@@ -77,8 +79,10 @@ KINDS = {
     "llama3": "llama",
     "lfm2": "lfm",
     "command_a": "cohere_thinking cohere",
+    "granite": "granite",
+    "hunyuan": "hunyuan",
 }
-SILENT = ["deepseek_v3", "mistral_v3", "llama3", "lfm2"]  # which do not think
+SILENT = ["deepseek_v3", "mistral_v3", "llama3", "lfm2", "granite", "hunyuan"]  # which do not think
 BRIEF = ["mistral_v3", "llama3"]  # which do not speak and call in one reply
 THOUGHT = "Hm <b>\n\nso"
 SAID = "I look\n now."
@@ -248,19 +252,37 @@ def test_calls_are_looked_for_where_there_are_tools_and_one_kind_suits() -> None
     )
 
 
-def test_another_package_adds_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+_SHOUT = """from runtime.session.replies.pieces import CallPiece
+from runtime.session.replies.registry import CALLS, reply_kind
+
+
+@reply_kind("shout", CALLS, signs=("!!",))
+def shout(source, context):
+    yield from source.pass_upto("!!")
+    yield CallPiece(0, "id", "shout")
+
+
+def whisper(source, context):
+    yield from source.pass_upto()
+"""
+_ENTRY = '[project.entry-points."moectl.replies"]\n{0} = "shouting:{0}"\n'
+
+
+def test_another_package_adds_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.session.replies.registry._KINDS", dict(known_kinds()))
-
-    @reply_kind("shout", CALLS, signs=("!!",))
-    def shout(source: ReplyText, context: Context) -> Steps:
-        yield from source.pass_upto("!!")
-        yield CallPiece(0, "id", "shout")
-
-    assert isinstance(known_kinds()["shout"], ReplyKind)
-    found = pieces(form_of("say !!", prompt_end="", tools=TOOLS), "a !", "! b")
-    assert Reply.of(found).text == "a" and found[-1] == CallPiece(0, "id", "shout")
+    with package(tmp_path, "shouting", _SHOUT, _ENTRY.format("shout")):
+        found = pieces(form_of("say !!", prompt_end="", tools=TOOLS), "a !", "! b")
+        assert Reply.of(found).text == "a" and found[-1] == CallPiece(0, "id", "shout")
     with pytest.raises(BadUsage, match="it is taken"):
-        reply_kind("hermes", CALLS, signs=("",))(shout)
+        reply_kind("hermes", CALLS, signs=("",))(lambda source, context: iter(()))
+    (tmp_path / "other").mkdir()
+    with (
+        package(
+            tmp_path / "other", "shouting", _SHOUT.replace("shout", "cry"), _ENTRY.format("whisper")
+        ),
+        pytest.raises(Incompatible, match="it registers no whisper by reply_kind"),
+    ):
+        known_kinds()
 
 
 @pytest.mark.parametrize("name", KINDS)
