@@ -12,15 +12,19 @@ if TYPE_CHECKING:
     from runtime.session.generation.grammar import Grammar
     from runtime.session.generation.sampling import Sampling
     from runtime.session.generation.stream import Answer, Effort, Stream, Token
+    from runtime.session.prompts.chat_prompt import ChatPrompt
+    from runtime.session.replies.reply import Reply
     from runtime.session.session import Session
     from runtime.session.settings import Settings
 
 __all__ = [
     "Answer",
+    "ChatPrompt",
     "Effort",
     "Grammar",
     "Outcome",
     "Recorder",
+    "Reply",
     "Sampling",
     "Session",
     "Setting",
@@ -35,6 +39,8 @@ _HOMES = {
     "session.generation.grammar": ("Grammar",),
     "session.generation.sampling": ("Sampling",),
     "control.recorder": ("Recorder",),
+    "session.prompts.chat_prompt": ("ChatPrompt",),
+    "session.replies.reply": ("Reply",),
     "session.session": ("Session",),
     "session.settings": ("Settings",),
     "replay.settings": ("Outcome", "Setting"),
