@@ -2,7 +2,7 @@
 alone.
 
     python -m tools.bench.serving.serve_soak                    2,000 requests of 8 clients on the bundled model
-    python -m tools.bench.serving.serve_soak --requests 200
+    python -m tools.bench.serving.serve_soak --requests 1000 --clients 16
     python -m tools.bench.serving.serve_soak --batch 8          requests share passes, of a copy in float32
 
 Prints how each kind of request went, how long /health took meanwhile, and the memory of the server
@@ -35,7 +35,6 @@ from tools.arguments import parser_of
 from tools.bench.serving.serve import in_float32
 from tools.bench.serving.servers import long_texts, serving
 
-CLIENTS = 8
 NUM_TOKENS = 8
 NUM_PROMPTS = 40
 HUGE = 2_000_000
@@ -49,6 +48,11 @@ KINDS = {
     "answered": 30,
     "streamed": 20,
     "chat": 10,
+    "response": 5,
+    "response, streamed": 5,
+    "message": 5,
+    "message, streamed": 5,
+    "tokens": 3,
     "long": 3,
     "half-closed": 5,
     "left in the midst": 10,
@@ -64,11 +68,17 @@ KINDS = {
 
 class Soak:
     """Requests to the server at `port` whose answers are known: token ids by prompt, as a text or
-    as a chat."""
+    as a chat, and the texts of the chats, `said`."""
 
     def __init__(
-        self, port: int, texts: dict[str, list[int]], chats: dict[str, list[int]], long: str
+        self,
+        port: int,
+        texts: dict[str, list[int]],
+        chats: dict[str, list[int]],
+        long: str,
+        said: dict[str, str],
     ) -> None:
+        self.said = said
         self.port = port
         self.texts = texts
         self.chats = chats
@@ -86,6 +96,12 @@ class Soak:
             case "streamed":
                 lines = self._post(_asked(prompt) | {"stream": True})[1].splitlines()
                 return _took(json.loads(lines[-4].removeprefix(b"data: "))) == self.texts[prompt]
+            case "response" | "message" | "response, streamed" | "message, streamed":
+                return self._said(kind, prompt) == self.said[prompt]
+            case "tokens":
+                status, body = self._post({"prompt": prompt}, path="/tokenize")
+                back = self._post({"tokens": json.loads(body)["tokens"]}, path="/detokenize")
+                return status == 200 and json.loads(back[1])["prompt"] == prompt
             case "half-closed":
                 answer = self._raw(_asked(prompt), wait_s=None).rpartition(b"\r\n\r\n")[2]
                 return _took(json.loads(answer)) == self.texts[prompt]
@@ -150,6 +166,27 @@ class Soak:
             client.shutdown(socket.SHUT_WR)
             return b"".join(iter(lambda: client.recv(1 << 16), b""))
 
+    def _said(self, kind: str, prompt: str) -> str:
+        """Return the text of an answer of OpenAI's responses or of Anthropic's messages."""
+        is_message = kind.startswith("message")
+        own = {"messages": [{"role": "user", "content": prompt}]}
+        asked = (own | {"max_tokens": NUM_TOKENS}) if is_message else _as_response(prompt)
+        asked |= {"temperature": 0, "ignore_eos": True, "stream": kind.endswith("streamed")}
+        path = "/v1/messages" if is_message else "/v1/responses"
+        status, body = self._post(asked, path=path)
+        assert status == 200, body[:200]
+        if not asked["stream"]:
+            answer = json.loads(body)
+            parts = answer["content"] if is_message else answer["output"][-1]["content"]
+            return parts[-1]["text"]
+        lines = [line for line in body.splitlines() if line.startswith(b"data: ")]
+        events = [json.loads(line.removeprefix(b"data: ")) for line in lines]
+        assert events[-1]["type"] in ("message_stop", "response.incomplete"), events[-1]
+        deltas = [event["delta"] for event in events if event["type"].endswith("_delta")]
+        texts = [delta["text"] for delta in deltas if "text" in delta]
+        deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+        return "".join(texts if is_message else [event["delta"] for event in deltas])
+
     def _ids(self, answer: tuple[int, bytes]) -> list[int]:
         return _took(json.loads(answer[1]))
 
@@ -160,15 +197,15 @@ def main() -> int:
         path = Path(folder) / "demo"
         model = in_float32(path) if options.batch > 1 else Path(shutil.copytree(demo_model(), path))
         (model / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-        texts, chats, long = _alone(model)
+        texts, chats, long, said = _alone(model)
         with serving(model, preset=PRESETS[0], batch=options.batch) as (process, port):
-            soak = Soak(port, texts, chats, long)
+            soak = Soak(port, texts, chats, long, said)
             going, memory, waits = _run(soak, process.pid, options)
             over = json.loads(_get(port, "/live"))
     rows = [(kind, going[kind, True], going[kind, False]) for kind in KINDS]
     num_wrong = sum(row[2] for row in rows)
     note = (
-        f"{options.requests} requests of {CLIENTS} clients, --batch {options.batch}, seed "
+        f"{options.requests} requests of {options.clients} clients, --batch {options.batch}, seed "
         f"{options.seed}"
     )
     show_sheet(Sheet("Soak", ("kind", "right", "wrong or lost"), rows, note))
@@ -182,9 +219,9 @@ def main() -> int:
     return int(num_wrong + over["running"] + over["waiting"] > 0)
 
 
-def _alone(model: Path) -> tuple[dict[str, list[int]], dict[str, list[int]], str]:
-    """The answers of a run without a server, to texts and to chats, and the long text among
-    them."""
+def _alone(model: Path) -> tuple[dict[str, list[int]], dict[str, list[int]], str, dict[str, str]]:
+    """The answers of a run without a server, to texts and to chats, the long text among them, and
+    the texts of the chats."""
     found = long_texts()
     prompts = [text[:80].strip() for text in found[:NUM_PROMPTS]]
     with Session.open(str(model), Settings(preset="on-demand", budget="25%", threads=1)) as session:
@@ -195,11 +232,10 @@ def _alone(model: Path) -> tuple[dict[str, list[int]], dict[str, list[int]], str
 
         long = session.opened.tokenizer.decode(session.encode(" ".join(found)[:6000])[0, :900])
         texts = {prompt: answer(prompt) for prompt in (*prompts, long)}
-        return (
-            texts,
-            {prompt: answer([{"role": "user", "content": prompt}]) for prompt in prompts},
-            long,
-        )
+        chats = {prompt: answer([{"role": "user", "content": prompt}]) for prompt in prompts}
+        decode = session.opened.tokenizer.decode
+        said = {prompt: decode(ids, skip_special_tokens=True) for prompt, ids in chats.items()}
+        return texts, chats, long, said
 
 
 def _run(
@@ -228,7 +264,7 @@ def _run(
     watching = threading.Thread(target=_watch, args=(soak.port, waits, is_over.wait))
     watching.start()
     try:
-        with ThreadPoolExecutor(CLIENTS) as clients:
+        with ThreadPoolExecutor(options.clients) as clients:
             going = Counter(clients.map(ask, range(options.requests)))
     finally:
         is_over.set()
@@ -276,6 +312,10 @@ def _asked(prompt: str, *, is_chat: bool = False) -> dict[str, object]:
     }
 
 
+def _as_response(prompt: str) -> dict[str, object]:
+    return {"input": prompt, "max_output_tokens": NUM_TOKENS}
+
+
 def _path(asked: object) -> str:
     return (
         "/v1/chat/completions"
@@ -290,7 +330,7 @@ def _took(answer: dict) -> list[int]:
 
 def _options() -> argparse.Namespace:
     return parser_of(
-        __doc__, requests=2000, batch=(1, "requests that share a pass"), seed=0
+        __doc__, requests=2000, clients=8, batch=(1, "requests that share a pass"), seed=0
     ).parse_args()
 
 

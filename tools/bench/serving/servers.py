@@ -29,10 +29,11 @@ def serving(
     command = [sys.executable, "-m", "moectl", "serve", str(model), *own, *alike]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
-            loading = process.stderr.readline()
-            ready = process.stderr.readline()
-            assert ready, loading
-            yield process, int(re.search(r"http://[0-9.]+:(\d+)", ready)[1])
+            told = [process.stderr.readline()]
+            while told[-1] and "/v1 for clients" not in told[-1]:
+                told.append(process.stderr.readline())
+            assert told[-1], "".join(told)
+            yield process, int(re.search(r"http://[0-9.]+:(\d+)", told[-1])[1])
         finally:
             process.send_signal(signal.SIGTERM)
             print(process.stderr.read(), end="", file=sys.stderr)
