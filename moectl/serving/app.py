@@ -130,7 +130,8 @@ def _add_other_apis(app: FastAPI, serving: Serving) -> None:
         request: Request,
     ) -> object:
         """Answer as Anthropic's Messages."""
-        return await _answer_as_chat(serving, asked, request, partial(MessageFormat, serving.model))
+        form = partial(MessageFormat, serving.model)
+        return await _answer_as_chat(serving, asked, request, form, may_be_less=True)
 
     @app.post(f"{MESSAGES}/count_tokens", openapi_extra=documented(CountBody))
     async def count(
@@ -146,11 +147,20 @@ def _add_other_apis(app: FastAPI, serving: Serving) -> None:
 
 
 async def _answer_as_chat(
-    serving: Serving, asked: AsksAsChat, request: Request, form: Callable[[int], Form]
+    serving: Serving,
+    asked: AsksAsChat,
+    request: Request,
+    form: Callable[[int], Form],
+    *,
+    may_be_less: bool = False,
 ) -> object:
+    """Answer a body of another API. With `may_be_less` its answer has the tokens there is room for:
+    Anthropic's clients must send a number, and send large ones."""
     _check_model(serving, asked.model)
     chat = chat_of(asked)
-    return await _answer(serving, chat, request, [chat.prompt()], chat.num_new, form)
+    return await _answer(
+        serving, chat, request, [chat.prompt()], chat.num_new, form, may_be_less=may_be_less
+    )
 
 
 def _add_watching(app: FastAPI, serving: Serving) -> None:
@@ -236,10 +246,14 @@ async def _answer(
     prompts: Sequence[Prompt | torch.Tensor],
     max_tokens: int | None,
     form_of: Callable[[int], Form] | None = None,
+    *,
+    may_be_less: bool = False,
 ) -> object:
     scheduler = serving.scheduler
     most = scheduler.limits.max_tokens
-    if most and max_tokens is not None and max_tokens > most:
+    if may_be_less and most:
+        max_tokens = min(most, max_tokens or most)
+    elif most and max_tokens is not None and max_tokens > most:
         raise Refusal(
             400, f"answers here have at most {most} tokens, not {max_tokens}", param="max_tokens"
         )
@@ -250,6 +264,7 @@ async def _answer(
         asked.stop,
         tell=_untold,
         owner=(asked.user or "")[:_LONGEST_NAME],
+        may_be_less=may_be_less,
     )
     choices = AnswerChoices(job, prompts, num_each=asked.num_choices)
     _or_refuse(lambda: choices.submit(scheduler))

@@ -69,9 +69,10 @@ Event = Encoded | Piece | LoggedTokens | Done | Failed
 @dataclass(slots=True, eq=False)
 class GenerationJob:
     """A prompt to continue: a text, a chat or token ids [1, S]. Without `max_tokens` the answer has
-    as many as have room; `sampling` holds the rest. `tell` is called on a thread of the scheduler,
-    with Encoded or Failed first. What it takes is counted for `owner`. `like` is an earlier job
-    that differs in its seed only: its prompt is not encoded again."""
+    as many as have room, and with `may_be_less` as many of these; `sampling` holds the rest. `tell`
+    is called on a thread of the scheduler, with Encoded or Failed first. What it takes is counted
+    for `owner`. `like` is an earlier job that differs in its seed only: its prompt is not encoded
+    again."""
 
     prompt: Prompt | torch.Tensor
     max_tokens: int | None
@@ -80,6 +81,7 @@ class GenerationJob:
     tell: Callable[[Event], None]
     owner: str = ""
     like: "GenerationJob | None" = None
+    may_be_less: bool = False
     encoded: Encoded | None = None
     arrived_s: float = field(default_factory=time.perf_counter)
     has_left: bool = False  # the client has disconnected

@@ -299,7 +299,7 @@ def _encoded(
         prompt = EncodedPrompt(job.prompt) if is_encoded else session.prompts.encode(job.prompt)
         ids = prompt.ids
         model = session.opened.model
-        least = job.max_tokens or 1
+        least = 1 if job.may_be_less else job.max_tokens or 1
         num_prompt = ids.shape[1]
         check_prompt(model, ids, least)
         if longest and num_prompt + least > longest:
@@ -308,7 +308,7 @@ def _encoded(
                 "that are served: give fewer, or start the server with a larger --ctx-size"
             )
         room = [longest - num_prompt] if longest else []
-        num_new = job.max_tokens or min(room + [unasked or _ENDLESS])
+        num_new = min([*room, job.max_tokens or unasked or _ENDLESS])
         session.prepare(job.sampling)
         return Encoded(ids, replace(job.sampling, max_new_tokens=num_new), prompt.form)
     except Problem as problem:

@@ -121,7 +121,7 @@ def _messages(items: list[Fields]) -> list[Fields]:
         else:
             messages.append({"role": role} | fields)
     for message in messages:
-        message.setdefault("content", "")
+        message.setdefault("content", None if message.get("tool_calls") else "")
     return messages
 
 

@@ -1,5 +1,6 @@
 """Clients that people use, against a served model that thinks, calls a tool and tells its result."""
 
+import json
 from collections.abc import Iterator
 
 import anthropic
@@ -137,3 +138,107 @@ def test_a_message_that_is_refused(server: Running, claude: anthropic.Anthropic)
         anthropic.Anthropic(base_url=server.url, api_key="guess").messages.create(
             model="tiny", **asked
         )
+
+
+def test_tools_by_responses(client: OpenAI) -> None:
+    """Whole and streamed; what was thought and called goes back with the result."""
+    tools = [{"type": "function", "name": "add", "parameters": ADD}]
+    asked = {"model": "tiny", "tools": tools}
+    first = client.responses.create(**asked, input=QUESTION)
+    thought, call = first.output
+    assert (thought.content[0].text, call.name, json.loads(call.arguments)) == (
+        THOUGHT,
+        "add",
+        {"a": 2, "b": 3},
+    )
+    with client.responses.stream(**asked, input=QUESTION) as stream:
+        events = list(stream)
+        whole = stream.get_final_response()
+    arguments = [e for e in events if e.type.startswith("response.function_call_arguments")]
+    assert arguments[-1].arguments == "".join(e.delta for e in arguments[:-1]) == call.arguments
+    assert whole.output[-1].name == "add"
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "5"}
+    said = [{"role": "user", "content": QUESTION}, *first.output, result]
+    assert client.responses.create(**asked, input=said).output_text == TOLD
+
+
+def test_tools_by_messages(claude: anthropic.Anthropic) -> None:
+    asked = {"model": "tiny", "max_tokens": 60}
+    asked["tools"] = [{"name": "add", "description": "Adds.", "input_schema": ADD}]
+    turns = [{"role": "user", "content": QUESTION}]
+    first = claude.messages.create(**asked, messages=turns)
+    with claude.messages.stream(**asked, messages=turns) as stream:
+        whole = stream.get_final_message()
+    for answer in (first, whole):
+        thought, call = answer.content
+        assert (thought.thinking, call.name, call.input) == (THOUGHT, "add", {"a": 2, "b": 3})
+        assert answer.stop_reason == "tool_use"
+    result = {
+        "type": "tool_result",
+        "tool_use_id": call.id,
+        "content": [{"type": "text", "text": "5"}],
+    }
+    turns += [
+        {"role": "assistant", "content": first.content},
+        {"role": "user", "content": [result]},
+    ]
+    assert claude.messages.create(**asked, messages=turns).content[0].text == TOLD
+
+
+@pytest.mark.slow  # langchain takes seconds to import
+def test_langchain(server: Running) -> None:
+    from langchain_core.messages import HumanMessage, ToolMessage
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+
+    @tool
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    chat = ChatOpenAI(model="tiny", base_url=f"{server.url}/v1", api_key="secret")
+    assert chat.invoke("sheep?").content == "Good day."
+    turns = [HumanMessage(QUESTION)]
+    turns.append(chat.bind_tools([add]).invoke(turns))
+    [call] = turns[1].tool_calls
+    assert (call["name"], call["args"]) == ("add", {"a": 2, "b": 3})
+    turns.append(ToolMessage(add.invoke(call["args"]), tool_call_id=call["id"]))
+    assert chat.bind_tools([add]).invoke(turns).content == TOLD
+    assert "".join(part.content for part in chat.stream("sheep?")) == "Good day."
+
+
+@pytest.mark.slow  # litellm takes seconds to import
+def test_litellm(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # asks no other host
+    import litellm
+
+    asked = {"messages": [{"role": "user", "content": QUESTION}], "api_key": "secret"}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": ADD}}]
+    for model, base in (("hosted_vllm/tiny", f"{server.url}/v1"), ("anthropic/tiny", server.url)):
+        told = litellm.completion(model=model, api_base=base, tools=tools, **asked)
+        [call] = told.choices[0].message.tool_calls
+        assert json.loads(call.function.arguments) == {"a": 2, "b": 3}
+        assert told.choices[0].message.reasoning_content == THOUGHT
+
+
+@pytest.mark.slow  # the agents take seconds to import
+@pytest.mark.parametrize("kind", ["OpenAIResponsesModel", "OpenAIChatCompletionsModel"])
+def test_an_agent(server: Running, kind: str) -> None:
+    """The loop of openai-agents: the model calls a function, is told its result, and answers."""
+    import agents
+    from openai import AsyncOpenAI
+
+    agents.set_tracing_disabled(True)
+    summands = []
+
+    @agents.function_tool
+    def add(a: int, b: int) -> int:
+        """Add."""
+        summands.append((a, b))
+        return a + b
+
+    client = AsyncOpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0)
+    model = getattr(agents, kind)("tiny", client)
+    agent = agents.Agent("adder", instructions="Add.", tools=[add], model=model)
+    answer = agents.Runner.run_sync(agent, QUESTION, max_turns=3)
+    assert (answer.final_output, summands) == (TOLD, [(2, 3)])
