@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterator
+from typing import Literal
 
 import anthropic
 import openai
 import pytest
 from openai import OpenAI
+from pydantic import BaseModel
 
 from moectl.serving.guard import ServerLimits
 from runtime.model.open import open_model
@@ -185,6 +187,26 @@ def test_tools_by_messages(claude: anthropic.Anthropic) -> None:
     assert claude.messages.create(**asked, messages=turns).content[0].text == TOLD
 
 
+class Verdict(BaseModel):
+    verdict: Literal["yes", "no"]
+    reason: Literal["old", "new"]
+
+
+def test_structured_answers(client: OpenAI, claude: anthropic.Anthropic) -> None:
+    """Of a model that would say something else."""
+    turns = [{"role": "user", "content": "sheep?"}]
+    chatted = client.chat.completions.parse(model="tiny", messages=turns, response_format=Verdict)
+    assert isinstance(chatted.choices[0].message.parsed, Verdict)
+    responded = client.responses.parse(model="tiny", input=turns, text_format=Verdict)
+    assert isinstance(responded.output_parsed, Verdict)
+    schema = {"type": "json_schema", "schema": Verdict.model_json_schema()}
+    schema["schema"]["additionalProperties"] = False
+    said = claude.messages.create(
+        model="tiny", max_tokens=60, messages=turns, output_config={"format": schema}
+    )
+    assert Verdict.model_validate_json(said.content[-1].text)
+
+
 @pytest.mark.slow  # langchain takes seconds to import
 def test_langchain(server: Running) -> None:
     from langchain_core.messages import HumanMessage, ToolMessage
@@ -205,6 +227,7 @@ def test_langchain(server: Running) -> None:
     turns.append(ToolMessage(add.invoke(call["args"]), tool_call_id=call["id"]))
     assert chat.bind_tools([add]).invoke(turns).content == TOLD
     assert "".join(part.content for part in chat.stream("sheep?")) == "Good day."
+    assert isinstance(chat.with_structured_output(Verdict).invoke("sheep?"), Verdict)
 
 
 @pytest.mark.slow  # litellm takes seconds to import
