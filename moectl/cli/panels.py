@@ -16,7 +16,9 @@ PANELS = {
     "Policy": "preset routing prefetch eviction miss residency scope avg_bits",
     "Memory and link": "budget link device devices threads base dense experts",
     "Sampling": "max_new_tokens greedy temperature top_k top_p repetition_penalty ignore_eos",
-    "Server": "host port api_key served_model_name cors_origin strict ctx_size rows kept_prompts queue",
+    "Server": (
+        "host port api_key served_model_name cors_origin strict ctx_size rows kept_prompts queue"
+    ),
     "Output": "verbose json picture",
     "Expert": "near scaled_to window decide reconfigure_every learn verify executor jobs",
 }

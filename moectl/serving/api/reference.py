@@ -1,5 +1,5 @@
-"""The page /docs: the routes of /openapi.json with the fields of their bodies. It needs nothing from
-another host, and has no script."""
+"""The page /docs: the routes of /openapi.json with the fields of their bodies. It needs nothing
+from another host, and has no script."""
 
 from collections.abc import Iterator, Mapping
 from html import escape
