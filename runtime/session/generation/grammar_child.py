@@ -10,8 +10,8 @@ import sys
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
-# A model that falls into blanks would go on to the end of its answer.
-_FORM = {"whitespace_pattern": r"\n?[ \t]{0,40}", "lenient": False, "coerce_one_of": False}
+# A model that falls into blanks would go on to the end of its answer; as in llama.cpp's grammars.
+_FORM = {"whitespace_pattern": r" ?|\n[ \t]{0,20}", "lenient": False, "coerce_one_of": False}
 _NO_TEXT = "NoExtension"
 _NUM_BYTES = 256
 
