@@ -3,7 +3,7 @@ refused by name, one that the reference does not have is ignored by name."""
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -356,7 +356,7 @@ class ChatBody(RequestBody):
     def prompt(self) -> ChatPrompt:
         """Return the chat with its tools and the options of the template. Raises BadUsage for an
         option that no template has."""
-        tools = () if self.tool_choice == "none" else self.tools or ()
+        tools = self._offered
         is_formed = self.form is not None
         # a form leaves no room for thoughts
         asked = self.reasoning_effort or ("none" if is_formed or self._must_call else None)
@@ -366,25 +366,28 @@ class ChatBody(RequestBody):
             [tool.model_dump(exclude_none=True) for tool in tools],
             effort | (self.chat_template_kwargs or {}),
             max_calls=1 if self.parallel_tool_calls is False else None,
-            must_call=self._must_call,
-            is_formed=is_formed,
+            must_call=self._must_call or (is_formed and bool(tools)),
+            is_formed=is_formed and not tools,
         )
 
     def sampling(self, max_new_tokens: int) -> Sampling:
-        """Return the sampling, by which the answer is a call where a tool must be called. Raises
-        BadUsage where another grammar holds the answer too."""
+        """Return the sampling, by which the answer is a call where a tool must be called, and a call
+        or the form where one is given beside tools. Raises BadUsage for a form that is no JSON."""
         sampling = super().sampling(max_new_tokens)
-        if self.form is not None and self.tools and self.tool_choice != "none":
-            raise BadUsage(
-                "an answer of a given form calls no tool: leave out the form, or give tool_choice "
-                '"none"'
-            )
-        if not self._must_call:
+        if not self._must_call and (self.form is None or not self._offered):
             return sampling
-        functions = [tool.function for tool in self.tools or ()]
+        functions = [tool.function for tool in self._offered]
         functions = [one for one in functions if self._chosen in (None, one.name)]
-        calls = [_call_schema(one, f"#/anyOf/{at}") for at, one in enumerate(functions)]
-        return replace(sampling, grammar=Grammar.of_schema({"anyOf": calls}))
+        schemas = [_call_schema(one, f"#/anyOf/{at}") for at, one in enumerate(functions)]
+        if not self._must_call:
+            if self.form.kind != "json_schema":
+                raise BadUsage(f'a {self.form.kind} calls no tool: give tool_choice "none" with it')
+            schemas.append(json.loads(_placed(self.form.text, f"#/anyOf/{len(schemas)}")))
+        return replace(sampling, grammar=Grammar.of_schema({"anyOf": schemas}))
+
+    @property
+    def _offered(self) -> Sequence[ToolBody]:
+        return () if self.tool_choice == "none" else self.tools or ()
 
     @property
     def _chosen(self) -> str | None:
@@ -411,7 +414,7 @@ def _call_schema(function: FunctionBody, place: str) -> dict[str, object]:
     """Return the JSON schema of a call, its name first, for a place within another schema: the
     references of its parameters lead there."""
     text = json.dumps(function.parameters or {"type": "object"})
-    placed = text.replace('"$ref": "#', f'"$ref": "{place}/properties/arguments')
+    placed = _placed(text, f"{place}/properties/arguments")
     members = {"name": {"const": function.name}, "arguments": json.loads(placed)}
     return {
         "type": "object",
@@ -419,6 +422,11 @@ def _call_schema(function: FunctionBody, place: str) -> dict[str, object]:
         "required": list(members),
         "additionalProperties": False,
     }
+
+
+def _placed(schema: str, place: str) -> str:
+    """Return the text of a schema whose references lead to a place within another one."""
+    return schema.replace('"$ref": "#', f'"$ref": "{place}')
 
 
 class PresetBody(StrictBody):

@@ -172,6 +172,33 @@ def test_a_form_is_the_whole_reply_of_a_model_that_thinks(
     thinks = client.chat.completions.create(**asked, reasoning_effort="high").choices[0].message
     assert thinks.content == "abbb" and not hasattr(thinks, "reasoning_content")
     tool = {"type": "function", "function": {"name": "look"}}
-    with pytest.raises(openai.BadRequestError, match="a given form calls no tool"):
+    with pytest.raises(openai.BadRequestError, match="a regex calls no tool"):
         client.chat.completions.create(**asked, tools=[tool])
     assert client.chat.completions.create(**asked, tools=[tool], tool_choice="none")
+
+
+def test_beside_tools_a_form_leaves_room_for_a_call(
+    server: Running, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As agents ask that give an answer of a type; the form's members are named as a call's are."""
+    tokenizer = server.scheduler.session.opened.tokenizer
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ messages[0].content }}{{ tools | length }}")
+    members = {"name": {"$ref": "#/$defs/pet"}, "age": {"enum": [1, 2]}}
+    schema = {"type": "object", "properties": members, "required": ["name", "age"]}
+    schema |= {"additionalProperties": False, "$defs": {"pet": {"enum": ["look", "Tom"]}}}
+    form = {"type": "json_schema", "json_schema": {"name": "pet", "schema": schema}}
+    where = {"type": "object", "properties": {"at": {"enum": ["a", "b"]}}, "required": ["at"]}
+    where |= {"additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "look", "parameters": where}}
+    kinds = set()
+    for seed in range(10):
+        asked = DRAWN | CHAT | {"seed": seed, "max_tokens": 200, "tools": [tool]}
+        [choice] = client.chat.completions.create(**asked, response_format=form).choices
+        kinds.add(choice.finish_reason)
+        if choice.finish_reason == "tool_calls":
+            [call] = choice.message.tool_calls
+            jsonschema.validate(json.loads(call.function.arguments), where)
+            assert call.function.name == "look" and not choice.message.content
+        else:
+            jsonschema.validate(json.loads(choice.message.content), schema)
+    assert kinds == {"stop", "tool_calls"}
