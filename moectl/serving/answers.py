@@ -4,12 +4,12 @@ import json
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from moectl.serving.api.choices import AnswerChoice
 from moectl.serving.api.logprobs import CompletionLog, of_chat
-from moectl.serving.jobs import Done, LoggedToken
+from moectl.serving.jobs import Done, LoggedToken, TokenCost
 from moectl.serving.wire import error
 from runtime.session.replies.pieces import (
     ArgumentsPiece,
@@ -87,12 +87,12 @@ class AnswerFormat:
                 one.done.reason,
                 one.tokens,
             )
-            | (self._took(one.done) if len(choices) > 1 else {})
+            | (self._took(one.done, one.costs) if len(choices) > 1 else {})
             for index, one in enumerate(choices)
         ]
         dones = [one.done for one in choices]
         body = self._body("chat.completion", said) | {"usage": self._usage(dones)}
-        return body | (self._took(dones[0]) if len(choices) == 1 else {})
+        return body | (self._took(dones[0], choices[0].costs) if len(choices) == 1 else {})
 
     def begins(self) -> Iterator[str]:
         """The events before any text; a completion has them for echoes only."""
@@ -105,6 +105,11 @@ class AnswerFormat:
     def goes_on(self, index: int, piece: Piece, tokens: Sequence[LoggedToken] = ()) -> str:
         """The event of one piece of a choice, with its tokens; that of a completion is text."""
         return self._chunk(index, _delta(piece) if self.is_chat else piece.text, tokens=tokens)
+
+    def costs(self, index: int, cost: TokenCost) -> str:
+        """The event of what a token of a choice took."""
+        took = {"moectl": {"token": asdict(cost)}}
+        return self._chunk(index, {} if self.is_chat else "", took=took)
 
     def ends(self, index: int, done: Done, tokens: Sequence[LoggedToken] = ()) -> str:
         """The event after the text of a choice, with counters if the request asked for them and
@@ -178,8 +183,11 @@ class AnswerFormat:
         """Of all choices, as many as were computed once for all."""
         return min(sum(done.num_cached for done in dones), self.num_prompt_tokens)
 
-    def _took(self, done: Done) -> dict[str, object]:
-        return {"moectl": done.took} if self.has_counters else {}
+    def _took(self, done: Done, costs: Sequence[TokenCost] = ()) -> dict[str, object]:
+        if not self.has_counters:
+            return {}
+        by_token = {"by_token": [asdict(cost) for cost in costs]} if costs else {}
+        return {"moectl": done.took | by_token}
 
 
 def _message(reply: Reply) -> dict[str, object]:

@@ -27,7 +27,15 @@ from moectl.serving.api.messages import CountBody, MessageFormat, MessagesBody
 from moectl.serving.api.reference import add_reference
 from moectl.serving.api.responses import ResponseFormat, ResponsesBody
 from moectl.serving.api.tokens import add_props, add_tokens
-from moectl.serving.jobs import Done, Event, Failed, GenerationJob, LoggedToken, LoggedTokens
+from moectl.serving.jobs import (
+    Done,
+    Event,
+    Failed,
+    GenerationJob,
+    LoggedToken,
+    LoggedTokens,
+    TokenCost,
+)
 from moectl.serving.openai_api import (
     ChatBody,
     CompletionBody,
@@ -265,6 +273,7 @@ async def _answer(
         tell=_untold,
         owner=(asked.user or "")[:_LONGEST_NAME],
         may_be_less=may_be_less,
+        by_token=asked.counters == "by_token",
     )
     choices = AnswerChoices(job, prompts, num_each=asked.num_choices)
     _or_refuse(lambda: choices.submit(scheduler))
@@ -281,7 +290,7 @@ async def _answer(
                 serving.model,
                 num_tokens,
                 asked.has_usage,
-                asked.counters,
+                bool(asked.counters),
                 _echoes(asked, prompts, scheduler.session),
             )
         )
@@ -337,6 +346,8 @@ async def _streamed(form: AnswerFormat | OneAnswer, choices: AnswerChoices) -> A
             case Failed(message, status):
                 yield form.fails(message, status)
                 return
+            case TokenCost():
+                yield form.costs(index, item)
             case piece:
                 yield form.goes_on(index, piece, tokens.pop(index, ()))
     for last in form.closes(dones):

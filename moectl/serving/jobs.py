@@ -8,6 +8,8 @@ from typing import ClassVar
 
 import torch
 
+from runtime.control.counters import Counter
+from runtime.session.generation.charges import Charge
 from runtime.session.generation.sampling import Sampling
 from runtime.session.prompts.encoder import Prompt
 from runtime.session.replies.form import PLAIN, ReplyForm
@@ -63,7 +65,26 @@ class LoggedTokens:
     tokens: tuple[LoggedToken, ...]
 
 
-Event = Encoded | Piece | LoggedTokens | Done | Failed
+@dataclass(frozen=True, slots=True)
+class TokenCost:
+    """The cost of one token, by layer: experts that were there, that were on their way, and that
+    were missing, which are fractions for a shared pass; and the milliseconds that it waited for the
+    link. The first token costs its prompt too. Text that the token completes is told before."""
+
+    token_id: int
+    hits: list[float]
+    late: list[float]
+    misses: list[float]
+    stall_ms: float
+
+    @classmethod
+    def of(cls, token_id: int, charge: Charge) -> "TokenCost":
+        kinds = (Counter.HITS, Counter.LATE, Counter.MISSES)
+        by_layer = (charge.counters[kind].round(3).tolist() for kind in kinds)
+        return cls(token_id, *by_layer, round(charge.exposed_s * 1e3, 3))
+
+
+Event = Encoded | Piece | LoggedTokens | TokenCost | Done | Failed
 
 
 @dataclass(slots=True, eq=False)
@@ -71,8 +92,8 @@ class GenerationJob:
     """A prompt to continue: a text, a chat or token ids [1, S]. Without `max_tokens` the answer has
     as many as have room, and with `may_be_less` as many of these; `sampling` holds the rest. `tell`
     is called on a thread of the scheduler, with Encoded or Failed first. What it takes is counted
-    for `owner`. `like` is an earlier job that differs in its seed only: its prompt is not encoded
-    again."""
+    for `owner`, and told `by_token` if asked for. `like` is an earlier job that differs in its seed
+    only: its prompt is not encoded again."""
 
     prompt: Prompt | torch.Tensor
     max_tokens: int | None
@@ -80,6 +101,7 @@ class GenerationJob:
     stops: tuple[str, ...]
     tell: Callable[[Event], None]
     owner: str = ""
+    by_token: bool = False
     like: "GenerationJob | None" = None
     may_be_less: bool = False
     encoded: Encoded | None = None

@@ -123,7 +123,7 @@ class RequestBody(StrictBody):
     grammar: str | None = None
     regex: str | None = None
     ignore_eos: bool = False
-    counters: bool = False
+    counters: bool | Literal["by_token"] = False
 
     @field_validator("stream_options")
     @classmethod

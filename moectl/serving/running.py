@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from artifacts.errors import Problem
 from moectl.serving.guard import TURNS, ServerLimits
-from moectl.serving.jobs import Done, Failed, GenerationJob, LoggedToken, LoggedTokens
+from moectl.serving.jobs import Done, Failed, GenerationJob, LoggedToken, LoggedTokens, TokenCost
 from moectl.serving.tally import Tally
 from moectl.shared.batch_size import batch_size
 from moectl.shared.opening import cached_nbytes
@@ -176,6 +176,7 @@ class ActiveRequest:
         self._ids: list[int] = []
         self._timing = TokenTiming()
         self._charge = Charge()
+        self._untold = Charge()  # since the last token, where costs are told by token
 
     def take(self, result: RowResult) -> None:
         """Take what a pass gave a request that no error has ended."""
@@ -189,6 +190,8 @@ class ActiveRequest:
         for event in (*self._log.release(self._stops.num_held), *self._told):
             self.job.tell(event)
         self._told.clear()
+        if self.job.by_token:
+            self._tell_cost(result)
 
     def _add(self, token_id: int, num_cached: int, logprobs: Logprobs | None) -> None:
         self._ids.append(token_id)
@@ -233,6 +236,12 @@ class ActiveRequest:
                 return
             if not isinstance(piece, TextPiece):
                 self._told.append(piece)
+
+    def _tell_cost(self, result: RowResult) -> None:
+        self._untold += result.charge
+        if result.token_id is not None:
+            self.job.tell(TokenCost.of(result.token_id, self._untold))
+            self._untold = Charge()
 
     def _tell_text(self, text: str) -> None:
         if text:

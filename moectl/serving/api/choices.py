@@ -15,6 +15,7 @@ from moectl.serving.jobs import (
     GenerationJob,
     LoggedToken,
     LoggedTokens,
+    TokenCost,
 )
 from moectl.serving.scheduler import Scheduler
 from moectl.serving.wire import Refusal
@@ -25,11 +26,12 @@ from runtime.session.replies.reply import Reply
 
 @dataclass(frozen=True, slots=True)
 class AnswerChoice:
-    """One whole answer, with its tokens if their log probabilities were asked for."""
+    """One whole answer, with its tokens and their costs if these were asked for."""
 
     reply: Reply
     tokens: tuple[LoggedToken, ...]
     done: Done
+    costs: tuple[TokenCost, ...] = ()
 
 
 class AnswerChoices:
@@ -110,6 +112,7 @@ class AnswerChoices:
         """Wait for all choices. Raises Refusal if one fails."""
         pieces: list[list[Piece]] = [[] for _ in self._jobs]
         tokens: list[list[LoggedToken]] = [[] for _ in self._jobs]
+        costs: list[list[TokenCost]] = [[] for _ in self._jobs]
         ends: dict[int, Done] = {}
         async for index, item in self.events():
             match item:
@@ -119,9 +122,13 @@ class AnswerChoices:
                     raise Refusal(status, message)
                 case LoggedTokens(more):
                     tokens[index] += more
+                case TokenCost():
+                    costs[index].append(item)
                 case piece:
                     pieces[index].append(piece)
         return [
-            AnswerChoice(Reply.of(pieces[index]), tuple(tokens[index]), ends[index])
+            AnswerChoice(
+                Reply.of(pieces[index]), tuple(tokens[index]), ends[index], tuple(costs[index])
+            )
             for index in range(len(self))
         ]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
+import numpy as np
 import openai
 import pytest
 import torch
@@ -179,3 +180,27 @@ def test_a_preset_is_switched_between_requests(client: OpenAI, web: httpx2.Clien
     assert (expected["preset"], answer["preset"]) == ("on-demand", "specmd")
     assert answer["token_ids"] == expected["token_ids"]
     assert web.post("/preset", json={"preset": "on-demand"}).status_code == 200
+
+
+def test_costs_by_token_add_up(client: OpenAI) -> None:
+    """In whole answers and in streams, which tell the text of a token before its cost."""
+    own = EXACT | {"extra_body": {"ignore_eos": True, "counters": "by_token"}}
+
+    def ask(number: int) -> tuple[list[dict], dict]:
+        asked = {"prompt": PROMPTS[number], "max_tokens": 6, **own}
+        if number % 2:
+            took = client.completions.create(**asked).moectl
+            return took.pop("by_token"), took
+        told = [
+            one.moectl for one in client.completions.create(**asked, stream=True) if one.model_extra
+        ]
+        return [each["token"] for each in told[:-1]], told[-1]
+
+    with ThreadPoolExecutor(3) as clients:
+        for tokens, took in clients.map(ask, range(3)):
+            assert [token["token_id"] for token in tokens] == took["token_ids"]
+            for kind in ("hits", "late", "misses"):
+                by_layer = np.sum([token[kind] for token in tokens], axis=0)
+                assert by_layer == pytest.approx([one[kind] for one in took["by_layer"]], abs=0.01)
+            stall_ms = sum(token["stall_ms"] for token in tokens)
+            assert stall_ms == pytest.approx(took["counters"]["exposed_ms"], abs=0.01)
