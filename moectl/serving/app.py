@@ -51,6 +51,7 @@ from moectl.serving.wire import (
     in_dialect,
     is_stream,
 )
+from runtime.policies.presets import presets
 from runtime.session.generation.sampling import TooLong
 from runtime.session.prompts.encoder import Prompt
 from runtime.session.session import Session
@@ -173,10 +174,13 @@ async def _answer_as_chat(
 
 def _add_watching(app: FastAPI, serving: Serving) -> None:
     scheduler = serving.scheduler
+    # which the page offers on demand only
+    studies = [name for name, preset in presets().items() if preset.is_study]
 
     @app.get("/live")
     async def live() -> AsciiJson:
-        told = {"model": serving.model, "presets": serving.presets} | metrics.live(scheduler)
+        told = {"model": serving.model, "presets": serving.presets, "studies": studies}
+        told |= metrics.live(scheduler)
         return AsciiJson(jsonable_encoder(told))  # FastAPI's own way would refuse half a character
 
     @app.get("/metrics")

@@ -2,19 +2,30 @@
 torch."""
 
 from collections.abc import Callable
-from importlib.resources import files
 
-from starlette.responses import HTMLResponse
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from moectl.serving.guard import FILES
 from moectl.serving.wire import AsciiJson, error
 
-# The page may run its own script and call this server only; no other page may show it in a frame.
+# The page may run its own files and call this server only; text becomes markup by DOMPurify alone;
+# no other page may show it in a frame.
 _POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src "
-    "'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'; "
+    "require-trusted-types-for 'script'; trusted-types dompurify"
 )
-_HEADERS = {"Content-Security-Policy": _POLICY, "X-Frame-Options": "DENY"}
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # a browser asks whether its copy is still the newest
+}
 
 
 class Front:
@@ -25,8 +36,7 @@ class Front:
     """
 
     def __init__(self, model: str) -> None:
-        page = files("moectl.serving").joinpath("page.html").read_text(encoding="utf-8")
-        self._page = HTMLResponse(page, headers=_HEADERS)
+        self._page = GZipMiddleware(_Files(packages=[("moectl.serving", "page")], html=True))
         said = error(503, f"{model} is loading: try again in a moment", code="loading")
         self._app: ASGIApp = AsciiJson(said, 503, headers={"Retry-After": "1"})
         self._is_alive: Callable[[], bool] | None = None
@@ -37,13 +47,15 @@ class Front:
         self._is_alive = is_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer(scope)(scope, receive, send)
-
-    def _answer(self, scope: Scope) -> ASGIApp:
         is_read = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
         if is_read and scope["path"] == "/":
-            return self._page
-        return self._health() if is_read and scope["path"] == "/health" else self._app
+            await self._page(scope, receive, send)
+        elif is_read and scope["path"].startswith(FILES):
+            await self._page(scope | {"root_path": FILES.rstrip("/")}, receive, send)
+        elif is_read and scope["path"] == "/health":
+            await self._health()(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
     def _health(self) -> AsciiJson:
         if self._is_alive is None:
@@ -53,3 +65,16 @@ class Front:
             if self._is_alive()
             else AsciiJson({"status": "stopping"}, 503)
         )
+
+
+class _Files(StaticFiles):
+    """The files of the page."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        try:
+            answer = await super().get_response(path, scope)
+        except HTTPException as problem:
+            status = problem.status_code
+            return AsciiJson(error(status, f"{scope['path']}: {problem.detail}"), status)
+        answer.headers.update(_HEADERS)
+        return answer

@@ -14,6 +14,7 @@ from artifacts.errors import BadUsage
 from moectl.serving.wire import IGNORED, AsciiJson, Refusal, in_dialect
 
 OPEN_PATHS = ("/", "/health")  # the page holds no data
+FILES = "/page/"  # nor do its files
 OWN_KEY = "x-api-key"
 ANY_ORIGIN = "*"
 TURNS = 8  # requests at a time that share no pass
@@ -90,7 +91,8 @@ class Guard:
     def _check(self, path: str, headers: Headers) -> None:
         if self.hosts:
             self._check_names(headers)
-        if self.api_key is not None and path not in OPEN_PATHS:
+        is_open = path in OPEN_PATHS or path.startswith(FILES)
+        if self.api_key is not None and not is_open:
             scheme, _, key = headers.get("authorization", "").partition(" ")
             if own := headers.get(OWN_KEY):  # Anthropic's clients
                 scheme = "bearer"
