@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import lzma
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
@@ -21,6 +22,7 @@ needs_browser = pytest.mark.skipif(
         "no chromium or chrome is installed: apt-get install chromium, or put either on the PATH"
     ),
 )
+AXE = Path(__file__).parents[1] / "data" / "axe.min.js.xz"  # 4.14.1, of npm's axe-core (MPL 2.0)
 LOOKS = [(width, scheme) for width in (1280, 400) for scheme in ("light", "dark")]
 _QUIET = (
     "--disable-background-networking",
@@ -69,16 +71,23 @@ class Tab:
                 await asyncio.sleep(0.05)
 
     async def value(self, expression: str) -> object:
-        found = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        """Return the value of a JavaScript expression, or what its promise is kept with; None if it
+        throws."""
+        found = await self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         return found["result"].get("value")
 
     async def look(self, width: int, scheme: str) -> None:
-        """Show the page at this width, `light` or `dark`; asserts that it does not scroll
+        """Show the page at this width, `light` or `dark`, without motion; asserts that it does not scroll
         sideways."""
         await self.size(width, 900)
         await self.call(
             "Emulation.setEmulatedMedia",
-            features=[{"name": "prefers-color-scheme", "value": scheme}],
+            features=[
+                {"name": "prefers-color-scheme", "value": scheme},
+                {"name": "prefers-reduced-motion", "value": "reduce"},
+            ],
         )
         assert await self.value("document.documentElement.scrollWidth") <= width, (
             f"too wide for {width} pixels"
@@ -86,7 +95,7 @@ class Tab:
 
     async def press(self, key: str, *, shift: bool = False) -> None:
         """Press a key."""
-        codes = {"Tab": 9, "Enter": 13, "ArrowDown": 40, "ArrowUp": 38, " ": 32}
+        codes = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowDown": 40, "ArrowUp": 38, " ": 32}
         told = {
             "key": key,
             "code": "Space" if key == " " else key,
@@ -98,6 +107,19 @@ class Tab:
             "Input.dispatchKeyEvent", type="keyDown", **told, **({"text": text} if text else {})
         )
         await self.call("Input.dispatchKeyEvent", type="keyUp", **told)
+
+    async def point(self, selector: str, x: float, y: float) -> None:
+        """Move the mouse to a place in an element, from its left upper corner."""
+        box = f"document.querySelector('{selector}').getBoundingClientRect()"
+        left, top = [await self.value(f"{box}.{side}") for side in ("left", "top")]
+        await self.call("Input.dispatchMouseEvent", type="mouseMoved", x=left + x, y=top + y)
+
+    async def faults(self) -> list[str]:
+        """Return the rules that axe-core finds broken, with the elements."""
+        if not await self.value("Boolean(window.axe)"):
+            await self.value(lzma.decompress(AXE.read_bytes()).decode())
+        found = await self.value("axe.run().then(found => found.violations)")
+        return [f"{one['id']}: {[node['html'] for node in one['nodes']]}" for one in found]
 
     async def picture(self, path: Path) -> None:
         await self.call("Emulation.setScrollbarsHidden", hidden=True)

@@ -70,14 +70,15 @@ function enable() {
 }
 
 async function rename() {
-  const name = await question("Name of the conversation", "Rename", kept.nameOf(shown));
-  if (name !== null) save(Object.assign(shown, { name }));
+  const one = shown, name = await question("Name of the conversation", "Rename", kept.nameOf(one));
+  if (name !== null) save(Object.assign(one, { name }));
 }
 
 async function remove() {
-  if (!await question(`Delete “${kept.nameOf(shown)}”?`, "Delete")) return;
-  if (answering?.conversation === shown) answering.controller.abort();
-  kept.remove(shown);
+  const one = shown;
+  if (!await question(`Delete “${kept.nameOf(one)}”?`, "Delete")) return;
+  if (answering?.conversation === one) answering.controller.abort();
+  kept.remove(one);
   show(kept.all()[0] ?? kept.begun());
 }
 

@@ -78,7 +78,7 @@ export function question(title, yes, text = null) {
     resolve(dialog.returnValue !== "yes" ? null : text === null ? "yes" : input.value), { once: true }));
 }
 
-export async function copy(text) {
+async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const area = made("textarea", { value: text });  // a page that came without TLS from another machine
   document.body.append(area);
@@ -90,8 +90,7 @@ export async function copy(text) {
 /* A button that copies what `text` gives, and says so. */
 export function copier(text, label) {
   const one = button("Copy", async () => {
-    await copy(text());
-    one.textContent = "Copied";
+    one.textContent = await copy(text()).then(() => "Copied", () => "Not copied");
     setTimeout(() => { one.textContent = "Copy"; }, 1500);
   }, label);
   return one;
