@@ -10,7 +10,7 @@ const FIELDS = [  // name in a request, words, limits
   ["max_tokens", "Longest answer, tokens", { min: 1, step: 1 }], ["seed", "Seed", { step: 1 }],
 ];
 const EFFORTS = ["low", "medium", "high"];
-const DRAWN_MS = 60;
+const DRAWN_MS = 60, DRAWN_SHARE = 8;  // a long answer takes longer to draw, and the model may want the processor
 
 let shown = kept.find(kept.current()) ?? kept.all()[0] ?? kept.begun();
 let answering = null;
@@ -164,18 +164,20 @@ async function answer(messages) {
   answering = { conversation, message, controller, turn: null };
   shown.messages = [...messages, message];
   say("", false, "chat-said");
+  save(conversation);
   showTurns();
-  let isOver = false, drawnMs = 0;
+  let isOver = false, nextMs = 0;
   try {
     const model = (await ask("v1/models")).data[0].id;
     const asked = { ...kept.settings(), model, messages: sent, stream: true, counters: "by_token" };
     for await (const event of events(await send("v1/chat/completions", asked, controller.signal))) {
       isOver = take(event) || isOver;
-      if (performance.now() - drawnMs < DRAWN_MS || shown !== conversation) continue;
+      const now = performance.now();
+      if (now < nextMs || shown !== conversation) continue;
       const isAtEnd = log.scrollTop + log.clientHeight > log.scrollHeight - 40;
       answering.turn.update(true);
       if (isAtEnd) log.scrollTop = log.scrollHeight;
-      drawnMs = performance.now();
+      nextMs = now + Math.max(DRAWN_MS, DRAWN_SHARE * (performance.now() - now));
     }
   } catch (error) {
     if (error.name === "AbortError") message.told = `${message.told ? `${message.told}; ` : ""}stopped`;
@@ -188,10 +190,9 @@ async function answer(messages) {
     conversation.messages = before;
     at("text").value ||= messages.length > before.length ? messages.at(-1).content : "";
     if (shown === conversation) showTurns();
-  } else if (kept.find(conversation.id) || conversation === shown) {  // else it was deleted
-    save(conversation);
-    turn.update();
   }
+  if (kept.find(conversation.id)) save(conversation);  // else it was deleted
+  turn.update();
   if (isAtEnd) log.scrollTop = log.scrollHeight;
   enable();
 }
@@ -246,12 +247,15 @@ export function beginChat() {
   });
   at("stop").addEventListener("click", () => answering?.controller.abort());
   at("new").addEventListener("click", () => show(shown.messages.length ? kept.begun() : shown));
-  at("show-side").addEventListener("click", () => openSide(!at("side").classList.contains("open")));
+  at("show-side").addEventListener("click", () => {
+    openSide(!at("side").classList.contains("open"));
+    if (at("side").classList.contains("open")) at("new").focus();
+  });
   at("show-settings").addEventListener("click", () => { fillSettings(); at("settings").showModal(); });
   at("settings").addEventListener("submit", takeSettings);  // Esc leaves all as it was
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => answering || showTurns());
   window.addEventListener("storage", showList);
-  window.addEventListener("pagehide", () => answering && save(answering.conversation));
+  window.addEventListener("pagehide", () => answering && kept.keep(answering.conversation));
   showList();
   showTurns();
 }

@@ -1,6 +1,8 @@
 """What a server answers before there is a model."""
 
 import asyncio
+import re
+from importlib.resources import files
 
 import httpx2
 import pytest
@@ -47,3 +49,32 @@ def test_the_page_and_health_from_the_first_moment(is_alive: bool) -> None:
     after = asyncio.run(answers(front))
     health = (200, '{"status":"ok"}') if is_alive else (503, '{"status":"stopping"}')
     assert list(after.values()) == [page, health, *3 * [(299, "ours")]]
+
+
+def test_the_page_is_small_and_asks_once() -> None:
+    """All of it is sent in less than 60 kB, compressed, and a browser that has a file gets none; there is
+    nothing else, and nothing of another host."""
+    sent = asyncio.run(_sent())
+    assert sum(sent.values()) < 60_000
+    folder = files("moectl.serving").joinpath("page")
+    names = {f"/page/{one.name}" for one in folder.iterdir() if one.name[-3:] in (".js", "css")}
+    assert sent.keys() == {"/", *names, "/page/vendor/marked.umd.js", "/page/vendor/purify.min.js"}
+
+
+async def _sent() -> dict[str, int]:
+    """Return the bytes sent of each file that the page asks for."""
+    sent = {}
+    transport = httpx2.ASGITransport(app=Front("tiny"))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        page = await client.get("/")
+        links = [f"/{link}" for link in re.findall(r'(?:src|href)="(page/[^"]*)"', page.text)]
+        for path in ("/", *links):
+            async with client.stream("GET", path) as got:
+                sent[path] = len(b"".join([part async for part in got.aiter_raw()]))
+            known = {"If-None-Match": got.headers["etag"]}
+            again = await client.get(path, headers=known)
+            assert (got.status_code, again.status_code, again.content) == (200, 304, b"")
+        for path in ("/page/nothing.js", "/page/%2e%2e/front.py", "/page/"):
+            got = await client.get(path)
+            assert got.status_code == 404 or got.content == page.content, path
+    return sent
