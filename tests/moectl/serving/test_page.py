@@ -267,6 +267,10 @@ async def _hostile(browser: Browser) -> None:
     assert await tab.value("navigator.clipboard.readText()") == '<svg onload="window.hit = 1">\n'
     # not even a mistake of ours could
     assert await tab.value("document.body.innerHTML = '<p>'") is None
+    async with asyncio.timeout(20):
+        while not tab.said:
+            await asyncio.sleep(0.05)
+    assert "TrustedHTML" in tab.said.pop() and not tab.said
 
 
 @needs_browser
