@@ -163,10 +163,11 @@ async def _turns(browser: Browser) -> None:
     await tab.value("document.getElementById('show-settings').focus()")
     await tab.press("Enter")
     await tab.type("set-max_tokens", "7")
+    await tab.type("set-min_p", "0.1")
     await tab.type("system", "Be brief.")
     await tab.value("document.querySelector('#settings .first').focus()")
     await tab.press("Enter")
-    assert await browser.texts("#show-settings") == ["Settings (2)"]
+    assert await browser.texts("#show-settings") == ["Settings (3)"]
 
     await tab.value("document.querySelector('.user .foot button:last-child').click()")
     await tab.value("document.querySelector('.edit textarea').value = 'x = 1'")
