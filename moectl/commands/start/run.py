@@ -188,6 +188,7 @@ def _answer_prompt(
             flow(stream, prompt=prompt)
         answer = stream.answer()
     except KeyboardInterrupt:
+        stream.close()
         print(f"\n{in_a_line(stream.answer(), load_s=load_s)}", file=sys.stderr)
         if recorder:
             print(

@@ -279,6 +279,9 @@ def test_words_that_are_no_turns(
     err = after.err.splitlines()
     assert "unknown command '/stat'; did you mean /stats?" in err
     assert [line.split()[0] for line in err if line.startswith("/")] == [
+        "/system",
+        "/retry",
+        "/save",
         "/stats",
         "/clear",
         "/help",

@@ -12,7 +12,7 @@ import pytest
 
 from artifacts.errors import BadInput
 from moectl.cli import main
-from moectl.generating import chat
+from moectl.generating.asking import asker
 from moectl.shared.terminal import streams
 from moectl.shared.terminal.exit_codes import exit_code_of
 from moectl.show.render import show_json
@@ -126,7 +126,7 @@ def test_a_chat_needs_turns(
         sys, "stdin", io.TextIOWrapper(io.BytesIO("Zürich".encode()), encoding="ascii")
     )
     with pytest.raises(BadInput, match="not text in ASCII: convert it, or set PYTHONIOENCODING"):
-        chat._ask()
+        asker(())()
 
 
 def test_json_is_whole_where_stdout_is_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
