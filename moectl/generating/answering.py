@@ -7,7 +7,9 @@ from time import perf_counter
 from artifacts.errors import BadInput, first_line
 from moectl.generating.prompts import PromptRow
 from moectl.generating.work import BatchWork
+from runtime.control.counters import by_layer, totals
 from runtime.session.generation.batch import RequestBatch, RowResult
+from runtime.session.generation.charges import Charge
 from runtime.session.generation.finite import NotFinite
 from runtime.session.generation.round_robin import RoundRobin
 from runtime.session.generation.sampling import Sampling, TooLong
@@ -19,11 +21,13 @@ class _Asked:
     row: PromptRow
     num_prompt_tokens: int
     token_ids: list[int] = field(default_factory=list)
+    num_passes: int = 0
+    charge: Charge = field(default_factory=Charge)
 
 
 class Answering:
     """Gives `put` the number and the answer of each row, in any order. Row number n is drawn with
-    the seed of `sampling` plus n - 1."""
+    the seed of `sampling` plus n - 1. With `has_counters` an answer says what it took."""
 
     def __init__(
         self,
@@ -31,12 +35,15 @@ class Answering:
         batch: RequestBatch | RoundRobin,
         sampling: Sampling,
         put: Callable[[int, Mapping[str, object]], None],
+        *,
+        has_counters: bool = False,
     ) -> None:
         self.done = BatchWork()
         self._session = session
         self._batch = batch
         self._sampling = sampling
         self._put = put
+        self._has_counters = has_counters
         self._asked: dict[int, _Asked] = {}
 
     def run(
@@ -88,6 +95,9 @@ class Answering:
 
     def _take(self, result: RowResult) -> None:
         asked = self._asked[result.request]
+        if self._has_counters:
+            asked.num_passes += 1
+            asked.charge += result.charge
         if result.token_id is not None:
             asked.token_ids.append(result.token_id)
             self.done.num_tokens += 1
@@ -113,11 +123,21 @@ class Answering:
             "finish_reason": "stop" if is_whole else "length",
             "prompt_tokens": asked.num_prompt_tokens,
             "token_ids": asked.token_ids,
-        }
+        } | ({"moectl": _took(asked)} if self._has_counters else {})
 
     def _refuse(self, row: PromptRow, code: str, message: str) -> None:
         self.done.num_answers += 1
         self._put(row.number, {**_named(row), "error": {"code": code, "message": message}})
+
+
+def _took(asked: _Asked) -> dict[str, object]:
+    charge = asked.charge
+    return {
+        "counters": totals(by_layer(charge.counters)) | {"exposed_ms": charge.exposed_s * 1e3},
+        "passes": asked.num_passes,
+        "share_of_passes": charge.passes / asked.num_passes,
+        "busy_ms": charge.seconds * 1e3,
+    }
 
 
 def _named(row: PromptRow) -> dict[str, object]:

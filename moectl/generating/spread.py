@@ -54,6 +54,7 @@ class AnswerRows:
         sampling: Sampling,
         batch: int | None,
         together: int,
+        has_counters: bool = False,
     ) -> None:
         self._model = model
         self._settings = replace(settings, device="cpu", threads=1)
@@ -62,6 +63,7 @@ class AnswerRows:
         self._sampling = sampling
         self._batch = batch
         self._together = together
+        self._has_counters = has_counters
         self._session: Session | None = None
 
     def __call__(self, rows: Sequence[PromptRow]) -> RowsAnswered:
@@ -72,7 +74,11 @@ class AnswerRows:
         answers: list[tuple[int, Mapping[str, object]]] = []
         with open_batch(session, rows=size.rows, room=size.room) as batch:
             answering = Answering(
-                session, batch, self._sampling, lambda *answer: answers.append(answer)
+                session,
+                batch,
+                self._sampling,
+                lambda *answer: answers.append(answer),
+                has_counters=self._has_counters,
             )
             answering.run(iter(rows))
         return RowsAnswered(tuple(answers), answering.done, session.receipt(), batch.rows)

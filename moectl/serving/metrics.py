@@ -28,6 +28,7 @@ _SUMS = {
 _OF_OWNER = {
     "first_tokens": "Requests that have had a first token, by their option user.",
     "generated_tokens": "Tokens generated for it.",
+    "passes": "Its part of the passes.",
     "busy_seconds": "Its part of the time in passes.",
     "exposed_stall_seconds": "Its part of the time in which compute waited for the link.",
     "fetched": "Its part of the experts that were brought on demand.",

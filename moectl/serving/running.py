@@ -11,6 +11,7 @@ from moectl.serving.jobs import Done, Failed, GenerationJob, LoggedToken, Logged
 from moectl.serving.tally import Tally
 from moectl.shared.batch_size import batch_size
 from moectl.shared.opening import cached_nbytes
+from moectl.show.answers import in_a_line_of_many
 from runtime.control.counters import by_layer, totals
 from runtime.session.generation.batch import KeptPrompts, RowResult
 from runtime.session.generation.charges import Charge
@@ -177,10 +178,12 @@ class ActiveRequest:
         self._timing = TokenTiming()
         self._charge = Charge()
         self._untold = Charge()  # since the last token, where costs are told by token
+        self._num_passes = 0
 
     def take(self, result: RowResult) -> None:
         """Take what a pass gave a request that no error has ended."""
         self._charge += result.charge
+        self._num_passes += 1
         if result.token_id is not None:
             self._add(result.token_id, result.num_reused, result.logprobs)
         if self._is_enough:
@@ -254,11 +257,18 @@ class ActiveRequest:
 
     def _took(self) -> dict[str, object]:
         layers = by_layer(self._charge.counters)
+        line = in_a_line_of_many(
+            len(self._ids), self._timing, self._charge, num_passes=self._num_passes
+        )
         return {
+            "line": line,
             "preset": self._preset,
             "token_ids": self._ids,
             "counters": totals(layers) | {"exposed_ms": self._charge.exposed_s * 1e3},
             "by_layer": layers,
+            "passes": self._num_passes,
+            "share_of_passes": self._charge.passes / self._num_passes,
+            "busy_ms": self._charge.seconds * 1e3,
             "waited_ms": self._waited_s * 1e3,
             "ttft_ms": self._timing.ttft_ms,
             "tpot_ms": self._timing.tpot_ms,

@@ -44,6 +44,7 @@ class OwnerCounts:
         return {
             "first_tokens": self.num_first,
             "generated_tokens": self.num_tokens,
+            "passes": self.charge.passes,
             "busy_seconds": self.charge.seconds,
             "exposed_stall_seconds": self.charge.exposed_s,
             "counters": {counter.name.lower(): float(sums[counter]) for counter in _OF_OWNER},

@@ -1,15 +1,16 @@
 """The cost of an answer: in one line, in tables, or as one JSON object."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from moectl.show.counters import counters_sheet, devices_sheet
 from moectl.show.render import Sheet, human_bytes, show_sheet
-from runtime.control.counters import AT_BITS
+from runtime.control.counters import AT_BITS, by_layer, hit_rate, totals
 
 if TYPE_CHECKING:
-    from runtime.session.generation.stream import Answer, Effort
+    from runtime.session.generation.charges import Charge
+    from runtime.session.generation.stream import Answer, Effort, TokenTiming
 
 
 def in_a_line(answer: "Answer", *, load_s: float | None = None) -> str:
@@ -25,11 +26,29 @@ def in_a_line(answer: "Answer", *, load_s: float | None = None) -> str:
     )
     parts = [
         f"{speed}, first {_time(answer.ttft_ms)}",
-        f"hits {100 * effort.hit_rate:.0f}%",
-        f"stall {_time(effort.exposed_ms)}",
+        *waits(effort.counters, effort.exposed_ms),
         f"{receipt['preset']} {100 * slots / experts:.3g}%",
     ]
     return "; ".join([*parts, *([f"load {load_s:.1f} s"] if load_s is not None else [])])
+
+
+def in_a_line_of_many(
+    num_tokens: int, timing: "TokenTiming", charge: "Charge", *, num_passes: int
+) -> str:
+    """Tokens, speed, hits and stall of a request that took part in `num_passes` passes, and its
+    share of them."""
+    each = f", {1e3 / timing.tpot_ms:.1f} tokens/s" if timing.tpot_ms else ""
+    parts = [
+        f"{num_tokens} tokens{each}, first {_time(timing.ttft_ms)}",
+        *waits(totals(by_layer(charge.counters)), charge.exposed_s * 1e3),
+        f"{charge.passes:.3g} of {num_passes} passes",
+    ]
+    return "; ".join(parts)
+
+
+def waits(counters: Mapping[str, float], exposed_ms: float) -> tuple[str, str]:
+    """Return the hits and the stall, in words."""
+    return f"hits {100 * hit_rate(counters):.0f}%", f"stall {_time(exposed_ms)}"
 
 
 def tell_fallbacks(fallbacks: Iterable[str]) -> None:

@@ -387,6 +387,7 @@ class Session:
             self.controller.counters.sum(first_pass=first_pass),
             exposed_s=sum(self.engine.stall_s[first_pass:]),
             seconds=time.perf_counter() - begin_s,
+            passes=self.num_passes - first_pass,
         )
 
     def fold(self) -> None:

@@ -67,6 +67,7 @@ class _Job:
     jobs: int | None
     in_ram: bool
     as_json: bool
+    has_counters: bool
     store: Path | None
     earlier: int
 
@@ -102,6 +103,9 @@ def generate(
         str,
         typer.Option(help="Where keys and values lie: fast, beside the model, or slow, in RAM."),
     ] = FAST,
+    counters: Annotated[
+        bool, typer.Option("--counters", help="Add to each answer what it took of its passes.")
+    ] = False,
     chosen: PresetOptions,
     policies: PolicyOptions,
     avg_bits: AvgBits = None,
@@ -179,6 +183,7 @@ def generate(
                 jobs,
                 kv == SLOW,
                 json,
+                counters,
                 existing(store),
                 answers.num_written,
             )
@@ -225,7 +230,9 @@ def _answer(job: _Job, waiting: "Waiting") -> None:
             _going_on(job) as told,
             open_batch(session, rows=size.rows, room=size.room, in_ram=job.in_ram) as batch,
         ):
-            answering = Answering(session, batch, job.sampling, job.answers.put)
+            answering = Answering(
+                session, batch, job.sampling, job.answers.put, has_counters=job.has_counters
+            )
             answering.run(job.rows(), told)
         _show(job, answering.done, receipt=session.receipt(), batch=batch.rows)
 
@@ -245,6 +252,7 @@ def _spread(job: _Job, waiting: "Waiting") -> None:
             sampling=job.sampling,
             batch=job.batch,
             together=executor.most_together,
+            has_counters=job.has_counters,
         )
         spread = SpreadAnswering(work, executor, job.answers)
         with _going_on(job) as told:
@@ -280,7 +288,7 @@ def _show(
 ) -> None:
     """Print what was done, or one JSON object; without `receipt` and `batch` where nothing was left
     to do."""
-    from moectl.show.answers import tell_fallbacks
+    from moectl.show.answers import tell_fallbacks, waits
     from moectl.show.render import show_json
 
     answers = job.answers
@@ -306,6 +314,7 @@ def _show(
         "tokens"
     )
     together = f", up to {batch} at a time" if batch else ""
-    print(f"{line}, {done.tokens_per_s:.1f} tokens/s{together}; {job.out}")
+    cost = "; ".join(waits(done.counters, done.exposed_ms))
+    print(f"{line}, {done.tokens_per_s:.1f} tokens/s{together}; {cost}; {job.out}")
     if receipt:
         tell_fallbacks(receipt["fallbacks"])

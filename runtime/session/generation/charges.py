@@ -27,16 +27,21 @@ _MISSED = (Counter.FETCHED, Counter.NEAR, Counter.LOW, Counter.SPARED)
 @dataclass(frozen=True, slots=True, eq=False)
 class Charge:
     """The share of one request in its passes: counters [F, L] by counter and layer, which are
-    fractions for a shared pass; the seconds for which compute waited for the link; and the seconds
-    of the passes."""
+    fractions for a shared pass; the seconds for which compute waited for the link; the seconds of
+    the passes; and the passes, each by the request's share of it."""
 
     counters: np.ndarray = field(default_factory=lambda: np.zeros((len(Counter), 1), np.int64))
     exposed_s: float = 0.0
     seconds: float = 0.0
+    passes: float = 0.0
 
     def __add__(self, other: "Charge") -> "Charge":
-        counters = self.counters + other.counters
-        return Charge(counters, self.exposed_s + other.exposed_s, self.seconds + other.seconds)
+        return Charge(
+            self.counters + other.counters,
+            self.exposed_s + other.exposed_s,
+            self.seconds + other.seconds,
+            self.passes + other.passes,
+        )
 
 
 class Charges:
@@ -94,7 +99,7 @@ class Charges:
         )
         parts = self._by_tokens.tolist()
         return [
-            Charge(table, exposed_s * part, seconds * part)
+            Charge(table, exposed_s * part, seconds * part, part)
             for table, part in zip(divided, parts, strict=True)
         ]
 

@@ -56,6 +56,7 @@ def test_answers_are_those_of_a_run_each(
         str(out),
         "--batch",
         "3",
+        "--counters",
         *OPTIONS,
         *sampling,
     )
@@ -70,6 +71,11 @@ def test_answers_are_those_of_a_run_each(
     assert [(answer["row"], answer["id"]) for answer in found] == [
         (n + 1, f"p{n}") for n in range(5)
     ]
+    took = [answer["moectl"] for answer in found]
+    shares = sum(one["passes"] * one["share_of_passes"] for one in took)
+    assert shares == pytest.approx(told["passes"])
+    hits = sum(one["counters"]["hits"] for one in took)
+    assert hits == pytest.approx(told["counters"]["hits"])
     temperature, seed = (0.0, 0) if sampling == ("--greedy",) else (0.9, 5)
     with Session.open(str(model), Settings(budget="50%", threads=1)) as session:
         for number, (prompt, answer) in enumerate(zip(PROMPTS, found, strict=True)):

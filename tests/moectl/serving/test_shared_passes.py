@@ -1,6 +1,7 @@
 """A server whose requests share passes of the model: its answers are those of runs by themselves,
 in float32."""
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -123,15 +124,23 @@ def test_what_users_were_charged_adds_up(
             {"prompt": prompt, "max_tokens": 9, "user": f"u{number % 2}"}
             for number, prompt in enumerate(PROMPTS)
         ]
-        took = [
-            one.moectl["counters"]
+        answers = [
+            one.moectl
             for one in clients.map(lambda one: client.completions.create(**one, **EXACT), asked)
         ]
+    took = [one["counters"] for one in answers]
     after = read()
     for name in ("requests", "hits", "misses", "fetched", "demand_bytes", "evictions"):
         assert sum(one[name] for one in took) == pytest.approx(
             after["counters"][name] - before["counters"][name]
         )
+    shares = sum(one["passes"] * one["share_of_passes"] for one in answers)
+    assert shares == pytest.approx(after["passes"] - before["passes"])
+    assert min(one["share_of_passes"] for one in answers) < 1
+    assert re.fullmatch(
+        r"9 tokens, \d+\.\d tokens/s, first \d.* m?s; hits \d+%; stall \d.* m?s; \S+ of 9 passes",
+        answers[0]["line"],
+    )
     owners = after["owners"]
     assert [owners[name]["generated_tokens"] for name in ("u0", "u1")] == [27, 18]
     assert sum(one["counters"]["demand_bytes"] for one in owners.values()) == pytest.approx(

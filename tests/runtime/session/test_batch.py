@@ -184,6 +184,7 @@ def test_charges_add_up_to_the_counters(session: Session) -> None:
     assert counted[Counter.FETCHED].sum() > 0 and counted[Counter.HITS].sum() > 0
     np.testing.assert_allclose(charged.counters, counted, atol=1e-9)
     assert charged.exposed_s == pytest.approx(sum(session.engine.stall_s))
+    assert charged.passes == pytest.approx(session.num_passes)
 
 
 def test_equal_beginnings_are_computed_once(session: Session) -> None:
