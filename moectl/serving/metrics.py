@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 import torch
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -80,6 +80,7 @@ def prometheus(scheduler: Scheduler, model: str) -> bytes:
     """Counters and times in the text format of Prometheus, version 0.0.4."""
     registry = CollectorRegistry()  # of this server alone
     registry.register(_Served(scheduler, model))
+    ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
@@ -94,7 +95,8 @@ class _Served(Collector):
         tally = self.scheduler.tally
         kept = self.scheduler.kept
         said = tally.read()
-        served = (self.model, self.scheduler.preset, self.scheduler.receipt["device"])
+        receipt = self.scheduler.receipt
+        served = (self.model, self.scheduler.preset, receipt["device"])
         labels = ("model", "preset", "device")
         yield _metric(
             GaugeMetricFamily, "info", "What is served, and by which preset.", {served: 1}, *labels
@@ -102,6 +104,14 @@ class _Served(Collector):
         for name, help_text, value in (
             ("requests_running", "Requests under way.", self.scheduler.num_running),
             ("requests_waiting", "Requests in the queue.", self.scheduler.num_waiting),
+            ("fast_tier_bytes", "Experts in the fast tier.", receipt["fast_bytes"]),
+            ("fast_tier_slots", "Experts that have room there.", receipt["slots"]),
+            ("experts", "Experts of the model.", receipt["experts"]),
+            (
+                "cache_bytes",
+                "Keys, values and states of running requests.",
+                self.scheduler.cached_nbytes,
+            ),
             ("kept_prompts_bytes", "Prompts kept for their beginnings.", kept.nbytes),
             ("kept_prompts_limit_bytes", "What these may take.", kept.most_nbytes),
         ):
@@ -125,8 +135,8 @@ class _Served(Collector):
                 for owner, counts in said["owners"].items()
             }
             yield _metric(CounterMetricFamily, f"user_{name}", help_text, sums, "user")
-        yield from tally.to_first_token.collect()
-        yield from tally.per_token.collect()
+        for histogram in (tally.waited, tally.to_first_token, tally.per_token, tally.took):
+            yield from histogram.collect()
 
 
 def _metric(

@@ -85,6 +85,11 @@ class RunningRequests:
         return f"{turns}: {reason}" if reason else turns
 
     @property
+    def cached_nbytes(self) -> int:
+        """Bytes of the keys, values and states of running requests."""
+        return self._batch.cached_nbytes
+
+    @property
     def num_free(self) -> int:
         """Requests that can begin."""
         return self._batch.rows - len(self._active)
@@ -98,6 +103,7 @@ class RunningRequests:
             job.tell(failed(error))
         else:
             self._active[number] = active
+            self._tally.waited.observe(active.waited_s)
 
     def step(self) -> None:
         """Drop the requests whose clients have left, and run a pass for others."""
@@ -173,7 +179,7 @@ class ActiveRequest:
         self._told: list[Piece] = []  # in the present pass
         self._num_calls = 0
         self._ends = _end_tokens(opened.model.generation_config.eos_token_id)
-        self._waited_s = time.perf_counter() - job.arrived_s
+        self.waited_s = time.perf_counter() - job.arrived_s
         self._ids: list[int] = []
         self._timing = TokenTiming()
         self._charge = Charge()
@@ -253,6 +259,7 @@ class ActiveRequest:
     def _end(self, reason: str, num_cached: int) -> None:
         if reason == "stop" and self._num_calls:
             reason = "tool_calls"
+        self._tally.took.observe(time.perf_counter() - self.job.arrived_s)
         self.done = Done(reason, len(self._ids), self._took(), num_cached, self._stops.met)
 
     def _took(self) -> dict[str, object]:
@@ -269,7 +276,7 @@ class ActiveRequest:
             "passes": self._num_passes,
             "share_of_passes": self._charge.passes / self._num_passes,
             "busy_ms": self._charge.seconds * 1e3,
-            "waited_ms": self._waited_s * 1e3,
+            "waited_ms": self.waited_s * 1e3,
             "ttft_ms": self._timing.ttft_ms,
             "tpot_ms": self._timing.tpot_ms,
         }

@@ -103,6 +103,11 @@ class Scheduler:
         return self._running.kept
 
     @property
+    def cached_nbytes(self) -> int:
+        """Bytes of the keys, values and states of running requests."""
+        return self._running.cached_nbytes
+
+    @property
     def num_waiting(self) -> int:
         return max(0, self._num_taken - len(self._running))
 

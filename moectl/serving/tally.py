@@ -20,6 +20,7 @@ MOST_OWNERS = 50
 OTHERS = "others"
 # seconds, as other servers of language models have them
 _FIRST_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
+_WHOLE_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
 _EACH_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
 _OF_OWNER = (
     Counter.REQUESTS,
@@ -83,6 +84,20 @@ class Tally:
             "time_per_output_token_seconds",
             "Time from one token of an answer to the next.",
             _EACH_S,
+        )
+    )
+    waited: Histogram = field(
+        default_factory=_histogram(
+            "request_queue_seconds",
+            "Time from the arrival of a request to its first pass.",
+            _FIRST_S,
+        )
+    )
+    took: Histogram = field(
+        default_factory=_histogram(
+            "request_duration_seconds",
+            "Time from the arrival of a request that was answered to its last token.",
+            _WHOLE_S,
         )
     )
     began_s: float = field(default_factory=time.monotonic)

@@ -149,13 +149,18 @@ class Block:
     @property
     def token_nbytes(self) -> int:
         """Bytes that one token takes in all layers; 0 before anything was written."""
-        tensors = (*self.keys.values(), *self.values.values())
+        tensors = [*self.keys.values(), *self.values.values()]
         return sum(each.shape[1] * each.shape[3] * each.element_size() for each in tensors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self.num_rows * (self.room * self.token_nbytes + self.states_nbytes)
 
     @property
     def states_nbytes(self) -> int:
         """Bytes of the states of one row; 0 before anything was read."""
-        tensors = (one for of_layer in self.states.values() for one in of_layer.values())
+        tensors = [one for of_layer in [*self.states.values()] for one in [*of_layer.values()]]
         return sum(one.nbytes // self.num_rows for one in tensors)
 
 
@@ -217,10 +222,7 @@ class RowMemory:
     @property
     def nbytes(self) -> int:
         """Bytes of all blocks, without prompts that are being read."""
-        return sum(
-            block.num_rows * (block.room * block.token_nbytes + block.states_nbytes)
-            for block in self.blocks
-        )
+        return sum(block.nbytes for block in [*self.blocks])
 
     def _block(self, room: int) -> Block:
         """Return a block with this room and a free row."""

@@ -127,6 +127,11 @@ class RequestQueue:
         return len(self._waiting)
 
     @property
+    def cached_nbytes(self) -> int:
+        """Bytes of the keys, values and states of running requests. Any thread may ask."""
+        raise NotImplementedError
+
+    @property
     def is_idle(self) -> bool:
         """True if every request is over."""
         return not (self._waiting or self._running)
@@ -207,6 +212,10 @@ class RequestBatch(RequestQueue):
         """Give the session back, with its model as it was; requests that are not over are
         dropped."""
         self._undo.close()
+
+    @property
+    def cached_nbytes(self) -> int:
+        return self.memory.nbytes + self.prefill.nbytes_under_way
 
     @property
     def kept(self) -> KeptPrompts:

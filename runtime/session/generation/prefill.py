@@ -90,6 +90,12 @@ class PrefillQueue:
         states = {id(one) for prompt in self._kept for one in prompt.states.values()}
         return num_tokens * self._memory.token_nbytes + len(states) * self._memory.states_nbytes
 
+    @property
+    def nbytes_under_way(self) -> int:
+        """Bytes of the keys and values of prompts that are being read, without their borders."""
+        lines = [prompt.line for prompt in [*self.under_way]]
+        return sum(line.block.nbytes for line in lines if line)
+
     def most_nbytes(self, prompt: Prompt) -> int:
         """Return the most bytes that a prompt takes until it is read."""
         num_states = _MOST_BORDERS + len(prompt.cuts) if self._border else 0

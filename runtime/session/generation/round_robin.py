@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from artifacts.errors import detached
+from runtime.model.kv_cache import cache_nbytes
 from runtime.model.rows.attention import reason_not_joined
 from runtime.policies import describe
 from runtime.session.generation.batch import (
@@ -67,6 +68,12 @@ class RoundRobin(RequestQueue):
         elif asked.num_passes % PASSES == 0:
             self._running[request] = self._running.pop(request)  # the last in turn
         return [result]
+
+    @property
+    def cached_nbytes(self) -> int:
+        generations = [asked.generation for asked in [*self._running.values()]]
+        pasts = [one.sampler.inputs.get("past_key_values") for one in generations if one]
+        return sum(map(cache_nbytes, filter(None, pasts)))
 
     def _pass(self, request: int, asked: _Request) -> RowResult:
         self._fold()

@@ -1,6 +1,13 @@
-"""What the page is told of the last token; histograms of two servers in one process."""
+"""What the page is told of the last token; histograms of two servers in one process; the board of
+Grafana."""
 
+import json
+import re
+from itertools import combinations
+
+import httpx2
 import pytest
+from openai import OpenAI
 from prometheus_client import REGISTRY
 
 from moectl.serving.guard import ServerLimits
@@ -11,6 +18,8 @@ from runtime.control.counters import Counter
 from runtime.model.open import MoeModel
 from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
+from tests import ROOT
+from tests.helpers.serving import EXACT, Running, idle
 from tests.moectl.serving.test_scheduler import Asked
 
 
@@ -51,3 +60,61 @@ def test_two_servers_in_one_process_count_apart() -> None:
     assert (counts[0]["0.25"], counts[0]["0.5"], counts[0]["+Inf"]) == (0, 1, 1)
     assert counts[0]["moectl_time_to_first_token_seconds_sum"] == 0.3
     assert counts[1]["+Inf"] == 0 and REGISTRY.get_sample_value("moectl_passes_total") is None
+
+
+def test_the_board_asks_for_what_is_served(
+    server: Running, client: OpenAI, web: httpx2.Client
+) -> None:
+    """A request was answered; each expression names metrics that are there, and by labels that they
+    have."""
+    client.completions.create(prompt="sheep", max_tokens=3, user="u", **EXACT)
+    idle(server)
+    served = web.get("/metrics").text
+    labels: dict[str, set[str]] = {}
+    for name, braces in re.findall(r"^(\w+)(\{.*\})? ", served, re.MULTILINE):
+        labels.setdefault(name, set()).update(re.findall(r'(\w+)="', braces))
+    board = json.loads((ROOT / "docs" / "grafana.json").read_text())
+    panels = board["panels"]
+    for panel in panels:
+        for target in panel["targets"]:
+            names = re.findall(r"(?:moectl|process)_\w+", target["expr"])
+            by = set(re.findall(r"by \((\w+)\)", target["expr"]))
+            assert names and labels.keys() >= {*names}, panel["title"]
+            assert by == set(re.findall(r"{{(\w+)}}", target["legendFormat"])) | (by & {"le"})
+            assert all(by <= labels[name] for name in names)
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [cells_of(**panel["gridPos"]) for panel in panels]
+    assert not any(one & other for one, other in combinations(cells, 2))
+    uid = {panel["datasource"]["uid"] for panel in panels}
+    assert uid == {f"${{{board['__inputs'][0]['name']}}}"}
+    assert {"title", "uid", "schemaVersion", "templating", "time"} <= board.keys()
+
+
+def cells_of(*, h: int, w: int, x: int, y: int) -> set[tuple[int, int]]:
+    assert x + w <= 24
+    return {(column, row) for column in range(x, x + w) for row in range(y, y + h)}
+
+
+def test_times_and_bytes_of_a_request_are_counted(
+    server: Running, client: OpenAI, web: httpx2.Client
+) -> None:
+    def read() -> dict[str, float]:
+        lines = re.findall(r"^(moectl_\w+) (\S+)$", web.get("/metrics").text, re.MULTILINE)
+        return {name: float(value) for name, value in lines}
+
+    before = read()
+    stream = client.completions.create(prompt="sheep", max_tokens=60, stream=True, **EXACT)
+    next(iter(stream))
+    during = read()
+    for _ in stream:
+        pass
+    idle(server)
+    after = read()
+    assert during["moectl_cache_bytes"] > 0 and after["moectl_cache_bytes"] == 0
+    for name in ("request_queue", "time_to_first_token", "request_duration"):
+        name = f"moectl_{name}_seconds"
+        assert after[f"{name}_count"] - before[f"{name}_count"] == 1
+        assert after[f"{name}_sum"] > before[f"{name}_sum"]
+    name = "moectl_time_per_output_token_seconds_count"
+    assert after[name] - before[name] == 59
+    assert after["moectl_fast_tier_bytes"] > 0
