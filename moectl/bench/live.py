@@ -9,6 +9,7 @@ import torch
 
 from artifacts.errors import Problem
 from artifacts.hardware.machines import MACHINES
+from artifacts.modelshapes.kv_cache import AUTO
 from artifacts.shape import FULL_BITS
 from artifacts.store.runs import utc_now
 from moectl.bench.ledger import LIVE, PEER, BenchJob, BenchRow, Ledger, artefact_runs, measured_row
@@ -88,7 +89,15 @@ def live(name: str, request: BenchRequest, phases: Phases, *, store: Path) -> Be
         kept.remove()
     samples, known = kept.load()
     paces = LinkEmulations(opened, known, experts=request.experts)
-    bench = Bench(opened, artefacts, text, paces, request.stored, devices=request.devices)
+    bench = Bench(
+        opened,
+        artefacts,
+        text,
+        paces,
+        request.stored,
+        devices=request.devices,
+        kv_cache_dtype=request.kv_cache_dtype,
+    )
     peers = PeerBench(opened, locate(name), text, threads=request.threads)
     finished = {} if request.again else ledger.finished()
     under_way = _UnderWay(bench, peers, ledger, kept, samples, finished, {}, tasks, request.batch)
@@ -239,6 +248,8 @@ def _job(
     }
     if request.batch:
         conditions["batch"] = request.batch
+    if request.kv_cache_dtype != AUTO:
+        conditions["kv_cache_dtype"] = request.kv_cache_dtype
     digest = data_digest(text.sequences)
     return BenchJob(
         request.data, digest, text.num_tokens, request.seed, conditions, asked=text.asked
@@ -261,6 +272,8 @@ def _conditions(
     load = "" if here.load is None else f" (load {here.load:.1f} at the start)"
     experts = f", experts in {opened.expert_format}"
     dense = dense_suffix(request.dense)
+    dtype = request.kv_cache_dtype
+    cache = f", keys and values in {dtype} (losses are against those as computed)" * (dtype != AUTO)
     fused = ", a token's experts fused" if request.experts == FUSED else ""
     spread = f", experts on {request.devices} devices" * (request.devices > 1)
     resumed = (
@@ -272,5 +285,5 @@ def _conditions(
         f"tokens (+- standard error); {request.rounds} round{'s' * (request.rounds != 1)} in "
         f"random order from seed {request.seed}; medians over texts and rounds (quartiles); "
         f"{cores}{load}, {here.threads} "
-        f"thread{'s' * (here.threads != 1)}{experts}{dense}{fused}{spread}{resumed}"
+        f"thread{'s' * (here.threads != 1)}{experts}{dense}{cache}{fused}{spread}{resumed}"
     )

@@ -18,6 +18,7 @@ from moectl.cli.options import (
     Executor,
     Experts,
     HalvedLength,
+    KvCacheDtype,
     ScaledTo,
     Seed,
     Threads,
@@ -120,6 +121,7 @@ class BenchOptions:
     executor: Executor = "local"
     base: Base = 16
     dense: Dense = None
+    kv_cache_dtype: KvCacheDtype = "auto"
     experts: Experts = "exact"
     device: Device = "auto"
     devices: Devices = 1

@@ -9,6 +9,7 @@ from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
 from artifacts.formats.dense import check_dense
 from artifacts.hardware.machines import HERE, machine
+from artifacts.modelshapes.kv_cache import kv_bits
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS, Shape
 from artifacts.traces.clients import Clients, clients_of
@@ -63,6 +64,7 @@ class BenchRequest(BenchOptions):
         check_experts(self.experts)
         check_base(self.base)
         check_dense(self.dense)
+        kv_bits(self.kv_cache_dtype)
         check_executor(self.executor)
         clients_of(self.clients)
         self._check_mode()
@@ -88,6 +90,8 @@ class BenchRequest(BenchOptions):
             raise BadUsage("--peers are measured live: leave out --simulate")
         if self.peers and (self.base != FULL_BITS or self.dense is not None):
             raise BadUsage("--peers run the checkpoint as it is: leave out --base and --dense")
+        if self.simulate and self.kv_cache_dtype != AUTO:
+            raise BadUsage("--kv-cache-dtype is of a live bench: leave out --simulate")
         if self.simulate and self.tasks:
             raise BadUsage("--tasks are evaluated live: leave out --simulate")
         if self.simulate and self.experts != EXACT:

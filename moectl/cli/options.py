@@ -179,6 +179,14 @@ Dense = Annotated[
     int | None,
     typer.Option("--dense", help="Bits of other layers, 8 or 4; else as published."),
 ]
+KvCacheDtype = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="auto: keys and values as computed; int8, int4: less memory, at a loss.",
+        autocompletion=completion.words(("auto", "int8", "int4")),
+    ),
+]
 AvgBits = Annotated[
     float | None,
     typer.Option(help="Bits of cold experts: 1 to 4, or 16."),
@@ -355,6 +363,7 @@ class RunOptions:
     window: Window = None
     base: Base = 16
     dense: Dense = None
+    kv_cache_dtype: KvCacheDtype = "auto"
     experts: Experts = "auto"
     decide: Decide = "auto"
     reconfigure_every: ReconfigureEvery = None

@@ -55,7 +55,8 @@ class RunningRequests:
             size = batch_size(session, limits.num_rows, usual=USUAL_ROWS)
             own = {"tile": TILE, "room": size.room, "kept_nbytes": limits.kept_nbytes}
             self._batch = open_batch(session, rows=size.rows, **own)
-            share = size.room // _SHARES // cached_nbytes(session.opened)
+            dtype = session.parts.settings.kv_cache_dtype
+            share = size.room // _SHARES // cached_nbytes(session.opened, dtype)
             self.unasked = min(limits.max_tokens or share, max(share, _LEAST_SHARE))
         else:
             self._batch = RoundRobin(session, rows=limits.num_rows or TURNS)

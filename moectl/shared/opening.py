@@ -9,6 +9,7 @@ from transformers.utils import logging
 
 from artifacts.errors import BadInput
 from artifacts.modelshapes.attention import attention_of
+from artifacts.modelshapes.kv_cache import AUTO, kept_share
 from artifacts.store.runs import ModelInfo
 from moectl.shared.defaults import FREE
 from moectl.shared.preset_choice import with_choice
@@ -16,6 +17,7 @@ from moectl.shared.terminal.obtaining import obtain
 from runtime.backends.choose import choose_backend
 from runtime.control import sizes
 from runtime.devices import free_nbytes, resolve_device, spread_over
+from runtime.model.kv_cache import coding_of
 from runtime.model.open import MoeModel, open_model
 from runtime.policies.presets import preset
 from runtime.session import settings as ways
@@ -86,7 +88,11 @@ def settled(
         settings = replace(settings, budget=own)
     elif is_free:
         budget, line = free_budget(
-            opened, num_cached, num_devices=settings.devices, together=together
+            opened,
+            num_cached,
+            num_devices=settings.devices,
+            together=together,
+            kv_cache_dtype=settings.kv_cache_dtype,
         )
         settings = replace(settings, budget=budget)
         told.append(line)
@@ -107,7 +113,12 @@ def _with_kernels(opened: MoeModel, settings: Settings) -> tuple[Settings, str]:
 
 
 def free_budget(
-    opened: MoeModel, num_cached: int | None = None, *, num_devices: int = 1, together: int = 1
+    opened: MoeModel,
+    num_cached: int | None = None,
+    *,
+    num_devices: int = 1,
+    together: int = 1,
+    kv_cache_dtype: str = AUTO,
 ) -> tuple[str, str]:
     """Return as a budget what the fast tier's memory has free, less the keys and values of
     `num_cached` tokens and a reserve, and at least a token's experts, and a line that says so.
@@ -116,7 +127,7 @@ def free_budget(
     num_cached = num_cached or CONTEXT
     places = set(spread_over(opened.model.device, num_devices))
     free = free_nbytes(opened.model.device) // together
-    cache = num_cached * cached_nbytes(opened)
+    cache = num_cached * cached_nbytes(opened, kv_cache_dtype)
     reserve = max(RESERVE_NBYTES, free // 10)
     least = shape.num_layers * shape.top_k * shape.expert_nbytes
     room = min(shape.nbytes, max(least, (free - cache - reserve) * len(places)))
@@ -128,11 +139,17 @@ def free_budget(
     return "100%" if room == shape.nbytes else f"{room}B", line
 
 
-def cached_nbytes(opened: MoeModel) -> int:
-    """Return the bytes of one token's keys and values, by the model's config."""
+def cached_nbytes(opened: MoeModel, kv_cache_dtype: str = AUTO) -> int:
+    """Return the bytes of one token's keys and values of this type, by the model's config. Raises
+    BadUsage where the model cannot keep them so."""
     config = opened.config.get_text_config()
     num_layers = getattr(config, "num_hidden_layers", opened.shape.num_layers)
-    return num_layers * _cache_width(opened, config.to_dict()) * opened.dtype.itemsize
+    nbytes = num_layers * _cache_width(opened, config.to_dict()) * opened.dtype.itemsize
+    coding = coding_of(opened.model, kv_cache_dtype)
+    if coding is None:
+        return nbytes
+    part = len(coding.layers) / (len(coding.layers) + coding.num_others)
+    return round(nbytes * (1 - part * (1 - kept_share(coding.bits, opened.dtype.itemsize))))
 
 
 def _cache_width(opened: MoeModel, config: dict[str, object]) -> int:

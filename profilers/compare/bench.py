@@ -13,6 +13,7 @@ import numpy as np
 
 from artifacts.errors import BadInput, BadUsage
 from artifacts.hardware.machines import MACHINES, machine
+from artifacts.modelshapes.kv_cache import AUTO
 from profilers.compare.quality import Quality, TextReading, compare, losses_by_text, read
 from profilers.compare.tasks import Tasks, TaskScore, evaluate
 from profilers.text.batches import check_sequences
@@ -225,7 +226,8 @@ class LinkEmulations:
 
 
 class Bench:
-    """Measures settings of one model on one text; `stored` are presets of the store, by name.
+    """Measures settings of one model on one text; `stored` are presets of the store, by name. Keys
+    and values are kept as `kv_cache_dtype`, but in the reference of quality as computed.
     Raises BadInput for text that the model cannot read."""
 
     def __init__(
@@ -237,10 +239,12 @@ class Bench:
         stored: Mapping[str, Preset] = MappingProxyType({}),
         *,
         devices: int = 1,
+        kv_cache_dtype: str = AUTO,
     ) -> None:
         check_sequences(opened.model, text.sequences)
         self._stored = stored
         self._devices = devices
+        self._kv_cache_dtype = kv_cache_dtype
         self._opened = opened
         self._artefacts = artefacts
         self._text = text
@@ -298,7 +302,11 @@ class Bench:
     def _settings(self, setting: BenchSetting) -> Settings:
         preset = self._stored.get(setting.preset, setting.preset)
         return Settings(
-            preset, budget=setting.budget, devices=self._devices, **self.paces.of(setting.link)
+            preset,
+            budget=setting.budget,
+            devices=self._devices,
+            kv_cache_dtype=self._kv_cache_dtype,
+            **self.paces.of(setting.link),
         )
 
     def _keep_window(self, link: str, session: Session) -> None:

@@ -13,6 +13,7 @@ from runtime.kernels.load import AS_NUMPY
 from runtime.kernels.replica_linear import kernel_names
 from runtime.model import huge_pages
 from runtime.model.files.row_table import tables_of
+from runtime.model.kv_cache import KvCoding
 from runtime.model.open import MoeModel
 from runtime.policies import POLICIES, describe
 from runtime.policies.base import Origin
@@ -22,7 +23,11 @@ from runtime.session.settings import DEVICE, FUSED, HOST
 
 
 def receipt(
-    parts: Parts, reconfiguration: Reconfiguration | None, *, fallbacks: list[str]
+    parts: Parts,
+    reconfiguration: Reconfiguration | None,
+    *,
+    coding: KvCoding | None = None,
+    fallbacks: list[str],
 ) -> dict[str, object]:
     """Return the entries of the receipt by name, as they are printed and stored."""
     opened = parts.opened
@@ -43,6 +48,7 @@ def receipt(
         "policies": {axis: describe(getattr(policies, axis)) for axis in POLICIES},
         "decide": DEVICE if parts.engine.road else HOST,
         "experts_of_a_token": parts.fused.name if parts.is_fused else "torch",
+        "kv_cache": {"dtype": settings.kv_cache_dtype} | _kv_layers(coding),
         "captured": _captured(parts),
         "dense": _dense(opened),
         "tables": _tables(opened),
@@ -66,6 +72,26 @@ def receipt(
         "scaled_to": settings.scaled_to,
         "fallbacks": [*fallbacks, *_launched_singly(parts)],
     }
+
+
+def _kv_layers(coding: KvCoding | None) -> dict[str, object]:
+    """Return how many layers keep keys and values at few bits, and how many do otherwise."""
+    if coding is None:
+        return {}
+    return {"layers": len(coding.layers), "other_layers": coding.num_others}
+
+
+def _kv_fallbacks(coding: KvCoding, *, is_fused: bool) -> list[str]:
+    """Return a line for what keys and values at few bits leave out."""
+    lines = []
+    if coding.num_others:
+        lines.append(
+            f"kv cache: {coding.num_others} layers that keep windows, states or an index keep them "
+            "as computed"
+        )
+    if is_fused:
+        lines.append("kv cache: torch attends to keys and values of few bits, no compiled kernel")
+    return lines
 
 
 def _used(parts: Parts) -> dict[str, Origin]:
@@ -178,7 +204,7 @@ def _dense_fallbacks(opened: MoeModel, *, is_multiplied: bool) -> list[str]:
     return lines
 
 
-def fallbacks_of(parts: Parts) -> list[str]:
+def fallbacks_of(parts: Parts, coding: KvCoding | None = None) -> list[str]:
     """Return a line for each thing that the session does otherwise than it was asked; those of the
     policies come first."""
     opened = parts.opened
@@ -189,6 +215,8 @@ def fallbacks_of(parts: Parts) -> list[str]:
     if parts.settings.experts == FUSED and not parts.is_fused:
         where = f"{num_devices} devices" if num_devices > 1 else kind_of(opened.model.device)
         lines.append(f"experts of {opened.family} on {where} are not fused: torch computes")
+    if coding:
+        lines += _kv_fallbacks(coding, is_fused=parts.dense is not None)
     if opened.dense:
         lines += _dense_fallbacks(
             opened, is_multiplied=parts.dense is not None and opened.dtype in AS_NUMPY

@@ -23,6 +23,7 @@ from runtime.control import sizes
 from runtime.control.counters import Counter
 from runtime.control.recorder import Recorder
 from runtime.devices import is_host, resolve_device
+from runtime.model.kv_cache import coding_of
 from runtime.model.layout import ALIGNMENT
 from runtime.model.open import MoeModel, open_model
 from runtime.model.rows.passes import RowPass
@@ -67,6 +68,7 @@ class Session:
         self.lock = threading.RLock()
         self._is_closed = False
         self._next_request = 0
+        self.kv_coding = coding_of(opened.model, settings.kv_cache_dtype)
         with ExitStack() as undo:
             self.parts = build_parts(opened, settings, artefacts or Artefacts(), undo)
             self.opened = opened
@@ -74,7 +76,7 @@ class Session:
             self.watcher = self.parts.watcher
             self.engine = self.parts.engine
             self.reconfiguration = reconfiguration(self.parts, lay_out=self._lay_out)
-            self.fallbacks = fallbacks_of(self.parts)
+            self.fallbacks = fallbacks_of(self.parts, self.kv_coding)
             self.prompts = PromptEncoder(opened, fallbacks=self.fallbacks)
             undo.callback(self.prompts.close)
             self.grammars = Grammars(opened)
@@ -156,6 +158,8 @@ class Session:
         with self.lock, torch.inference_mode():
             self._begin_pass()
             self._check(ids, past)
+            if past is None and self.kv_coding:
+                past = self.kv_coding.cache(self.opened.model)
             try:
                 return self.opened.model(
                     input_ids=ids.to(self.opened.model.device),
@@ -274,6 +278,8 @@ class Session:
         """Begin a request with a prompt [1, S] int64: call `step` until it is over. Raises BadInput
         for a prompt that the model cannot take."""
         sampler = self.sampler(prompt, sampling)
+        if self.kv_coding:
+            self.kv_coding.take_over(sampler.inputs["past_key_values"])
         return Generation(self.new_requests(1), sampler)
 
     def prepare(self, sampling: Sampling) -> None:
@@ -405,4 +411,6 @@ class Session:
 
     def receipt(self) -> dict[str, object]:
         """Return everything that is really in force, by name."""
-        return receipt(self.parts, self.reconfiguration, fallbacks=self.fallbacks)
+        return receipt(
+            self.parts, self.reconfiguration, coding=self.kv_coding, fallbacks=self.fallbacks
+        )

@@ -7,6 +7,7 @@ from typing import Any
 from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
 from artifacts.formats.dense import check_dense
+from artifacts.modelshapes import kv_cache
 from runtime.policies import POLICIES, Policies, as_texts, build
 from runtime.policies.eviction.late_horizon import LateHorizon
 from runtime.policies.eviction.lfu import Lfu
@@ -50,6 +51,7 @@ class Settings:
     # bits of linear layers besides experts and routers, 8 or 4; None: as the model is open
     dense: int | None = None
     decide: str = HOST
+    kv_cache_dtype: str = kv_cache.AUTO  # of keys and values: as computed, int8 or int4
 
     def __post_init__(self) -> None:
         if self.scaled_to and (self.link != "auto" or self.near):
@@ -58,6 +60,7 @@ class Settings:
             )
         check_experts(self.experts)
         check_dense(self.dense)
+        kv_cache.kv_bits(self.kv_cache_dtype)
         if self.decide not in (AUTO, HOST, DEVICE):
             raise BadUsage(unknown("who decides", self.decide, (AUTO, HOST, DEVICE)))
         if self.scope not in (None, *Scope):
@@ -95,6 +98,11 @@ class Settings:
         if self.experts == EXACT:
             raise BadUsage(
                 "--decide device leaves slot numbers to the kernels of a GPU: give --experts fused"
+            )
+        if self.kv_cache_dtype != kv_cache.AUTO:
+            raise BadUsage(
+                "--decide device replays tokens over keys and values as they are: leave out "
+                "--kv-cache-dtype"
             )
         if self.devices > 1:
             raise BadUsage("--decide device knows one GPU: leave out --devices")

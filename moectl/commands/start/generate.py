@@ -14,6 +14,7 @@ import typer
 from artifacts.common.files import check_writable
 from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage, Partly
+from artifacts.modelshapes.kv_cache import AUTO
 from moectl.bundled import demo_model
 from moectl.cli.options import (
     AvgBits,
@@ -211,6 +212,7 @@ def _digest(
         policies,
         base,
         settings.dense,
+        *[settings.kv_cache_dtype] * (settings.kv_cache_dtype != AUTO),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from runtime.devices import is_host
+from runtime.model.kv_cache import KvCoding
 
 LEAST_ROOM = 64
 MOST_ROWS = 32
@@ -63,8 +64,8 @@ class Beginning:
 @dataclass(slots=True, eq=False)
 class Block:
     """Rows with room for C tokens each. Layers are made at their first write, [R, A, C, D], in RAM
-    if `in_ram`, page-locked beside a GPU, and else where they are computed. States have no room to
-    grow and are always where they are computed."""
+    if `in_ram`, page-locked beside a GPU, and else where they are computed; a `coding` makes bytes
+    of some. States have no room to grow and are always where they are computed."""
 
     room: int
     num_rows: int
@@ -72,6 +73,7 @@ class Block:
     keys: dict[int, torch.Tensor] = field(default_factory=dict)
     values: dict[int, torch.Tensor] = field(default_factory=dict)
     states: States = field(default_factory=dict)
+    coding: KvCoding | None = None
 
     def write(
         self,
@@ -84,7 +86,9 @@ class Block:
     ) -> None:
         """Put S tokens [n, A, S, D] into the first n rows, from position `first` [n] of each on; or
         those of one row, n = 1, into `row`."""
-        for held, new in ((self.keys, keys), (self.values, values)):
+        for name, held, new in (("keys", self.keys, keys), ("values", self.values, values)):
+            if self.coding:
+                new = self.coding.pack(layer, name, new)
             if layer not in held:
                 held[layer] = self._zeros(new)
             to = held[layer]
@@ -100,10 +104,13 @@ class Block:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values [n, A, end, D] of some rows on a device. Those in RAM are copied
         there whole, in one copy each, since parts of rows would be many small copies."""
-        return tuple(
+        keys, values = (
             held[layer][rows].to(device, non_blocking=True)[:, :, :end]
             for held in (self.keys, self.values)
         )
+        if not self.coding:
+            return keys, values
+        return self.coding.unpack(layer, "keys", keys), self.coding.unpack(layer, "values", values)
 
     def _zeros(self, like: torch.Tensor) -> torch.Tensor:
         """Return room for the keys or values of a layer, with the dtype, heads and head size of
@@ -175,16 +182,17 @@ class RowMemory:
     brought to the device of the model layer by layer.
     """
 
-    def __init__(self, *, in_ram: bool = False) -> None:
+    def __init__(self, *, in_ram: bool = False, coding: KvCoding | None = None) -> None:
         self.blocks: dict[Block, list[RowLine]] = {}
         self._in_ram = in_ram
+        self._coding = coding
         self.token_nbytes = 0
         self.states_nbytes = 0
 
     def begin(self, num_tokens: int, beginning: Beginning | None = None) -> RowLine:
         """Return room for a prompt of `num_tokens` tokens, which begins with a copy of
         `beginning`."""
-        line = RowLine(Block(room_for(num_tokens), 1, self._in_ram), 0)
+        line = RowLine(self._new_block(room_for(num_tokens), 1), 0)
         if beginning is not None:
             line.block.begin(beginning, 0)
             line.length = beginning.length
@@ -224,13 +232,16 @@ class RowMemory:
         """Bytes of all blocks, without prompts that are being read."""
         return sum(block.nbytes for block in [*self.blocks])
 
+    def _new_block(self, room: int, num_rows: int) -> Block:
+        return Block(room, num_rows, self._in_ram, coding=self._coding)
+
     def _block(self, room: int) -> Block:
         """Return a block with this room and a free row."""
         for block, lines in self.blocks.items():
             if block.room == room and len(lines) < MOST_ROWS:
                 break
         else:
-            block = Block(room, 0, self._in_ram)
+            block = self._new_block(room, 0)
             lines = []
             self.blocks[block] = lines
         if len(lines) == block.num_rows:

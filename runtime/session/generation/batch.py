@@ -184,7 +184,7 @@ class RequestBatch(RequestQueue):
         self._charges = Charges(session.opened.shape.num_experts)
         with ExitStack() as undo:
             self._way = undo.enter_context(attended(session.opened.model))
-            self.memory = RowMemory(in_ram=in_ram)
+            self.memory = RowMemory(in_ram=in_ram, coding=session.kv_coding)
             most_kept = room // _KEPT_SHARE if kept_nbytes is None else kept_nbytes
             self.prefill = PrefillQueue(
                 self.memory,

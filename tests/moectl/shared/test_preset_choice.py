@@ -132,7 +132,7 @@ def test_a_budget_is_what_memory_leaves(opened: MoeModel, monkeypatch: pytest.Mo
     shape = opened.shape
     half = shape.nbytes // 2
     monkeypatch.setattr(opening, "RESERVE_NBYTES", 1000)
-    cache = 64 * opening._cached_nbytes(opened)
+    cache = 64 * opening.cached_nbytes(opened)
     config = opened.config
     width = 2 * config.num_key_value_heads * config.hidden_size // config.num_attention_heads
     assert cache == 64 * config.num_hidden_layers * width * opened.dtype.itemsize

@@ -67,6 +67,7 @@ def plan(
     ],
     place: PlaceOptions,
     dense: options.Dense = None,
+    kv_cache_dtype: options.KvCacheDtype = "auto",
     context: Annotated[
         int, typer.Option(help="Tokens of a request that the attention cache holds.")
     ] = 4096,
@@ -84,7 +85,7 @@ def plan(
     from moectl.commands.start.plan.fitting import PlanRequest
 
     named = as_named(model) or str(demo_model())
-    request = PlanRequest(named, place.find(), context, dense, _clients(clients))
+    request = PlanRequest(named, place.find(), context, dense, _clients(clients), kv_cache_dtype)
     if details or simulate or json:
         _show_deployment(request, simulate=simulate, json=json)
         return

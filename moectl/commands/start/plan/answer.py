@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from artifacts.errors import OutOfResources
 from artifacts.hardware.machines import SSD_GBPS, Machine
 from artifacts.modelshapes.known import ModelShape
+from artifacts.modelshapes.kv_cache import AUTO
 from artifacts.modelshapes.memory import BackboneMemory
 from artifacts.modelshapes.repositories import REPOSITORIES
 from moectl.bundled import is_bundled
@@ -213,7 +214,9 @@ def command(answer: PlanAnswer) -> str:
     best = answer.best
     budget = "" if best.share == 1 else f" --budget {100 * best.share:.3g}%"
     dense = "" if answer.request.dense is None else f" --dense {answer.request.dense}"
-    return f"{_named(answer.request.model, best.quant)}{budget}{dense}"
+    dtype = answer.request.kv_cache_dtype
+    cache = f" --kv-cache-dtype {dtype}" * (dtype != AUTO)
+    return f"{_named(answer.request.model, best.quant)}{budget}{dense}{cache}"
 
 
 def _named(model: str, quant: str) -> str:

@@ -8,6 +8,7 @@ from artifacts.errors import BadUsage, OutOfResources
 from artifacts.formats.dense import check_dense
 from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import MACHINES, Machine
+from artifacts.modelshapes import kv_cache
 from artifacts.modelshapes.known import ModelShape
 from artifacts.modelshapes.memory import BackboneMemory
 from moectl.commands.start.plan.place import PlanPlace
@@ -29,6 +30,7 @@ class PlanRequest:
     context: int = 4096
     dense: int | None = None
     clients: "Clients | None" = None
+    kv_cache_dtype: str = kv_cache.AUTO
 
     @property
     def num_clients(self) -> int:
@@ -53,6 +55,7 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         check_dense(self.dense)
+        kv_cache.kv_bits(self.kv_cache_dtype)
         if self.context < 1:
             raise BadUsage(f"--context {self.context}: a context is one token or more")
 
@@ -145,7 +148,8 @@ def smallest_with(nbytes: int) -> str:
 
 def divided(request: PlanRequest, model: ModelShape, needs: BackboneMemory) -> Memory:
     """Return the bytes left for experts. Raises OutOfResources, naming the memory that would do."""
-    cache = needs.cache_nbytes * request.num_cached
+    share = kv_cache.kept_share(kv_cache.kv_bits(request.kv_cache_dtype), model.dtype_nbytes)
+    cache = round(needs.cache_nbytes * request.num_cached * share)
     shape = model.shape
     taken = needs.weights_nbytes + cache + RESERVE_NBYTES
     least = taken + shape.num_layers * shape.expert_nbytes
@@ -175,5 +179,6 @@ def _ways_to_less(request: PlanRequest) -> str:
         "a shorter --context": True,
         "fewer --clients": request.num_clients > 1,
         "--dense 4": not request.dense,
+        "--kv-cache-dtype int8": request.kv_cache_dtype == kv_cache.AUTO,
     }
     return " or ".join(way for way, is_left in ways.items() if is_left)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from artifacts.modelshapes.kv_cache import AUTO
 from artifacts.modelshapes.repositories import REPOSITORIES
 from artifacts.quantisation.widths import TRELLIS_WIDTHS
 from moectl.bundled import is_bundled
@@ -297,6 +298,8 @@ def _command(request: PlanRequest, name: str) -> str:
     )
     command += f" --clients {request.num_clients}" if request.clients else ""
     command += "" if request.dense is None else f" --dense {request.dense}"
+    kept = request.kv_cache_dtype
+    command += f" --kv-cache-dtype {kept}" * (kept != AUTO)
     return command
 
 
@@ -305,13 +308,14 @@ def assumptions(deployment: DeploymentPlan) -> list[str]:
     place = deployment.request.place
     dense = deployment.request.dense
     own = "in the model's own dtype"
+    kept = deployment.request.kv_cache_dtype
     return [
         *(_of_routers(deployment) if deployment.rows else ()),
         *filter(None, (place.note,)),
         *_of_machine(deployment),
         "experts in the format of the checkpoint; all other weights "
         f"{own if dense is None else f'{own}, but linear layers at {dense} bits'}; the cache "
-        f"{own}; without biases and norms",
+        f"{own if kept == AUTO else f'in {kept}'}; without biases and norms",
         *deployment.assumed,
     ]
 

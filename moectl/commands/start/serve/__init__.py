@@ -20,6 +20,7 @@ from moectl.cli.options import (
     Dense,
     Device,
     Experts,
+    KvCacheDtype,
     Link,
     Model,
     PolicyOptions,
@@ -153,6 +154,7 @@ class ServeOptions:
     window: Window = None
     base: Base = 16
     dense: Dense = None
+    kv_cache_dtype: KvCacheDtype = "auto"
     experts: Experts = "auto"
     device: Device = "auto"
     threads: Threads = DEFAULT_THREADS
