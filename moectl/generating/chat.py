@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +16,9 @@ from moectl.show.counters import counters_sheet
 from moectl.show.flow import flow, flow_markdown, show_aside, shows_markdown
 from moectl.show.render import show_sheet
 from runtime.session.generation.sampling import Sampling, TooLong
-from runtime.session.generation.stream import Answer, Stream
+from runtime.session.generation.stream import Answer
 from runtime.session.replies.pieces import Piece, TextPiece
+from runtime.session.replies.reply import Reply
 from runtime.session.session import Session
 
 _JSON = ".json"
@@ -47,30 +48,33 @@ class Chat:
         """Print the answer to a turn as it comes. Ctrl-C ends the answer; what came of it stays in
         the conversation."""
         self._turns.append({"role": "user", "content": text})
+        said: list[Piece] = []
         try:
-            self._last = self._answered()
+            self._last = self._answered(said)
         except TooLong as error:
             self._turns.pop()
             if not sys.stdin.isatty():
                 raise
             print(f"{error}, or /clear the conversation", file=sys.stderr)
             return
-        self._turns.append({"role": "assistant", "content": self._last.text})
+        self._turns.append({"role": "assistant", "content": Reply.of(said).text})
         if is_typed():
             show_aside(in_a_line(self._last))
         tell_fallbacks(self._last.receipt["fallbacks"][self._num_told :])
         self._num_told = len(self._last.receipt["fallbacks"])
         self._session.fold()
 
-    def _answered(self) -> Answer:
+    def _answered(self, said: list[Piece]) -> Answer:
+        """Show an answer, and add its pieces to `said` as they come."""
         tokenizer = self._session.opened.tokenizer
         stream = self._session.stream(self.messages, self._sampling)
+        pieces = _noted(stream.pieces(), said)
         try:
             # A model without a template goes on with any text, code for one.
             if is_typed() and tokenizer.chat_template and shows_markdown():
-                flow_markdown(_pieces(stream))
+                flow_markdown(pieces)
             else:
-                flow(stream)
+                flow(one.text for one in pieces if isinstance(one, TextPiece))
         except KeyboardInterrupt:
             stream.close()
             print()
@@ -185,9 +189,10 @@ def _obeyed(talk: Chat, turn: str) -> bool:
     return True
 
 
-def _pieces(stream: Stream) -> Iterator[Piece]:
-    """Yield the text of an answer, and what was thought before it."""
-    return map(TextPiece, stream)
+def _noted(pieces: Iterable[Piece], said: list[Piece]) -> Iterator[Piece]:
+    for piece in pieces:
+        said.append(piece)
+        yield piece
 
 
 def _as_json(messages: list[dict[str, str]]) -> str:
