@@ -116,6 +116,11 @@ class _Served(Collector):
             ("kept_prompts_limit_bytes", "What these may take.", kept.most_nbytes),
         ):
             yield _metric(GaugeMetricFamily, name, help_text, {(): value})
+        for name, help_text, value in (
+            ("reused_prompts", "Prompts that began like an earlier one.", kept.num_reused),
+            ("forgotten_prompts", "Kept prompts that had to make room.", kept.num_forgotten),
+        ):
+            yield _metric(CounterMetricFamily, name, help_text, {(): value})
         over = {(outcome,): count for outcome, count in said["requests"].items()}
         yield _metric(CounterMetricFamily, "requests", "Requests that are over.", over, "outcome")
         for name, help_text in _SUMS.items():

@@ -85,6 +85,15 @@ class RunningRequests:
         turns = f"{rows} requests take turns" if rows > 1 else "one request at a time"
         return f"{turns}: {reason}" if reason else turns
 
+    def receipt(self) -> dict[str, object]:
+        """Return how many requests are answered at a time, and the bytes that keys and values and
+        kept prompts may take where they share passes."""
+        said = {"rows": self._batch.rows}
+        if isinstance(self._batch, RoundRobin):
+            return said
+        most_kept = self._batch.kept.most_nbytes
+        return said | {"cache_room_bytes": self._batch.room, "kept_prompts_bytes": most_kept}
+
     @property
     def cached_nbytes(self) -> int:
         """Bytes of the keys, values and states of running requests."""

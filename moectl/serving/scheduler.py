@@ -189,7 +189,7 @@ class Scheduler:
             session, self.limits, self.tally, preset=preset, over=self._over
         )
         self.preset = preset
-        self.receipt = session.receipt()
+        self.receipt = session.receipt() | {"requests": self._running.receipt()}
 
     def _shut(self) -> None:
         self._running.close()

@@ -59,10 +59,13 @@ class RowResult:
 @dataclass(frozen=True, slots=True)
 class KeptPrompts:
     """Bytes of the prompts that are kept for their beginnings: the bytes in use, and the most that
-    may be used."""
+    may be used; and since the start the prompts that began like an earlier one, and the kept
+    ones that were forgotten to make room."""
 
     nbytes: int = 0
     most_nbytes: int = 0
+    num_reused: int = 0
+    num_forgotten: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -220,7 +223,10 @@ class RequestBatch(RequestQueue):
     @property
     def kept(self) -> KeptPrompts:
         """Bytes of the prompts that are kept for their beginnings."""
-        return KeptPrompts(self.prefill.nbytes_kept, self.prefill.most_kept_nbytes)
+        prefill = self.prefill
+        return KeptPrompts(
+            prefill.nbytes_kept, prefill.most_kept_nbytes, prefill.num_reused, prefill.num_forgotten
+        )
 
     def add(self, prompt: torch.Tensor, sampling: Sampling, *, owner: Hashable = None) -> int:
         """Add a request with a prompt [1, S] int64, and return its number. Raises BadInput for a

@@ -46,6 +46,8 @@ class PrefillQueue:
     def __init__(self, memory: RowMemory, *, most_kept_nbytes: int, border: int = 0) -> None:
         self.under_way: list[Prompt] = []
         self.most_kept_nbytes = most_kept_nbytes
+        self.num_reused = 0
+        self.num_forgotten = 0
         self._memory = memory
         self._border = border
         self._kept: list[Prompt] = []  # the oldest first
@@ -73,7 +75,8 @@ class PrefillQueue:
         if is_read:
             if self._border:
                 prompt.states[prompt.num_read] = prompt.line.states
-            self._kept.append(replace(prompt))
+            if self.most_kept_nbytes:
+                self._kept.append(replace(prompt))
             self.shrink(self.most_kept_nbytes)
         prompt.line = None  # its request goes on, and forgotten prompts are freed
         prompt.states = {}
@@ -82,12 +85,14 @@ class PrefillQueue:
         """Forget the oldest kept prompts until the others take at most `nbytes`."""
         while self._kept and self.nbytes_kept > nbytes:
             del self._kept[0]
+            self.num_forgotten += 1
 
     @property
     def nbytes_kept(self) -> int:
         """Bytes of the keys, values and states of kept prompts."""
-        num_tokens = sum(prompt.line.block.room for prompt in self._kept)
-        states = {id(one) for prompt in self._kept for one in prompt.states.values()}
+        kept = [*self._kept]
+        num_tokens = sum(prompt.line.block.room for prompt in kept)
+        states = {id(one) for prompt in kept for one in prompt.states.values()}
         return num_tokens * self._memory.token_nbytes + len(states) * self._memory.states_nbytes
 
     @property
@@ -125,6 +130,7 @@ class PrefillQueue:
         prompt.line = self._memory.begin(len(prompt.ids), beginning)
         prompt.states = {count: one for count, one in source.states.items() if count <= length}
         prompt.num_reused = length
+        self.num_reused += 1
 
     def _is_coming(self, prompt: Prompt, least: int) -> bool:
         """Return whether an earlier prompt under way is about to read at least `least` tokens of

@@ -101,7 +101,7 @@ def test_an_answer_ends_at_a_stop(client: OpenAI) -> None:
 def test_equal_beginnings_are_told(client: OpenAI, web: httpx2.Client) -> None:
     """The second prompt ends otherwise than the first."""
     system = list(range(3, 43))
-    before = web.get("/live").json()["cached_tokens"]
+    before = web.get("/live").json()
     used = [
         client.completions.create(
             prompt=[*system, last], max_tokens=2, **EXACT
@@ -109,7 +109,14 @@ def test_equal_beginnings_are_told(client: OpenAI, web: httpx2.Client) -> None:
         for last in (50, 51)
     ]
     assert [one.cached_tokens for one in used] == [0, 40]
-    assert f"moectl_cached_tokens_total {before + 40}" in web.get("/metrics").text
+    metrics = web.get("/metrics").text
+    assert f"moectl_cached_tokens_total {before['cached_tokens'] + 40}" in metrics
+    reused = before["kept_prompts"]["num_reused"] + 1
+    assert f"moectl_reused_prompts_total {reused}" in metrics
+    live = web.get("/live").json()
+    requests = live["receipt"]["requests"]
+    assert live["kept_prompts"]["most_nbytes"] == requests["kept_prompts_bytes"] > 0
+    assert requests["rows"] == 4 and requests["cache_room_bytes"] > requests["kept_prompts_bytes"]
 
 
 def test_what_users_were_charged_adds_up(

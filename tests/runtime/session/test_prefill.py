@@ -81,6 +81,7 @@ def test_the_oldest_prompts_are_forgotten_for_their_bytes() -> None:
     assert known.nbytes_kept == nbytes
     known.shrink(0)
     assert known.nbytes_kept == 0 and read(known, prompts[3]).num_reused == 0
+    assert (known.num_reused, known.num_forgotten) == (1, 6)
 
 
 def test_a_prompt_that_was_not_read_to_its_end_is_not_kept() -> None:
