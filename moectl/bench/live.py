@@ -111,8 +111,10 @@ def live(name: str, request: BenchRequest, phases: Phases, *, store: Path) -> Be
     notes = [NO_ORACLE] + [PEERS_AS_THEY_ARE] * bool(request.peer_names)
     if text.shortfall:
         notes.append(f"only {text.shortfall}")
-    if request.base != FULL_BITS or request.dense is not None:
-        notes.append(loss_of_base(bench.loss_of_base(checkpoint), request.base, request.dense))
+    kept = request.kv_cache_dtype
+    if request.base != FULL_BITS or request.dense is not None or kept != AUTO:
+        quality = bench.loss_of_base(checkpoint)
+        notes.append(loss_of_base(quality, request.base, request.dense, kv_cache_dtype=kept))
     conditions = _conditions(request, text, here, taken_up, opened)
     return Benched(
         rows,
@@ -273,7 +275,7 @@ def _conditions(
     experts = f", experts in {opened.expert_format}"
     dense = dense_suffix(request.dense)
     dtype = request.kv_cache_dtype
-    cache = f", keys and values in {dtype} (losses are against those as computed)" * (dtype != AUTO)
+    cache = f", keys and values in {dtype}" * (dtype != AUTO)
     fused = ", a token's experts fused" if request.experts == FUSED else ""
     spread = f", experts on {request.devices} devices" * (request.devices > 1)
     resumed = (

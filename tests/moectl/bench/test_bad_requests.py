@@ -18,6 +18,8 @@ from tests.helpers.said import problems
         (["--tasks", "continuations", "--simulate"], "evaluated live"),
         (["--batch", "8"], "--batch is of --tasks"),
         (["--clients", "8"], "--clients is of --simulate"),
+        (["--kv-cache-dtype", "int8", "--simulate"], "--kv-cache-dtype is of a live bench"),
+        (["--kv-cache-dtype", "int3"], "unknown type of keys and values 'int3'"),
     ],
 )
 def test_tasks_that_cannot_be(

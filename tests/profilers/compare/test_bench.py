@@ -170,3 +170,15 @@ def test_text_that_the_model_cannot_read(opened: MoeModel) -> None:
     strange = BenchText((TEXT.sequences[0] + 10_000,), 6)
     with pytest.raises(BadInput):
         Bench(opened, Artefacts(), strange, LinkEmulations(opened, {}))
+
+
+def test_keys_and_values_of_few_bits_have_their_loss(opened: MoeModel) -> None:
+    """Against the model with them as computed; a preset that loses nothing adds none."""
+    lost = []
+    for dtype in ("auto", "int8", "int4"):
+        paces = LinkEmulations(opened, {})
+        few = Bench(opened, Artefacts(), TEXT, paces, kv_cache_dtype=dtype)
+        lost.append(few.loss_of_base(opened).kl)
+        assert few.measure(BenchSetting("full", "100%")).kl == pytest.approx(0, abs=1e-9)
+    exact, int8, int4 = lost
+    assert exact == pytest.approx(0, abs=1e-9) and 1e-9 < int8 < int4
