@@ -10,6 +10,7 @@ from artifacts.errors import OutOfResources
 from artifacts.modelshapes.known import MODELS
 from artifacts.modelshapes.repositories import REPOSITORIES
 from moectl.commands.start.plan.answer import OWN, PlanAnswer, command, lines, plan_answer
+from moectl.commands.start.plan.deployment import plan_deployment
 from moectl.commands.start.plan.fitting import PlanRequest
 from moectl.commands.start.plan.place import PlanPlace
 from tests.conftest import Checkpoint
@@ -89,3 +90,18 @@ def test_of_a_model_on_the_hub_little_is_read_and_bytes_are_those_of_the_files(
     assert said.fits[0].files_nbytes == pytest.approx(weights, rel=0.1), "its header and norms"
     assert file.fits == local.fits and file.fits[0].quant == OWN and len(file.fits) == 1
     assert command(file) == "moectl run owner/Tiny-GGUF:Q8_0"
+
+
+def test_keys_and_values_of_few_bits_leave_more_room_to_experts() -> None:
+    """48 layers with 4 heads of 128 keys and values each."""
+    place = PlanPlace.find("24GiB", "rtx4090")
+    rooms = []
+    for dtype, nbytes in (("auto", 256), ("int8", 136), ("int4", 72)):
+        request = PlanRequest("qwen3-30b-a3b", place, 32768, kv_cache_dtype=dtype)
+        memory = plan_deployment(request).memory
+        assert memory.cache_nbytes == 32768 * 48 * 4 * 2 * nbytes
+        rooms.append(memory.experts_nbytes)
+        told = list(lines(plan_answer(request)))
+        assert told[3].endswith("nothing") == (dtype == "auto")
+        assert (f" --kv-cache-dtype {dtype}" in told[-1]) == (dtype != "auto")
+    assert rooms == sorted(rooms)

@@ -182,3 +182,17 @@ def test_an_answer_is_shown_as_markdown(
     assert "\x1b[2J" not in shown and "look" not in shown
     assert shown.rstrip().endswith("item 39")
     assert 1 < shown.count("item 0 ") < shown.count("item 20 ") < 100
+
+
+def test_what_a_model_thinks_is_dimmed_and_forgotten(
+    terminal: Terminal, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt opens a thought, which this model never ends."""
+    template = "{{ messages[-1].content }}<think>\n{# </think> #}"
+    monkeypatch.setattr(session.opened.tokenizer, "chat_template", template)
+    messages = chatted(terminal, session, "one")
+    assert messages == [{"role": "user", "content": "one"}, {"role": "assistant", "content": ""}]
+    [thought] = re.findall(r"\x1b\[2m([^\x1b]*)\x1b\[0m", terminal.shown.partition("tokens/s")[0])[
+        :1
+    ]
+    assert thought.strip()

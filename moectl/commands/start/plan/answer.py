@@ -160,7 +160,7 @@ def lines(answer: PlanAnswer) -> Iterator[str]:
     yield f"fits: {_verdict(answer.fits)}"
     yield f"{'':13}{'files':>10}{'in fast memory':>16}{'others':>8}{'tokens/s':>14}  loses"
     for fit in answer.fits:
-        yield _row(fit)
+        yield _row(fit, answer.request)
     yield from _apart(answer.needs.memory)
     if any(fit.least is not None for fit in answer.fits):
         yield "tokens/s: calculated from bytes; least: experts are wanted equally often"
@@ -185,14 +185,15 @@ def _verdict(fits: Sequence[Fit]) -> str:
     )
 
 
-def _row(fit: Fit) -> str:
+def _row(fit: Fit, request: PlanRequest) -> str:
     share = f"{fit.share:.1%}" if fit.place else "-"
     where = {"": "no room", "GPU": "-"}.get(fit.place, fit.place)
     speed = "-"
     if fit.most is not None:
         low = f"{_rounded(fit.least)} to " if fit.share < 1 else "at most "
         speed = f"{low}{_rounded(fit.most)}"
-    loses = "nothing" if fit.quant == OWN else "not measured"
+    is_exact = fit.quant == OWN and request.dense is None and request.kv_cache_dtype == AUTO
+    loses = "nothing" if is_exact else "not measured"
     files = human_bytes(fit.files_nbytes)
     return f"{fit.quant:13}{files:>10}{share:>16}{where:>8}{speed:>14}  {loses}"
 
