@@ -4,6 +4,7 @@ is silent."""
 import numpy as np
 import torch
 
+from artifacts.modelshapes.kv_cache import AUTO
 from artifacts.quantisation.widths import label
 from artifacts.shape import FULL_BITS
 from runtime.control.splits import split_solver
@@ -48,7 +49,7 @@ def receipt(
         "policies": {axis: describe(getattr(policies, axis)) for axis in POLICIES},
         "decide": DEVICE if parts.engine.road else HOST,
         "experts_of_a_token": parts.fused.name if parts.is_fused else "torch",
-        "kv_cache": {"dtype": settings.kv_cache_dtype} | _kv_layers(coding),
+        "kv_cache": _kv_cache(coding),
         "captured": _captured(parts),
         "dense": _dense(opened),
         "tables": _tables(opened),
@@ -74,11 +75,12 @@ def receipt(
     }
 
 
-def _kv_layers(coding: KvCoding | None) -> dict[str, object]:
-    """Return how many layers keep keys and values at few bits, and how many do otherwise."""
+def _kv_cache(coding: KvCoding | None) -> dict[str, object]:
+    """Return the type of keys and values, how many layers keep theirs so, and how many do not."""
     if coding is None:
-        return {}
-    return {"layers": len(coding.layers), "other_layers": coding.num_others}
+        return {"dtype": AUTO}
+    others = coding.num_others
+    return {"dtype": f"int{coding.bits}", "layers": len(coding.layers), "other_layers": others}
 
 
 def _kv_fallbacks(coding: KvCoding, *, is_fused: bool) -> list[str]:
