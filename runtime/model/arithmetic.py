@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-# the parameters of a gated expert
+# the parameters of an expert: GATE_UP of a gated one, UP of another
 GATE_UP = "gate_up_proj"
+UP = "up_proj"
 DOWN = "down_proj"
 
 
@@ -46,10 +47,10 @@ def expert_forward(
     `weights` goes to `project`: one expert's parts by name, or several experts' if that `project`
     takes them.
     """
-    up = "gate_up_proj" if module.has_gate else "up_proj"
+    up = GATE_UP if module.has_gate else UP
     y = project(module, weights, up, x)
     y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
-    y = project(module, weights, "down_proj", y)
+    y = project(module, weights, DOWN, y)
     # transformers before 5.20 has no such flag
     has_norm = getattr(module, "has_post_expert_norm", False)
     return module.post_expert_norm(y) if has_norm else y

@@ -20,10 +20,10 @@ from runtime.backends.cpu.forms_cpu import TokenKernels, form_of, has_form
 from runtime.backends.torch_backend import TorchBackend
 from runtime.control.plan import Place
 from runtime.devices import is_host
-from runtime.kernels.clamped_gate import clamped_gate
 from runtime.kernels.cpu.decoder.compiled_layers import WholeExperts
 from runtime.kernels.cpu.decoder.compiled_norm import like_of
 from runtime.kernels.cpu.threads import KernelThreads
+from runtime.kernels.gates import gate_of
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.open import MoeModel
 from runtime.tiers.fast import ResidentExperts
@@ -55,8 +55,9 @@ class CpuBackend(Backend):
 
     @staticmethod
     def suits(opened: MoeModel, *, has_replicas: bool = False) -> bool:
-        """Return whether kernels exist for the model's experts: gated by SiLU, without bias, each
-        matrix by rows; and gpt-oss's as published, where no replicas are computed beside them."""
+        """Return whether kernels exist for the model's experts: of a gate in
+        `runtime.kernels.gates`, each matrix by rows; where replicas are computed beside them, of
+        SiLU's."""
         has_kernels = has_form(
             opened.layers[0].experts, opened.store.layout, has_replicas=has_replicas
         )
@@ -65,7 +66,7 @@ class CpuBackend(Backend):
     @staticmethod
     def timed_experts(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[], None]:
         first = opened.layers[0]
-        form = form_of(opened.store.layout, opened.dtype, clamped_gate(first.experts))
+        form = form_of(opened.store.layout, opened.dtype, gate_of(first.experts))
         hidden = first.hidden_size
         like = like_of(opened.dtype)
         x = np.zeros(hidden, np.float32)

@@ -18,10 +18,10 @@ from runtime.backends.cpu.forms_published import CpuMixed, CpuPublished, has_pub
 from runtime.backends.cpu.forms_trellis import CpuTrellis
 from runtime.control.plan import NO_SLOT, Place
 from runtime.kernels.batched import is_plain
-from runtime.kernels.clamped_gate import ClampedGate, clamped_gate
 from runtime.kernels.cpu.decoder.compiled_norm import like_of
 from runtime.kernels.cpu.row_shares import RowShares, plain_rows
 from runtime.kernels.cpu.threads import KernelThreads, divided
+from runtime.kernels.gates import RULES, SILU, Gate, gate_of
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, Layout, Part
@@ -222,9 +222,9 @@ def forms_of(
 ) -> dict[int, CpuForm]:
     """Return the backend for each number of bits, for experts that come from the slow tier or stay
     in the fast one."""
+    gate = gate_of(opened.layers[0].experts)
     if slow.is_split:
-        return dict.fromkeys(slow.stores, CpuSegments(slow))
-    gate = clamped_gate(opened.layers[0].experts)
+        return dict.fromkeys(slow.stores, CpuSegments(slow, gate))
     layouts = _layouts(slow, shadows)
     coded = {bits: layout for bits, layout in layouts.items() if layout.codes == "trellis"}
     one = CpuTrellis(coded, opened.dtype) if coded else None
@@ -254,25 +254,29 @@ def _layouts(slow: SlowTier, shadows: Shadows | None) -> dict[int, ExpertLayout 
 def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:
     """Return whether there is compiled code for whole experts of this module and layout, and for
     their replicas if they have any. The code for replicas supports only SiLU's gate without
-    bias."""
+    bias, and at full precision rows and no biases are supported."""
     if is_plain(module):
         return layout.codes in ("plain", "packed", "trellis") or has_published_form(layout)
-    return clamped_gate(module) is not None and not has_replicas and has_published_form(layout)
+    gate = gate_of(module)
+    if gate is None or has_replicas or module.is_transposed != gate.take_turns:
+        return False
+    if layout.codes == "plain":
+        return not (module.is_transposed or module.has_bias)
+    return has_published_form(layout)
 
 
-def form_of(
-    layout: ExpertLayout | ReplicaLayout, dtype: torch.dtype, gate: ClampedGate | None = None
-) -> CpuForm:
-    """Return the backend of experts with this layout and gate (None: SiLU), for a model of this
-    dtype."""
+def form_of(layout: ExpertLayout | ReplicaLayout, dtype: torch.dtype, gate: Gate = SILU) -> CpuForm:
+    """Return the backend of experts with this layout and gate, for a model of this dtype."""
     return _FORMS[layout.codes](layout, dtype, gate)
 
 
 class CpuWhole(CpuForm):
     """Backend of experts as the module has them."""
 
-    def __init__(self, layout: ExpertLayout) -> None:
+    def __init__(self, layout: ExpertLayout, gate: Gate = SILU) -> None:
         inner, down = layout.parts
+        self._gate = gate
+        self._num_inner = inner.shape[0]
         self._offsets = (inner.offset, down.offset)
         self._num_neurons = down.shape[1]
         self._dtype = layout.dtype
@@ -283,8 +287,10 @@ class CpuWhole(CpuForm):
     def _has_tiles(self) -> bool:
         """True if there is a kernel for several tokens. Read it only where experts are fused, as it
         imports numba."""
-        if self._dtype is torch.float32 or any(
-            size % kernels("cpu.published.pairs").STEP for size in self._shape
+        if (
+            self._gate != SILU
+            or self._dtype is torch.float32
+            or any(size % kernels("cpu.published.pairs").STEP for size in self._shape)
         ):
             return False
         return (
@@ -305,12 +311,15 @@ class CpuWhole(CpuForm):
         hidden, num_neurons = self._shape
         inner, down = self._offsets
         return RowShares(
-            [plain_rows(self._dtype, inner, 2 * num_neurons, hidden * itemsize)],
+            [plain_rows(self._dtype, inner, self._num_inner, hidden * itemsize)],
             [plain_rows(self._dtype, down, hidden, num_neurons * itemsize)],
             self._dtype,
+            gate=self._gate,
         )
 
-    def whole(self) -> LayerForm:
+    def whole(self) -> LayerForm | None:
+        if self._gate != SILU:
+            return None
         plain = kernels("cpu.linear").PLAIN
         inner, down = self._offsets
         return LayerForm(
@@ -332,7 +341,7 @@ class CpuWhole(CpuForm):
 class CpuSegments(CpuForm):
     """Backend of segments of experts; a top segment lies behind its head."""
 
-    def __init__(self, slow: SegmentTier) -> None:
+    def __init__(self, slow: SegmentTier, gate: Gate) -> None:
         itemsize = slow.layout.dtype.itemsize
         layout = slow.layout
         nbytes = slow.segments.nbytes
@@ -340,6 +349,7 @@ class CpuSegments(CpuForm):
             0 if slow.segments.is_bottom(key) else layout.head * itemsize
             for key in range(len(nbytes))
         ]
+        self._gate = RULES.index(gate.rule), gate.has_up, gate.constants
         self._heads = heads
         self._neurons = [
             (size - head) // (layout.width * itemsize)
@@ -351,7 +361,7 @@ class CpuSegments(CpuForm):
             [start + self._heads[place.key] for place, start in zip(places, starts, strict=True)]
         )
         neurons = np.array([self._neurons[place.key] for place in places])
-        kernels("cpu.gated").add_segments(addresses, neurons, *operands)
+        kernels("cpu.gated").add_segments(addresses, neurons, *self._gate, *operands)
 
 
 class CpuPacked(CpuForm):
@@ -384,7 +394,7 @@ def _num_groups(packed: Packed) -> int:
 
 
 _FORMS: dict[str, Callable[..., CpuForm]] = {
-    "plain": lambda layout, *_: CpuWhole(layout),
+    "plain": lambda layout, _, gate: CpuWhole(layout, gate),
     "published": CpuPublished,
     "mixed": CpuMixed,
     "packed": lambda layout, dtype, _: CpuPacked(layout, dtype),

@@ -12,34 +12,34 @@ from artifacts.formats.base import StoredCodes
 from artifacts.formats.gguf.ggml import GGML
 from runtime.backends.cpu.form import CpuForm, LayerForm, TokenOperands
 from runtime.control.plan import Place
-from runtime.kernels.clamped_gate import ClampedGate
-from runtime.kernels.cpu.row_shares import Rows, RowShares
+from runtime.kernels.cpu.row_shares import Rows, RowShares, plain_rows
+from runtime.kernels.gates import SILU, Gate
 from runtime.kernels.load import kernels
-from runtime.model.arithmetic import DOWN, GATE_UP
+from runtime.model.arithmetic import DOWN, GATE_UP, UP
 from runtime.model.layout import ExpertLayout, Layout, Part
 from runtime.model.quantised.stored_matrix import StoredMatrix, is_described, stored_matrices
 
-_BIASES = (f"{GATE_UP}_bias", f"{DOWN}_bias")
+_BIASES = (f"{GATE_UP}_bias", f"{UP}_bias", f"{DOWN}_bias")
 # for more, torch multiplies by dequantised tiles: docs/performance.md has the times
 _MOST_TOKENS = 4
 
 
 class CpuPublished(CpuForm):
-    """Backend of experts in a published format, for a model of this dtype. They have the clamped
-    `gate` and biases, or SiLU's gate and no biases."""
+    """Backend of experts in a published format, for a model of this dtype."""
 
     most_tokens = _MOST_TOKENS
 
-    def __init__(
-        self, layout: ExpertLayout, dtype: torch.dtype, gate: ClampedGate | None = None
-    ) -> None:
+    def __init__(self, layout: ExpertLayout, dtype: torch.dtype, gate: Gate = SILU) -> None:
         self._layout = layout
+        self._inner = GATE_UP if gate.has_up else UP
         self._dtype = dtype
         self._gate = gate
 
     def whole(self) -> LayerForm | None:
+        if self._gate != SILU:
+            return None
         gate_up, down = (stored_matrices(self._layout, part) for part in (GATE_UP, DOWN))
-        if self._gate or not all(self._is_in_blocks_of_32(matrix) for matrix in (*gate_up, *down)):
+        if not all(self._is_in_blocks_of_32(matrix) for matrix in (*gate_up, *down)):
             return None
         rows = [row for matrix in gate_up for row in _places(matrix, 2 // len(gate_up))]
         sizes = down[0].num_outputs, down[0].num_inputs
@@ -56,7 +56,7 @@ class CpuPublished(CpuForm):
     def rows(self) -> RowShares:
         """Kernels are compiled on first access, so that a run that does not use them does not wait
         for them."""
-        described = [stored_matrices(self._layout, part) for part in (GATE_UP, DOWN)]
+        described = [stored_matrices(self._layout, part) for part in (self._inner, DOWN)]
         biases = [-1 if first.bias is None else first.bias for first, *_ in described]
         matrices = (_rows_of(each, self._dtype) for each in described)
         return RowShares(*matrices, self._dtype, gate=self._gate, biases=biases)
@@ -68,9 +68,7 @@ class CpuMixed(CpuForm):
 
     most_tokens = _MOST_TOKENS
 
-    def __init__(
-        self, layout: ExpertLayout, dtype: torch.dtype, gate: ClampedGate | None = None
-    ) -> None:
+    def __init__(self, layout: ExpertLayout, dtype: torch.dtype, gate: Gate = SILU) -> None:
         self._forms = [CpuPublished(each, dtype, gate) for each in layout.variants]
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
@@ -85,11 +83,13 @@ def has_published_form(layout: Layout) -> bool:
     if layout.codes == "mixed":
         return all(map(has_published_form, layout.variants))
     return layout.codes == "published" and all(
-        part.name in _BIASES or _is_multiplied(part) for part in layout.parts
+        part.name in _BIASES or _is_multiplied(part, layout.dtype) for part in layout.parts
     )
 
 
-def _is_multiplied(part: Part) -> bool:
+def _is_multiplied(part: Part, dtype: torch.dtype) -> bool:
+    if part.format is None:
+        return part.dtype is dtype and len(part.shape) == 2
     return is_described(part) and (part.format.name in MULTIPLIED or part.format.name not in GGML)
 
 
@@ -101,6 +101,13 @@ def _rows_of(matrices: Sequence[StoredMatrix], dtype: torch.dtype) -> list[Rows]
     by_row = _NARROW_ROWS.get(dtype, _ROWS) if lanes.HAS_BYTE_TABLES else _ROWS
     others = _KERNELS | _OF_FLOAT16 if dtype is torch.float16 and lanes.HAS_PAIRS else _KERNELS
     for matrix in matrices:
+        if matrix.codes.kind == "plain":
+            row_nbytes = dtype.itemsize * matrix.num_inputs
+            rows.append(
+                plain_rows(dtype, matrix.codes.start, matrix.num_outputs, row_nbytes, first)
+            )
+            first += matrix.num_outputs
+            continue
         module, name, narrow = others.get(_kind(matrix.codes), by_row)
         is_narrow = dtype in narrow and (lanes.HAS_PAIRS or name in _OF_INTEGERS)
         nbytes = matrix.codes.nbytes // matrix.num_outputs

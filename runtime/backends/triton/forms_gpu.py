@@ -12,8 +12,8 @@ from artifacts.shape import FULL_BITS
 from runtime.backends.triton.forms_published_gpu import GpuPublished
 from runtime.control.plan import NO_SLOT, Place
 from runtime.kernels.batched import is_plain
+from runtime.kernels.gates import Gate, gate_of
 from runtime.kernels.gpu.addressing import WORD, Biases, Matrix, Numbers, Strides, is_readable
-from runtime.kernels.gpu.experts.gates import Gate, gate_of
 from runtime.kernels.gpu.total import Total
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP

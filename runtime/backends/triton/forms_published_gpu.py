@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from runtime.control.plan import Place
+from runtime.kernels.gates import Gate
 from runtime.kernels.gpu.addressing import Numbers, gated_matrices
-from runtime.kernels.gpu.experts.gates import Gate
 from runtime.kernels.gpu.total import Total
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP

@@ -23,8 +23,8 @@ from runtime.backends.triton.forms_published_gpu import GpuPublished
 from runtime.backends.triton.near_experts import NearExperts
 from runtime.control.plan import Place
 from runtime.kernels.cpu.threads import KernelThreads
+from runtime.kernels.gates import gate_of
 from runtime.kernels.gpu.addressing import RankNumbers
-from runtime.kernels.gpu.experts.gates import gate_of
 from runtime.kernels.gpu.tiles import SortedPairs
 from runtime.kernels.gpu.total import Total
 from runtime.kernels.load import compiler, kernels

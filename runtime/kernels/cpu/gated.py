@@ -9,6 +9,7 @@ Shapes: H hidden, I neurons of an expert, n experts or segments, K top-k.
 """
 
 from collections.abc import Callable
+from math import erf
 
 import numpy as np
 from llvmlite import ir
@@ -19,9 +20,11 @@ from artifacts.common.float16 import float16_as_float, float16_bits
 from artifacts.common.numba_loops import inlined_part as part
 from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.published.pairs import HAS_DOT, STEP, dot
+from runtime.kernels.gates import RULES
 
 f32 = np.float32
 u32 = np.uint32
+SILU, GELU, GELU_TANH, RELU2, SCALED = range(len(RULES))
 BFLOAT16_LIKE = "uint16[::1]"
 LIKE = (BFLOAT16_LIKE, "int16[::1]", "float32[::1]")
 TOKEN = "float32[::1], int64[::1], float32[:, ::1]"  # x, rows, y
@@ -178,27 +181,72 @@ def add_expert(inner, down, token, acts, out, like):
         out[h] += _dot(matrix[h], acts)
 
 
-@kernel([f"void(int64[::1], int64[::1], {TOKEN}, {like})" for like in LIKE], nogil=True)
-def add_segments(addresses, neurons, x, rows, y, like):
+@part
+def _sigmoid(value):
+    return f32(1) / (f32(1) + np.exp(-value))
+
+
+@part
+def _of_rule(gate, rule):
+    """Return the activation of gate by a rule that has no constants."""
+    if rule == SILU:
+        return gate / (f32(1) + np.exp(-gate))
+    if rule == GELU:
+        return f32(0.5) * gate * (f32(1) + f32(erf(gate * f32(0.7071067811865476))))
+    if rule == GELU_TANH:  # 1 + tanh(z) is twice the sigmoid of 2 z
+        cubic = gate + f32(0.044715) * gate * gate * gate
+        return gate * _sigmoid(f32(1.5957691216057308) * cubic)
+    positive = gate if gate > f32(0) or gate != gate else f32(0)
+    return positive * positive
+
+
+@part
+def activated(gate, up, rule, has_up, constants, like):
+    """Return the activation of a neuron by a `runtime.kernels.gates.Gate`, rounded where the module
+    rounds: its rule's number, and alpha and the limit, infinite for none."""
+    gate = rounded(gate, like)
+    if not has_up:
+        return rounded(_of_rule(gate, rule), like)
+    alpha, limit = constants
+    up = rounded(up, like)
+    gate = rounded(limit, like) if gate > limit else gate
+    up = rounded(limit if up > limit else -limit if up < -limit else up, like)
+    if rule == SCALED:
+        own = gate * rounded(_sigmoid(rounded(gate * alpha, like)), like)
+        return rounded(rounded(up + f32(1), like) * rounded(own, like), like)
+    return rounded(rounded(_of_rule(gate, rule), like) * up, like)
+
+
+_GATE = "int64, boolean, UniTuple(float32, 2)"  # rule, has_up, constants
+
+
+@kernel([f"void(int64[::1], int64[::1], {_GATE}, {TOKEN}, {like})" for like in LIKE], nogil=True)
+def add_segments(addresses, neurons, rule, has_up, constants, x, rows, y, like):
     """Add segment i on x [H] to y[rows[i]]. Its neurons[i] neurons lie at addresses[i], each as its
-    row of gate, its row of up and its column of down. addresses, neurons and rows [n], y [K, H]."""
+    row of gate, its row of up if it has one, and its column of down. addresses, neurons and rows
+    [n], y [K, H]."""
     hidden = len(x)
     token = as_factors(x, like)
     for i in range(len(rows)):
-        data = carray(pointer(addresses[i], like), (neurons[i], 3, hidden))
+        last = 2 if has_up else 1
+        data = carray(pointer(addresses[i], like), (neurons[i], last + 1, hidden))
         out = y[rows[i]]
         for n in range(neurons[i]):
-            act = swiglu(_dot(data[n, 0], token), _dot(data[n, 1], token), like)
-            down = data[n, 2]
+            gate = _dot(data[n, 0], token)
+            up = _dot(data[n, 1], token) if has_up else gate
+            act = activated(gate, up, rule, has_up, constants, like)
+            down = data[n, last]
             for h in range(hidden):
                 out[h] += act * as_float(down[h])
 
 
-@kernel([f"void(float32[::1], float32[::1], float32[::1], {like})" for like in LIKE], nogil=True)
-def activate(gate, up, acts, like):
-    """Write acts [I]: silu(gate) * up."""
+@kernel(
+    [f"void(float32[:], float32[:], float32[::1], {_GATE}, {like})" for like in LIKE], nogil=True
+)
+def activate(gate, up, acts, rule, has_up, constants, like):
+    """Write acts [I] by `activated`."""
     for n in range(len(acts)):
-        acts[n] = swiglu(gate[n], up[n], like)
+        acts[n] = activated(gate[n], up[n], rule, has_up, constants, like)
 
 
 @part
@@ -207,25 +255,9 @@ def _biased(value, bias, like):
     return rounded(rounded(value, like) + as_float(bias), like)
 
 
-@kernel(
-    [f"void(float32[::1], float32[::1], int64, float32, float32, {like})" for like in LIKE],
-    nogil=True,
-)
-def activate_clamped(inner, acts, bias, alpha, limit, like):
-    """Write acts [I] by `ClampedGate` of inner [2 I] plus the bias [2 I] at this address."""
-    biases = carray(pointer(bias, like), (len(inner),))
-    for n in range(len(acts)):
-        gate = _biased(inner[2 * n], biases[2 * n], like)
-        up = _biased(inner[2 * n + 1], biases[2 * n + 1], like)
-        gate = limit if gate > limit else gate
-        up = limit if up > limit else -limit if up < -limit else up
-        sigmoid = rounded(f32(1) / (f32(1) + np.exp(-rounded(gate * alpha, like))), like)
-        acts[n] = rounded(rounded(up + f32(1), like) * rounded(gate * sigmoid, like), like)
-
-
 @kernel([f"void(float32[::1], int64, {like})" for like in LIKE], nogil=True)
 def add_bias(y, bias, like):
-    """Add the bias [H] at this address to y [H]."""
+    """Add the bias [O] at this address to y [O]."""
     biases = carray(pointer(bias, like), (len(y),))
     for h in range(len(y)):
         y[h] = _biased(y[h], biases[h], like)

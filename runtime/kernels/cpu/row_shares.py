@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from runtime.kernels.clamped_gate import ClampedGate
 from runtime.kernels.cpu.threads import KernelThreads
+from runtime.kernels.gates import RULES, SILU, Gate
 from runtime.kernels.load import kernels
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class _Jobs(threading.local):
 
 class RowShares:
     """Experts of one form. `inner` are the matrices of gate and up, `down` those of down; `biases`
-    the offsets of both biases in an expert, for a clamped `gate`. Threads can share them if they
+    the offsets of both biases in an expert, -1 for none. Threads can share them if they
     `are_divisible`."""
 
     def __init__(
@@ -68,7 +68,7 @@ class RowShares:
         down: Sequence[Rows],
         dtype: torch.dtype,
         *,
-        gate: ClampedGate | None = None,
+        gate: Gate = SILU,
         biases: Sequence[int] = (-1, -1),
     ) -> None:
         shared = kernels("cpu.shared_experts")
@@ -78,10 +78,13 @@ class RowShares:
         self._fields[shared.NUM_INNER] = len(inner)
         self._fields[shared.NUM_DOWN] = len(down)
         self._fields[shared.HIDDEN] = sum(matrix.count for matrix in down)
-        self._fields[shared.NEURONS] = sum(matrix.count for matrix in inner) // 2
+        self._fields[shared.WIDTH] = sum(matrix.count for matrix in inner)
+        self._fields[shared.NEURONS] = self._fields[shared.WIDTH] // (2 if gate.has_up else 1)
         self._fields[shared.DTYPE] = _plain_kind(dtype)
         self._fields[[shared.INNER_BIAS, shared.DOWN_BIAS]] = biases
-        self._constants = np.array([gate.alpha, gate.limit] if gate else (), np.float32)
+        self._fields[shared.RULE] = RULES.index(gate.rule)
+        self._fields[shared.TAKES_TURNS] = gate.take_turns
+        self._constants = np.array(gate.constants, np.float32)
         self._fields[shared.CONSTANTS] = self._constants.ctypes.data
         self._function = shared.add_experts.compiled()
         self._address = shared.add_experts.address()
@@ -138,7 +141,7 @@ class RowShares:
         """Return a job for that many experts, with room for what is between their matrices."""
         shared = kernels("cpu.shared_experts")
         num_neurons = self._fields[shared.NEURONS]
-        inner = np.empty((count, 2 * num_neurons), np.float32)
+        inner = np.empty((count, self._fields[shared.WIDTH]), np.float32)
         acts = np.empty((count, num_neurons), np.float32)
         starts = np.empty(count, np.int64)
         rows = np.empty(count, np.int64)
@@ -206,15 +209,15 @@ def _table(matrices: Sequence[Rows], num_pieces: int) -> np.ndarray:
     return table
 
 
-def plain_rows(dtype: torch.dtype, offset: int, count: int, nbytes: int) -> Rows:
+def plain_rows(dtype: torch.dtype, offset: int, count: int, nbytes: int, first: int = 0) -> Rows:
     """Return a matrix of plain numbers at this offset in an expert, with `count` rows of `nbytes`
-    bytes."""
+    bytes, from row `first` of its part on."""
     names = kernels("cpu.published.published")
     fields = np.full(names.NUM_FIELDS, -1)
     fields[names.KIND] = _plain_kind(dtype)
     fields[names.CODES] = offset
     fields[names.BLOCK_NBYTES] = dtype.itemsize
-    return Rows(0, count, nbytes, fields, kernels("cpu.shared_experts").multiply_plain, False)
+    return Rows(first, count, nbytes, fields, kernels("cpu.shared_experts").multiply_plain, False)
 
 
 def _plain_kind(dtype: torch.dtype) -> int:

@@ -12,7 +12,6 @@ from numba import carray
 from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.gated import (
     activate,
-    activate_clamped,
     add_bias,
     part,
     pointer,
@@ -43,16 +42,19 @@ from runtime.kernels.cpu.team import call, next_piece, piece_is_done, until_all_
     ROWS,  # int64 [n], the row of y of each
     X,  # float32 [H]
     HIDDEN,
-    INNER,  # float32 [n, 2 I]
+    INNER,  # float32 [n, WIDTH]
+    WIDTH,  # outputs of gate and up, 2 I, or of up alone, I
     ACTS,  # float32 [n, I]
     NEURONS,
     Y,  # float32 [K, H]
     DTYPE,  # PLAIN_BFLOAT16, PLAIN_FLOAT16 or PLAIN_FLOAT32, in which the model computes
     INNER_BIAS,
     DOWN_BIAS,
-    CONSTANTS,  # float32 [2], alpha and limit of the clamped gate, which has biases
+    RULE,  # the number of the gate's rule in `runtime.kernels.gates.RULES`
+    TAKES_TURNS,  # whether outputs of gate and up do
+    CONSTANTS,  # float32 [2], alpha and limit of the gate
     JOB,
-) = range(18)
+) = range(21)
 # A range of rows is int64 [RANGE]: the kernel's address, the rows in the product of its part,
 # whether x may be taken for less than float32, and the fields of these rows as a matrix.
 FUNCTION, FIRST, LAST, IS_NARROW, FIELDS = range(5)
@@ -81,46 +83,48 @@ def _multiply(own, start, x, y):
 
 
 @part
-def _activate(job, start, inner, acts, first, last, like):
+def _activate(job, inner, acts, first, last, like):
     """Write the activations of some neurons."""
-    own_acts = acts[first:last]
     own = carray(pointer(job[X], like), 1)  # a global array would be read-only
-    if job[INNER_BIAS] < 0:
-        activate(inner[first:last], inner[len(acts) + first : len(acts) + last], own_acts, own)
+    stored = carray(pointer(job[CONSTANTS], FLOAT_LIKE), 2)
+    constants = (stored[0], stored[1])
+    has_up = len(inner) > len(acts)
+    if job[TAKES_TURNS]:
+        gate = inner[2 * first : 2 * last : 2]
+        up = inner[2 * first + 1 : 2 * last : 2]
     else:
-        constants = carray(pointer(job[CONSTANTS], FLOAT_LIKE), 2)
-        bias = start + job[INNER_BIAS] + 2 * first * like.itemsize
-        both = inner[2 * first : 2 * last]
-        activate_clamped(both, own_acts, bias, constants[0], constants[1], own)
+        gate = inner[first:last:1]
+        up = inner[len(inner) - len(acts) + first : len(inner) - len(acts) + last : 1]
+    activate(gate, up, acts[first:last], job[RULE], has_up, constants, own)
 
 
 @part
-def _activate_in(job, start, inner, acts, first, last):
+def _activate_in(job, inner, acts, first, last):
     """Do the same in the model's type."""
     if job[DTYPE] == PLAIN_BFLOAT16:
-        _activate(job, start, inner, acts, first, last, UINT16_LIKE)
+        _activate(job, inner, acts, first, last, UINT16_LIKE)
     elif job[DTYPE] == PLAIN_FLOAT16:
-        _activate(job, start, inner, acts, first, last, INT16_LIKE)
+        _activate(job, inner, acts, first, last, INT16_LIKE)
     else:
-        _activate(job, start, inner, acts, first, last, FLOAT_LIKE)
+        _activate(job, inner, acts, first, last, FLOAT_LIKE)
 
 
 @part
-def _add_bias(job, start, own, y, like):
-    """Add the bias of a range of rows of down."""
-    bias = start + job[DOWN_BIAS] + own[FIRST] * like.itemsize
+def _add_bias(job, bias, own, y, like):
+    """Add the bias at this address of a range of rows."""
+    bias += own[FIRST] * like.itemsize
     add_bias(y[own[FIRST] : own[LAST]], bias, carray(pointer(job[X], like), 1))
 
 
 @part
-def _add_bias_in(job, start, own, y):
+def _add_bias_in(job, bias, own, y):
     """Do the same in the model's type."""
     if job[DTYPE] == PLAIN_BFLOAT16:
-        _add_bias(job, start, own, y, UINT16_LIKE)
+        _add_bias(job, bias, own, y, UINT16_LIKE)
     elif job[DTYPE] == PLAIN_FLOAT16:
-        _add_bias(job, start, own, y, INT16_LIKE)
+        _add_bias(job, bias, own, y, INT16_LIKE)
     else:
-        _add_bias(job, start, own, y, FLOAT_LIKE)
+        _add_bias(job, bias, own, y, FLOAT_LIKE)
 
 
 @part
@@ -131,6 +135,8 @@ def _multiply_inner(job, ranges, x, starts, inner):
             for row in range(ranges[m, FIRST], ranges[m, LAST]):
                 inner[i, row] = 0
             _multiply(ranges[m], starts[i], x, inner[i])
+            if job[INNER_BIAS] >= 0:
+                _add_bias_in(job, starts[i] + job[INNER_BIAS], ranges[m], inner[i])
 
 
 @part
@@ -141,7 +147,7 @@ def _multiply_down(job, ranges, starts, rows, acts):
         for m in range(job[NUM_INNER], len(ranges)):
             _multiply(ranges[m], starts[i], acts[i], y)
             if job[DOWN_BIAS] >= 0:
-                _add_bias_in(job, starts[i], ranges[m], y)
+                _add_bias_in(job, starts[i] + job[DOWN_BIAS], ranges[m], y)
 
 
 @part
@@ -152,7 +158,7 @@ def _piece(job, phase, piece):
     num_pieces = job[NUM_PIECES]
     starts = carray(pointer(job[STARTS], INT64_LIKE), count)
     rows = carray(pointer(job[ROWS], INT64_LIKE), count)
-    inner = carray(pointer(job[INNER], FLOAT_LIKE), (count, 2 * num_neurons))
+    inner = carray(pointer(job[INNER], FLOAT_LIKE), (count, job[WIDTH]))
     acts = carray(pointer(job[ACTS], FLOAT_LIKE), (count, num_neurons))
     num_ranges = job[NUM_INNER] + job[NUM_DOWN]
     table = job[TABLE] + 8 * piece * num_ranges * RANGE
@@ -164,7 +170,7 @@ def _piece(job, phase, piece):
         first = num_neurons * piece // num_pieces
         last = num_neurons * (piece + 1) // num_pieces
         for i in range(count):
-            _activate_in(job, starts[i], inner[i], acts[i], first, last)
+            _activate_in(job, inner[i], acts[i], first, last)
     else:
         _multiply_down(job, ranges, starts, rows, acts)
 

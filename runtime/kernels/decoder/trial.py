@@ -25,6 +25,7 @@ _FAR = float("inf")
 _NUM_PROMPT = 5
 _SETTINGS = (bool, int, float, str, NoneType, FunctionType)  # types of what tells modules apart
 _POSITIONS = 4096
+_IN_BLOCKS = "another attention takes no token far behind the others"
 CACHE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 """The layers of a cache to which one more token is added by `update`."""
 CacheLayer = DynamicLayer | StaticLayer
@@ -139,6 +140,8 @@ def run_trials(
     is tried for all."""
     if not trials:
         return {}
+    if any(getattr(module, "local_blocks", 0) for module in opened.model.modules()):
+        return dict.fromkeys(trials, _IN_BLOCKS)  # that one marks a block of keys that is not there
     kinds = {module: _kind(module) for module in trials}
     first = {kind: module for module, kind in reversed(kinds.items())}
     tried = {module: trials[module] for module in first.values()}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from artifacts.formats.gguf.ggml import GGML
-from runtime.kernels.gpu.experts.gates import SILU, Gate
+from runtime.kernels.gates import SILU, Gate
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout
 from runtime.model.quantised.stored_matrix import StoredMatrix, is_described, stored_matrices

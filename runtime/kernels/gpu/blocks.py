@@ -46,7 +46,7 @@ def with_bias(y, bias_ptr, places, is_there, dtype: tl.constexpr):
 @triton.jit
 def activated(gate, up, own: tl.constexpr, dtype: tl.constexpr):
     """Return the activation of float32 products by `own`, a
-    `runtime.kernels.gpu.experts.gates.Gate`, rounded to `dtype` where the module rounds."""
+    `runtime.kernels.gates.Gate`, rounded to `dtype` where the module rounds."""
     gate = gate.to(dtype).to(tl.float32)
     up = up.to(dtype).to(tl.float32)
     if own.limit is not None:

@@ -191,6 +191,7 @@ def suited(
     layout: Layout = PLAIN,
 ) -> bool:
     monkeypatch.setattr(forms_cpu, "is_plain", lambda experts: experts)
+    monkeypatch.setattr(forms_cpu, "gate_of", lambda experts: None)
     layers = [SimpleNamespace(experts=each) for each in plain]
     model = SimpleNamespace(device=torch.device(device))
     store = SimpleNamespace(layout=layout)
@@ -204,7 +205,7 @@ def test_experts_of_a_known_kind_and_type_on_a_cpu_suit(monkeypatch: pytest.Monk
     assert not suited(monkeypatch, plain=[True], dtype=torch.float32, device="meta")
     assert not suited(monkeypatch, plain=[True], dtype=torch.float32, device="cuda")
     down = Part("down_proj", torch.int8, (2, 2), 0, "weight", 0, Scaled())
-    for parts, suits in (([down], True), ([down, Part("up_proj", torch.float32, (2, 2))], False)):
+    for parts, suits in (([down], True), ([down, Part("up_proj", torch.float16, (2, 2))], False)):
         as_published = ExpertLayout.stored(parts, torch.float32)
         assert (
             suited(
@@ -225,6 +226,7 @@ def test_timed_experts_multiply_one_token_together(
             calls.append((places, starts, x.shape, rows.tolist(), y.shape, like.dtype))
 
     monkeypatch.setattr(cpu_backend, "form_of", lambda layout, dtype, gate: Form())
+    monkeypatch.setattr(cpu_backend, "gate_of", lambda experts: None)
     layer = SimpleNamespace(hidden_size=H, experts=None)
     opened = SimpleNamespace(
         store=SimpleNamespace(layout=None), dtype=torch.float32, layers=[layer]

@@ -18,9 +18,10 @@ from runtime.backends.cpu.form import TokenOperands
 from runtime.backends.cpu.forms_cpu import CpuWhole
 from runtime.control.plan import Place
 from runtime.kernels.cpu.threads import KernelThreads
+from runtime.kernels.gates import RULES, SILU, Gate
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.kernels.low_bit import linear
-from runtime.model.arithmetic import DOWN, GATE_UP
+from runtime.model.arithmetic import DOWN, GATE_UP, UP
 from runtime.model.layout import ExpertLayout, aligned
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Output, Session, Settings
@@ -212,33 +213,45 @@ def test_the_receipt_names_what_computes(checkpoint: Checkpoint) -> None:
             assert session.receipt()["experts_of_a_token"] == name
 
 
-@pytest.mark.parametrize("hidden", [1, 7, 64, 130])
-@pytest.mark.parametrize("neurons", [1, 5, 48])
+GATES = (
+    Gate("gelu"),
+    Gate("gelu_tanh"),
+    Gate("relu2", has_up=False),
+    Gate("silu", limit=0.4),
+    Gate("scaled", alpha=1.702, limit=0.4),
+)
+SIZES_AND_GATES = [(h, n, SILU) for h in (1, 7, 64, 130) for n in (1, 5, 48)]
+SIZES_AND_GATES += [(130, 48, gate) for gate in GATES]
+
+
+@pytest.mark.parametrize(("hidden", "neurons", "gate"), SIZES_AND_GATES, ids=str)
 @pytest.mark.parametrize("dtype", AS_NUMPY, ids=str)
 def test_kernels_equal_the_module_at_odd_sizes(
-    hidden: int, neurons: int, dtype: torch.dtype
+    hidden: int, neurons: int, gate: Gate, dtype: torch.dtype
 ) -> None:
     """Whole and cut: the top and the bottom of an expert add up to it."""
     random = torch.Generator().manual_seed(hidden * neurons)
-    gate_up = (torch.randn(3, 2 * neurons, hidden, generator=random) / hidden**0.5).to(dtype)
+    num_inner = 2 if gate.has_up else 1
+    inner = (torch.randn(3, num_inner * neurons, hidden, generator=random) / hidden**0.5).to(dtype)
     down = (torch.randn(3, hidden, neurons, generator=random) / neurons**0.5).to(dtype)
     x = torch.randn(1, hidden, generator=random).to(dtype)
     weights = torch.rand(3, generator=random).to(dtype)
     expected = torch.zeros_like(x)
     for expert in range(3):
-        gate, up = F.linear(x, gate_up[expert]).chunk(2, dim=-1)
-        expected += F.linear(F.silu(gate) * up, down[expert]) * weights[expert]
+        acts = gate(F.linear(x, inner[expert]))
+        expected += F.linear(acts, down[expert]) * weights[expert]
     kind = AS_NUMPY[dtype]
     like = torch.empty(0, dtype=kind).numpy()
     own = x.float().numpy()[0]
     rows = np.arange(3)
-    layout = ExpertLayout.of({GATE_UP: (2 * neurons, hidden), DOWN: (hidden, neurons)}, dtype)
+    name = GATE_UP if gate.has_up else UP
+    layout = ExpertLayout.of({name: tuple(inner[0].shape), DOWN: (hidden, neurons)}, dtype)
     whole = [aligned(layout.nbytes) for _ in range(3)]
-    for content, *matrices in zip(whole, gate_up, down, strict=True):
+    for content, *matrices in zip(whole, inner, down, strict=True):
         for part, matrix in zip(layout.parts, matrices, strict=True):
             content[part.offset :][: part.nbytes] = matrix.flatten().view(torch.uint8)
     cut = [
-        torch.stack((gate_up[e, :neurons], gate_up[e, neurons:], down[e].T), dim=1).contiguous()
+        torch.stack((*inner[e].view(num_inner, neurons, hidden), down[e].T), dim=1).contiguous()
         for e in range(3)
     ]
     halves = [
@@ -251,8 +264,9 @@ def test_kernels_equal_the_module_at_odd_sizes(
     of = np.repeat(np.arange(3), len(halves))
     outputs = [np.zeros((3, hidden), np.float32) for _ in range(2)]
     addresses = [content.data_ptr() for content in whole]
-    CpuWhole(layout).multiply((), addresses, TokenOperands(own, rows, outputs[0], like))
-    kernels("cpu.gated").add_segments(starts, counts, own, of, outputs[1], like)
+    CpuWhole(layout, gate).multiply((), addresses, TokenOperands(own, rows, outputs[0], like))
+    rule = RULES.index(gate.rule), gate.has_up, gate.constants
+    kernels("cpu.gated").add_segments(starts, counts, *rule, own, of, outputs[1], like)
     for y in outputs:
         out = torch.empty_like(x)
         kernels("cpu.gated").combine(y, weights.float().numpy(), 3, out.view(kind).numpy()[0])
@@ -330,5 +344,6 @@ def test_what_float16_does_not_hold_becomes_infinite_or_no_number_as_in_the_modu
     assert expected.isinf().sum() == 2 and expected.isnan().sum() == 1
     acts = np.empty(4, np.float32)
     inner = F.linear(x.float(), gate_up.float()).numpy()[0]
-    kernels("cpu.gated").activate(inner[:4], inner[4:], acts, np.empty(0, np.int16))
+    operands = RULES.index("silu"), True, SILU.constants, np.empty(0, np.int16)
+    kernels("cpu.gated").activate(inner[:4], inner[4:], acts, *operands)
     assert torch.equal(torch.from_numpy(acts).nan_to_num(7), expected[0].float().nan_to_num(7))

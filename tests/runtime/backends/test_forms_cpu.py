@@ -1,6 +1,7 @@
 """Experts of every form give the same bits on any number of threads."""
 
 from collections.abc import Iterator
+from functools import cache
 from random import Random
 from types import SimpleNamespace
 
@@ -8,6 +9,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import Gemma4TextConfig, MixtralConfig
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextExperts
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from artifacts.quantisation.packing import PARTS
 from artifacts.shape import FULL_BITS
@@ -83,6 +87,8 @@ FORMS = {
         (FULL_BITS, whole(3)),
     ],
 }
+GELU = ("whole, bfloat16", "GGUF, Q8_0")
+FORMS |= {f"{form}, GELU": FORMS[form] for form in GELU}
 BY_EXPERTS = {"packed", "AWQ"}
 
 
@@ -93,21 +99,34 @@ def threads(request: pytest.FixtureRequest) -> Iterator[KernelThreads]:
     threads.close()
 
 
-def kernels_of(experts: list[tuple[int, Expert]], threads: KernelThreads) -> TokenKernels:
+def kernels_of(form: str, threads: KernelThreads) -> TokenKernels:
+    experts = FORMS[form]
     stores = {bits: SimpleNamespace(layout=layout) for bits, (layout, _) in experts}
     slots = [content for _, (_, content) in experts]
     resident = SimpleNamespace(slow=SlowTier(stores), shadows=None, slots=slots)
     layout = experts[0][1][0]
     dtype = layout.dtype if isinstance(layout, ExpertLayout) else torch.bfloat16
-    layer = SimpleNamespace(hidden_size=HIDDEN, experts=nn.Module())
+    layer = SimpleNamespace(
+        hidden_size=HIDDEN, experts=experts_with("GELU" if form.endswith("GELU") else "SiLU")
+    )
     kernels = TokenKernels(SimpleNamespace(dtype=dtype, layers=[layer]), resident, threads)
     kernels.take(torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(0)).to(dtype))
     return kernels
 
 
-def outputs(experts: list[tuple[int, Expert]], threads: KernelThreads) -> np.ndarray:
+@cache
+def experts_with(activation: str) -> nn.Module:
+    """A module of experts, whose gate counts."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1}
+    if activation == "SiLU":
+        return MixtralExperts(MixtralConfig(**sizes, intermediate_size=8, num_local_experts=1))
+    return Gemma4TextExperts(Gemma4TextConfig(**sizes, moe_intermediate_size=8, num_experts=1))
+
+
+def outputs(form: str, threads: KernelThreads) -> np.ndarray:
     """Rows [n + 1, HIDDEN]; the third expert adds to the row of the first, as a segment would."""
-    kernels = kernels_of(experts, threads)
+    kernels = kernels_of(form, threads)
+    experts = FORMS[form]
     places = [Place(key, key, bits) for key, (bits, _) in enumerate(experts)]
     y = np.zeros((len(places) + 1, HIDDEN), np.float32)
     rows = [4, 1, 4, *range(3, len(places))]
@@ -120,14 +139,14 @@ def test_any_number_of_threads_gives_the_same_bits(
     form: str, threads: KernelThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MIN_ROWS", 1 << 40)
-    alone = outputs(FORMS[form], KernelThreads(1))
+    alone = outputs(form, KernelThreads(1))
     assert np.abs(alone).max() > 0 and np.isfinite(alone).all()
-    assert (outputs(FORMS[form], threads) == alone).all() and threads.num_used == 1, (
+    assert (outputs(form, threads) == alone).all() and threads.num_used == 1, (
         "too little to be divided"
     )
     monkeypatch.setattr(module, "MIN_SHARE", 1)
     monkeypatch.setattr(module, "MIN_ROWS", 1)
-    assert (outputs(FORMS[form], threads) == alone).all()
+    assert (outputs(form, threads) == alone).all()
     # where matrices cannot be divided, threads take the three rows of y that experts add to
     assert threads.num_used == (min(threads.count, 3) if form in BY_EXPERTS else threads.count)
 
@@ -138,9 +157,8 @@ def test_jobs_that_follow_each_other_do_not_mix(
     """Steps of changing experts at once after each other, while threads come late, sleep, are woken
     and run parts in Python."""
     monkeypatch.setattr(module, "MIN_ROWS", 1)
-    experts = FORMS["whole, bfloat16"]
-    alone = kernels_of(experts, KernelThreads(1))
-    shared = kernels_of(experts, threads)
+    alone = kernels_of("whole, bfloat16", KernelThreads(1))
+    shared = kernels_of("whole, bfloat16", threads)
     random = Random(0)
     for _ in range(200):
         chosen = random.sample(range(NUM), random.randint(1, NUM))

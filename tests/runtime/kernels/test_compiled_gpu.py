@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from runtime.kernels.gates import SILU, Gate
 from runtime.kernels.gpu.addressing import gated_matrices
-from runtime.kernels.gpu.experts.gates import SILU, Gate
 from tests import ROOT
 from tests.helpers.triton_process import compiled, compiler, needs_triton
 from tests.runtime.kernels.test_published_gpu import layout_of

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime.kernels.gpu.experts.gates import SILU, Gate, gate_of
+from runtime.kernels.gates import SILU, Gate, gate_of
 from runtime.model.layers import moe_layers
 from tests.helpers.triton_process import interpret, needs_triton
 from tools.make.families import tiny
@@ -43,7 +43,7 @@ import torch
 from runtime.kernels.gpu.experts import gated
 from runtime.kernels.gpu.experts import gated_tiles
 from runtime.kernels.gpu.addressing import Strides
-from runtime.kernels.gpu.experts.gates import Gate
+from runtime.kernels.gates import Gate
 from runtime.kernels.gpu.tiles import SortedPairs
 from runtime.model.layout import ExpertLayout
 gated._ROWS, gated._COLUMNS = 16, 64

@@ -81,7 +81,7 @@ import torch
 from artifacts.formats.gguf.ggml import GGML
 from runtime.backends.triton.forms_gpu import full_form
 from runtime.kernels.gpu.addressing import BLOCKS
-from runtime.kernels.gpu.experts.gates import SILU
+from runtime.kernels.gates import SILU
 from runtime.kernels.gpu.published import dequantise
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, Part

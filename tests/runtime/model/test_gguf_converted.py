@@ -12,6 +12,7 @@ from profilers.compare.quality import compare, read
 from runtime.model.gguf.shape import gguf_shape
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
+from runtime.session.settings import EXACT, FUSED
 from tests.helpers.converted import NAMES, in_few_bits, unpacked
 from tools.make.converted import CONVERTED, TOKENS, model_of
 
@@ -29,10 +30,12 @@ def _ids(name: str) -> torch.Tensor:
     return torch.arange(3, 3 + NUM_TOKENS.get(name, 17))[None]
 
 
-def _logits(path: Path, ids: torch.Tensor) -> torch.Tensor:
+def _logits(path: Path, ids: torch.Tensor, experts: str = EXACT) -> torch.Tensor:
     """Return the logits of a prompt and of two tokens after it, [T, V]."""
     opened = open_model(str(path), dtype=torch.float32)
-    with Session(opened, Settings(preset="on-demand")) as session, torch.inference_mode():
+    settings = Settings(preset="on-demand", experts=experts)
+    with Session(opened, settings) as session, torch.inference_mode():
+        assert session.receipt()["experts_of_a_token"] == ("torch" if experts == EXACT else "fused")
         session.new_requests(1)
         output = session.forward(ids[:, :-2])
         logits = [output.logits[0]]
@@ -80,6 +83,14 @@ def test_a_plan_counts_the_bytes_of_the_model(tmp_path: Path, name: str) -> None
 def test_a_file_in_few_bits_is_the_one_of_its_numbers(tmp_path: Path, name: str) -> None:
     packed, plain = in_few_bits(unpacked(name, tmp_path), TYPES)
     assert torch.equal(_logits(packed, _ids(name)), _logits(plain, _ids(name)))
+
+
+@pytest.mark.parametrize("name", ["deepseek4", "gemma4", "minimax-m3", "nemotron_h_moe"])
+def test_fused_experts_of_every_gate_give_the_same(tmp_path: Path, name: str) -> None:
+    packed, _ = in_few_bits(unpacked(name, tmp_path), TYPES)
+    exact = _logits(packed, _ids(name))
+    fused = _logits(packed, _ids(name), experts=FUSED)
+    assert (fused - exact).abs().max() <= 1e-5 * exact.abs().max()
 
 
 @pytest.mark.skipif(

@@ -26,7 +26,7 @@ _CALLS = 100
 
 
 class Kind(NamedTuple):
-    """Gating of experts, as `runtime.kernels.gpu.experts.gates.Gate` has it, and their layout: whether each
+    """Gating of experts, as `runtime.kernels.gates.Gate` has it, and their layout: whether each
     matrix is [in, out], and whether there are biases."""
 
     rule: str = "silu"
@@ -52,8 +52,8 @@ class Experts:
         device: str,
         kind: Kind = USUAL,
     ) -> None:
+        from runtime.kernels.gates import Gate
         from runtime.kernels.gpu.addressing import Strides
-        from runtime.kernels.gpu.experts.gates import Gate
         from runtime.model.layout import ExpertLayout
 
         hidden, neurons, self.top_k, self.count = sizes

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from runtime.backends.triton.forms_gpu import full_form
 from runtime.control.plan import Place
+from runtime.kernels.gates import SILU
 from runtime.kernels.gpu.addressing import BLOCKS
-from runtime.kernels.gpu.experts.gates import SILU
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, stored_part
 from tools.bench.kernels.stored_matrices import random_blocks

@@ -130,7 +130,11 @@ def compiled_bodies(
     code."""
     found = {module: _parts(module, norms) for module in opened.model.modules()}
     trials = {module: _Trial(module, parts) for module, parts in found.items() if parts}
-    return {module: body for module, body in run_trials(opened, trials).items() if body}
+    return {
+        module: body
+        for module, body in run_trials(opened, trials).items()
+        if isinstance(body, CompiledBody)
+    }
 
 
 def _parts(module: nn.Module, norms: Mapping[nn.Module, Norm | None]) -> BodyParts | None:

@@ -18,9 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
+from runtime.kernels.gates import SILU, Gate
 from runtime.kernels.gpu.addressing import Numbers, Strides, arguments
 from runtime.kernels.gpu.blocks import activated, expert_start, load_block, number_of, with_bias
-from runtime.kernels.gpu.experts.gates import SILU, Gate
 from runtime.kernels.gpu.experts.weighted_sum import sum_last
 from runtime.kernels.gpu.repeated import Kept, Repeated, blocks, width
 from runtime.kernels.gpu.total import Total

@@ -9,9 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
+from runtime.kernels.gates import SILU
 from runtime.kernels.gpu.addressing import Matrix, Numbers, arguments
 from runtime.kernels.gpu.blocks import activated, expert_start, number_of
-from runtime.kernels.gpu.experts.gates import SILU
 from runtime.kernels.gpu.low_bit import product
 
 _OUTPUTS = 32  # of one program: few, so that one token's experts are work for every multiprocessor

@@ -14,9 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
+from runtime.kernels.gates import SILU, Gate
 from runtime.kernels.gpu.addressing import Strides
 from runtime.kernels.gpu.blocks import activated, expert_start, load_block, with_bias
-from runtime.kernels.gpu.experts.gates import SILU, Gate
 
 TILES = (
     16,

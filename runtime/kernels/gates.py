@@ -1,8 +1,10 @@
-"""Gates of experts, as the GPU's kernels take them: kernels are compiled for a `Gate`."""
+"""Gates of experts, as compiled kernels take them: by `runtime.kernels.gpu.blocks.activated` on a
+GPU, by `runtime.kernels.cpu.gated.activated` on a CPU."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 import torch
 from torch import nn
@@ -33,6 +35,11 @@ class Gate:
     alpha: float = 1.0
     limit: float | None = None
 
+    @property
+    def constants(self) -> tuple[float, float]:
+        """Alpha and the limit, infinite for none, as the CPU's kernels take them."""
+        return self.alpha, inf if self.limit is None else self.limit
+
     def __call__(self, inner: torch.Tensor) -> torch.Tensor:
         """Return the activation of inner [t, 2 I], or [t, I] without up, as torch computes it: [t,
         I]."""
@@ -56,6 +63,10 @@ _RULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu2": lambda x: F.relu(x).square(),
 }
+
+
+RULES = (*_RULES, "scaled")
+"""The rules in the order of the numbers by which compiled kernels know them."""
 
 
 @torch.no_grad()
