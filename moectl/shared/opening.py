@@ -14,7 +14,7 @@ from artifacts.store.runs import ModelInfo
 from moectl.shared.defaults import FREE
 from moectl.shared.preset_choice import with_choice
 from moectl.shared.terminal.obtaining import obtain
-from runtime.backends.choose import choose_backend
+from runtime.backends.choose import choose_backend, dequantised
 from runtime.control import sizes
 from runtime.devices import free_nbytes, resolve_device, spread_over
 from runtime.model.kv_cache import coding_of
@@ -105,10 +105,13 @@ def settled(
 def _with_kernels(opened: MoeModel, settings: Settings) -> tuple[Settings, str]:
     """Return the settings with compiled kernels where there are any for this model's experts, and a
     line that says so."""
-    if choose_backend(opened, num_devices=settings.devices) is None:
+    kind = choose_backend(opened, num_devices=settings.devices)
+    if kind is None:
         line = f"Experts exact: there are no kernels for those of {opened.family}"
         return replace(settings, experts=ways.EXACT), line
     line = "Experts fused: equal within rounding; --experts exact gives the model's own bits"
+    if left := dequantised(kind, opened):
+        line = f"{line}; {left}"
     return replace(settings, experts=ways.FUSED), line
 
 

@@ -62,6 +62,12 @@ class Backend:
         raise NotImplementedError
 
     @staticmethod
+    def dequantised_layers(opened: MoeModel) -> tuple[int, ...]:
+        """Return the layers whose experts no kernel multiplies as they are stored, so that one at a
+        time is dequantised and computed by torch."""
+        return ()
+
+    @staticmethod
     def timed_experts(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[], None]:
         """Return a function to be timed: it computes the experts of `contents`, uint8 on the
         model's device, all of them on one token."""

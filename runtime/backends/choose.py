@@ -38,6 +38,20 @@ def choose_backend(
     return None
 
 
+def dequantised(kind: type[Backend], opened: MoeModel) -> str:
+    """Return a line on the layers whose experts `kind` dequantises one at a time; empty where there
+    are none."""
+    layers = kind.dequantised_layers(opened)
+    variants = dict.fromkeys(opened.variants[layer] for layer in layers)
+    formats = ", ".join(opened.store.layout.variants[variant].format for variant in variants)
+    if not layers:
+        return ""
+    return (
+        f"experts of {len(layers)} of {opened.shape.num_layers} layers ({formats}) have no kernels: "
+        "one at a time is dequantised"
+    )
+
+
 def open_backend(
     opened: MoeModel,
     resident: ResidentExperts,

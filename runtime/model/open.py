@@ -50,7 +50,8 @@ class MoeModel:
     `sum_dtype` is that in which the model adds experts up. `unfollowed` has a line for each
     generation setting of the checkpoint that is left out, for the part of a multimodal model that
     is not loaded, and for each table that cannot stay in the files. `dense` says how linear layers
-    besides experts and routers are quantised; None: they are as published.
+    besides experts and routers are quantised; None: they are as published. Where layers store
+    experts in different ways, `variants` has the number of each layer's in the store's layout.
     """
 
     model: PreTrainedModel
@@ -66,6 +67,7 @@ class MoeModel:
     stored_shape: Shape
     base: int = FULL_BITS
     unfollowed: tuple[str, ...] = ()
+    variants: tuple[int, ...] = ()
     dense: DenseWidth | None = None
 
     @property
@@ -119,13 +121,14 @@ def open_model(
         model, layers, located.others, dtype=dtype, device=device, source=source, dense=dense
     )
     tokenizer = _tokenizer(source, model.get_input_embeddings().num_embeddings)
+    store = DiskStore(checkpoint, located.layout, shape=shape, extents=located.extents)
     opened = MoeModel(
         model=model,
         config=model.config,
         tokenizer=tokenizer,
         layers=layers,
         shape=shape,
-        store=DiskStore(checkpoint, located.layout, shape=shape, extents=located.extents),
+        store=store,
         fingerprint=fingerprint(stored_config, checkpoint),
         family=config.model_type,
         dtype=dtype,
@@ -138,6 +141,7 @@ def open_model(
             *unfollowed_fields(stored_config, model),
             *load_generation_config(model, source.path, tokenizer),
         ),
+        variants=store.variants(),
         dense=width,
     )
     checkpoint.check_unchanged()

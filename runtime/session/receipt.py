@@ -7,6 +7,7 @@ import torch
 from artifacts.modelshapes.kv_cache import AUTO
 from artifacts.quantisation.widths import label
 from artifacts.shape import FULL_BITS
+from runtime.backends.choose import dequantised
 from runtime.control.splits import split_solver
 from runtime.control.splits.resplit import NOT_ANEW, Reconfiguration, tokens_between
 from runtime.devices import is_host, kind_of
@@ -217,6 +218,8 @@ def fallbacks_of(parts: Parts, coding: KvCoding | None = None) -> list[str]:
     if parts.settings.experts == FUSED and not parts.is_fused:
         where = f"{num_devices} devices" if num_devices > 1 else kind_of(opened.model.device)
         lines.append(f"experts of {opened.family} on {where} are not fused: torch computes")
+    if parts.is_fused and (line := dequantised(parts.fused, opened)):
+        lines.append(line)
     if coding:
         lines += _kv_fallbacks(coding, is_fused=parts.dense is not None)
     if opened.dense:

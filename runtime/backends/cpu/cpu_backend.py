@@ -17,13 +17,13 @@ from torch import nn
 from runtime.backends.backend import Backend, StepTokens
 from runtime.backends.cpu.form import TokenOperands
 from runtime.backends.cpu.forms_cpu import TokenKernels, form_of, has_form
+from runtime.backends.cpu.forms_published import has_kernels
 from runtime.backends.torch_backend import TorchBackend
 from runtime.control.plan import Place
 from runtime.devices import is_host
 from runtime.kernels.cpu.decoder.compiled_layers import WholeExperts
 from runtime.kernels.cpu.decoder.compiled_norm import like_of
 from runtime.kernels.cpu.threads import KernelThreads
-from runtime.kernels.gates import gate_of
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.open import MoeModel
 from runtime.tiers.fast import ResidentExperts
@@ -64,9 +64,14 @@ class CpuBackend(Backend):
         return has_kernels and opened.dtype in AS_NUMPY and is_host(opened.model.device)
 
     @staticmethod
+    def dequantised_layers(opened: MoeModel) -> tuple[int, ...]:
+        kernelled = list(map(has_kernels, opened.store.layout.variants))
+        return tuple(at for at, variant in enumerate(opened.variants) if not kernelled[variant])
+
+    @staticmethod
     def timed_experts(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[], None]:
         first = opened.layers[0]
-        form = form_of(opened.store.layout, opened.dtype, gate_of(first.experts))
+        form = form_of(opened.store.layout, opened.dtype, first.experts)
         hidden = first.hidden_size
         like = like_of(opened.dtype)
         x = np.zeros(hidden, np.float32)

@@ -222,14 +222,14 @@ def forms_of(
 ) -> dict[int, CpuForm]:
     """Return the backend for each number of bits, for experts that come from the slow tier or stay
     in the fast one."""
-    gate = gate_of(opened.layers[0].experts)
+    module = opened.layers[0].experts
     if slow.is_split:
-        return dict.fromkeys(slow.stores, CpuSegments(slow, gate))
+        return dict.fromkeys(slow.stores, CpuSegments(slow, gate_of(module)))
     layouts = _layouts(slow, shadows)
     coded = {bits: layout for bits, layout in layouts.items() if layout.codes == "trellis"}
     one = CpuTrellis(coded, opened.dtype) if coded else None
     return {
-        bits: one if bits in coded else form_of(layout, opened.dtype, gate)
+        bits: one if bits in coded else form_of(layout, opened.dtype, module)
         for bits, layout in layouts.items()
     }
 
@@ -265,9 +265,12 @@ def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:
     return has_published_form(layout)
 
 
-def form_of(layout: ExpertLayout | ReplicaLayout, dtype: torch.dtype, gate: Gate = SILU) -> CpuForm:
-    """Return the backend of experts with this layout and gate, for a model of this dtype."""
-    return _FORMS[layout.codes](layout, dtype, gate)
+def form_of(
+    layout: ExpertLayout | ReplicaLayout, dtype: torch.dtype, module: nn.Module | None = None
+) -> CpuForm:
+    """Return the backend of experts with this layout, for a model of this dtype. `module` has their
+    gate and dequantises those without kernels; None: they are gated by SiLU and have kernels."""
+    return _FORMS[layout.codes](layout, dtype, module)
 
 
 class CpuWhole(CpuForm):
@@ -393,10 +396,14 @@ def _num_groups(packed: Packed) -> int:
     return len(packed.scales)
 
 
+def _gate_of(module: nn.Module | None) -> Gate:
+    return SILU if module is None else gate_of(module)
+
+
 _FORMS: dict[str, Callable[..., CpuForm]] = {
-    "plain": lambda layout, _, gate: CpuWhole(layout, gate),
-    "published": CpuPublished,
-    "mixed": CpuMixed,
+    "plain": lambda layout, _, module: CpuWhole(layout, _gate_of(module)),
+    "published": lambda layout, dtype, module: CpuPublished(layout, dtype, _gate_of(module)),
+    "mixed": lambda layout, dtype, module: CpuMixed(layout, dtype, _gate_of(module), module),
     "packed": lambda layout, dtype, _: CpuPacked(layout, dtype),
     "trellis": lambda layout, dtype, _: CpuTrellis({layout.bits: layout}, dtype),
 }  # by the codes of a layout

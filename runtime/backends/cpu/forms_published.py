@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from torch import nn
 
 from artifacts.formats.base import StoredCodes
 from artifacts.formats.gguf.ggml import GGML
@@ -15,7 +16,7 @@ from runtime.control.plan import Place
 from runtime.kernels.cpu.row_shares import Rows, RowShares, plain_rows
 from runtime.kernels.gates import SILU, Gate
 from runtime.kernels.load import kernels
-from runtime.model.arithmetic import DOWN, GATE_UP, UP
+from runtime.model.arithmetic import DOWN, GATE_UP, UP, expert_forward
 from runtime.model.layout import ExpertLayout, Layout, Part
 from runtime.model.quantised.stored_matrix import StoredMatrix, is_described, stored_matrices
 
@@ -62,34 +63,73 @@ class CpuPublished(CpuForm):
         return RowShares(*matrices, self._dtype, gate=self._gate, biases=biases)
 
 
+class CpuDequantised(CpuForm):
+    """Backend of experts that no kernel multiplies: dequantised one at a time, and computed by
+    torch as the module does."""
+
+    def __init__(self, layout: ExpertLayout, dtype: torch.dtype, module: nn.Module) -> None:
+        self._layout = layout
+        self._dtype = dtype
+        self._module = module
+
+    def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
+        x = torch.from_numpy(operands.x).to(self._dtype)[None]
+        for start, row in zip(starts, operands.rows, strict=True):
+            operands.y[row] += self._output(start, x)[0].float().numpy()
+
+    def forward(self, place: Place, start: int, x: torch.Tensor, like: np.ndarray) -> torch.Tensor:
+        return self._output(start, x)
+
+    def _output(self, start: int, x: torch.Tensor) -> torch.Tensor:
+        stored = (c_uint8 * self._layout.nbytes).from_address(start)
+        views = self._layout.views(torch.frombuffer(stored, dtype=torch.uint8))
+        return expert_forward(self._module, views, x, project=self._layout.project)
+
+
 class CpuMixed(CpuForm):
-    """Backend of experts in several layouts; the first byte of a slot is the number of its
-    layout."""
+    """Backend of experts in several layouts; the first byte of a slot is the number of its layout.
+    Those without kernels are dequantised, as `module` computes them."""
 
     most_tokens = _MOST_TOKENS
 
-    def __init__(self, layout: ExpertLayout, dtype: torch.dtype, gate: Gate = SILU) -> None:
-        self._forms = [CpuPublished(each, dtype, gate) for each in layout.variants]
+    def __init__(
+        self, layout: ExpertLayout, dtype: torch.dtype, gate: Gate, module: nn.Module
+    ) -> None:
+        self._forms = [
+            CpuPublished(each, dtype, gate)
+            if has_kernels(each)
+            else CpuDequantised(each, dtype, module)
+            for each in layout.variants
+        ]
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         for i, start in enumerate(starts):
-            form = self._forms[c_uint8.from_address(start).value]
-            form.multiply((), [start], operands._replace(rows=operands.rows[i : i + 1]))
+            own = operands._replace(rows=operands.rows[i : i + 1])
+            self._form_at(start).multiply((), [start], own)
+
+    def forward(self, place: Place, start: int, x: torch.Tensor, like: np.ndarray) -> torch.Tensor:
+        return self._form_at(start).forward(place, start, x, like)
+
+    def _form_at(self, start: int) -> CpuForm:
+        return self._forms[c_uint8.from_address(start).value]
 
 
 def has_published_form(layout: Layout) -> bool:
-    """Return whether experts lie as published, and there is compiled code for each of their
-    matrices."""
+    """Return whether experts lie as published, and there is compiled code for them; where layers
+    are stored in different ways, for some."""
     if layout.codes == "mixed":
-        return all(map(has_published_form, layout.variants))
-    return layout.codes == "published" and all(
-        part.name in _BIASES or _is_multiplied(part, layout.dtype) for part in layout.parts
-    )
+        return any(map(has_kernels, layout.variants))
+    return layout.codes == "published" and has_kernels(layout)
 
 
-def _is_multiplied(part: Part, dtype: torch.dtype) -> bool:
+def has_kernels(layout: ExpertLayout) -> bool:
+    """Return whether there is compiled code for each matrix of an expert."""
+    return all(part.name in _BIASES or _is_multiplied(part, layout) for part in layout.parts)
+
+
+def _is_multiplied(part: Part, layout: ExpertLayout) -> bool:
     if part.format is None:
-        return part.dtype is dtype and len(part.shape) == 2
+        return part.dtype is layout.dtype and len(part.shape) == 2 and not layout.is_transposed
     return is_described(part) and (part.format.name in MULTIPLIED or part.format.name not in GGML)
 
 

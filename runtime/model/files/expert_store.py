@@ -148,6 +148,17 @@ class DiskStore(ExpertStore):
                 return False
         return self.layout.arrange(out) is None
 
+    def variants(self) -> tuple[int, ...]:
+        """Return the variant of the layout in which each layer has its first expert; none where all
+        experts have one layout."""
+        if not self.layout.variants:
+            return ()
+        numbers = bytearray(self.shape.num_layers)
+        for layer in range(self.shape.num_layers):  # a slot begins with the number of its variant
+            number = self._extents[layer * self.shape.num_experts][0].shard
+            number.read_into(0, [memoryview(numbers)[layer : layer + 1]])
+        return tuple(numbers)
+
     def places(self, layer: int, expert: int) -> list[tuple[Path, int, int]]:
         """Return the file, offset and bytes of each read that loads an expert."""
         reads = self._reads[layer * self.shape.num_experts + expert]

@@ -225,8 +225,7 @@ def test_timed_experts_multiply_one_token_together(
             x, rows, y, like = operands
             calls.append((places, starts, x.shape, rows.tolist(), y.shape, like.dtype))
 
-    monkeypatch.setattr(cpu_backend, "form_of", lambda layout, dtype, gate: Form())
-    monkeypatch.setattr(cpu_backend, "gate_of", lambda experts: None)
+    monkeypatch.setattr(cpu_backend, "form_of", lambda layout, dtype, module: Form())
     layer = SimpleNamespace(hidden_size=H, experts=None)
     opened = SimpleNamespace(
         store=SimpleNamespace(layout=None), dtype=torch.float32, layers=[layer]

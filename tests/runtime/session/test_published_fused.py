@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from moectl.shared.opening import settled
 from runtime.model.open import MoeModel, open_model
 from runtime.policies.base import Artefacts
-from runtime.session.session import Settings
+from runtime.session.session import Session, Settings
 from runtime.session.settings import EXACT, FUSED
 from tests.helpers import families, gguf_files
-from tests.helpers.gguf_files import mixed
+from tests.helpers.gguf_files import BY_PROJECTION, mixed
 from tests.helpers.published import publish
 from tests.runtime.backends.test_cpu_backend import TOLERANCE, decoded
 from tests.runtime.replay.test_replay import live_and_replayed
@@ -77,3 +78,17 @@ def test_it_counts_as_torch(opened: MoeModel, tmp_path: Path) -> None:
         and fused.counters.totals()["misses"] > 0
     )
     assert np.array_equal(fused.cache.state, exact.cache.state)
+
+
+def test_layers_without_kernels_are_dequantised_and_the_others_multiplied(tmp_path: Path) -> None:
+    """The first of two layers has gate in IQ1_S."""
+    path = gguf_files.write("qwen3_moe", tmp_path / "model.gguf", BY_PROJECTION)
+    opened = open_model(str(path), dtype=torch.float32)
+    fused = decoded(opened, Settings("near"), experts=FUSED)
+    exact = decoded(opened, Settings())
+    assert (fused - exact).abs().max() <= TOLERANCE[torch.float32] * exact.abs().max()
+    line = "experts of 1 of 2 layers (IQ1_S and IQ1_M and IQ2_XXS) have no kernels: one at a time"
+    found = settled(opened, Settings("near", budget="50%", experts="auto"), None)
+    assert line in found.told[0] and found.settings.experts == FUSED
+    with Session(opened, found.settings) as session:
+        assert any(line in each for each in session.receipt()["fallbacks"])
