@@ -231,7 +231,7 @@ _GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 MULTIPLIED = (*_BLOCKS, *_GRIDS, "Q2_0")
 """ggml's types that the kernels multiply."""
 
-_OF_INTEGERS = ("multiply_points", "multiply_blocks_of_256")
+_OF_INTEGERS = ("multiply_points", "multiply_blocks_of_256", "multiply_blocks_of_32")
 """Kernels that may take x for whole numbers on any processor."""
 # of formats that are not row by row, with the dtypes of x that they may take for less than float32
 _KERNELS = {

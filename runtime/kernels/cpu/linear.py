@@ -6,7 +6,6 @@ from numba import carray
 
 from artifacts.common.numba_loops import part
 from runtime.kernels.cpu.gated import are_bfloat16, as_float, pointer, products
-from runtime.kernels.cpu.lanes import HAS_PAIRS
 from runtime.kernels.cpu.published.blocks import add_blocks_of_32
 
 f32 = np.float32
@@ -18,7 +17,7 @@ LINEAR = "UniTuple(int64, 3)"
 @part
 def add_blocks(kind, address, x, y, like):
     """Add a matrix [O, I] of this kind, which is not plain, times x [I] to y [O]."""
-    add_blocks_of_32(kind, address, x, y, HAS_PAIRS and are_bfloat16(like))
+    add_blocks_of_32(kind, address, x, y, are_bfloat16(like))
 
 
 @part

@@ -45,6 +45,10 @@ class GgmlProducts:
 
 @cache
 def _libraries(folder: str) -> ctypes.CDLL:
+    if Path(folder).is_file():  # such as the wheel xllamacpp, which is all of llama.cpp
+        found = ctypes.CDLL(folder)
+        found.ggml_cpu_init()
+        return found
     ctypes.CDLL(str(Path(folder, "libggml-base.so")), mode=ctypes.RTLD_GLOBAL)
     found = ctypes.CDLL(str(Path(folder, "libggml-cpu.so")), mode=ctypes.RTLD_GLOBAL)
     found.ggml_cpu_init()

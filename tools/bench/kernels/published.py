@@ -8,8 +8,8 @@ bfloat16, by compiled kernels.
 Eight experts a call, of models in bfloat16 or in float16. A format and bfloat16 take turns in
 rounds, so that what else the machine does falls on both alike; times are of the processor, the
 least of all rounds. Experts are cold: each has as many copies as no cache holds, which take turns.
-With `--ggml`, a folder with llama.cpp's libraries, GGUF's types are measured beside its products of
-the same rows, too.
+With `--ggml`, a folder with llama.cpp's libraries or a file that is all of them, GGUF's types are
+measured beside its products of the same rows, too.
 """
 
 import argparse
@@ -187,7 +187,9 @@ def _options() -> argparse.Namespace:
         "--dtype", default="bfloat16", choices=("bfloat16", "float16"), help="of the model"
     )
     parser.add_argument(
-        "--ggml", default="", help="folder with libggml-base.so and libggml-cpu.so of llama.cpp"
+        "--ggml",
+        default="",
+        help="llama.cpp: folder of libggml-base.so and libggml-cpu.so, or a file with both",
     )
     return parser.parse_args()
 

@@ -15,7 +15,7 @@ from artifacts.common.llvm_vectors import (
     spread,
     vector,
 )
-from artifacts.formats.codes import IQ4
+from artifacts.formats.codes import E2M1_DOUBLED, IQ4
 from runtime.kernels.cpu.lanes import LANES, NUMBERS, PAIRS, SUMS
 
 STEP = 8 * LANES  # weights whose codes of 4 bits are 64 bytes
@@ -145,6 +145,23 @@ def codes_4(builder: ir.IRBuilder, block: ir.Value, start: int) -> list[ir.Value
 def codes_iq4(builder: ir.IRBuilder, block: ir.Value, start: int = 2) -> list[ir.Value]:
     """Return the numbers that the codes of IQ4_NL stand for."""
     return [chosen_of_16(builder, codes, IQ4) for codes in codes_4(builder, block, start)]
+
+
+def codes_4_signed(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
+    """Return the codes of Q4_0, less 8."""
+    (codes,) = codes_4(builder, block, 2)
+    return [builder.sub(codes, filled(codes.type, 8))]
+
+
+def codes_e2m1(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
+    """Return twice the floats of MXFP4."""
+    return [chosen_of_16(builder, codes, E2M1_DOUBLED) for codes in codes_4(builder, block, 1)]
+
+
+def half_exponents(builder: ir.IRBuilder, block: ir.Value, nbytes: int, count: int) -> ir.Value:
+    """Return the scales of MXFP4 for them."""
+    scales = exponents(builder, block, nbytes, count)
+    return builder.fmul(scales, filled(scales.type, 0.5))
 
 
 def codes_iq4_groups(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:

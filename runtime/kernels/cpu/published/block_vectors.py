@@ -45,13 +45,16 @@ from runtime.kernels.cpu.published.block_codes import (
     codes_2k,
     codes_3k,
     codes_4,
+    codes_4_signed,
     codes_4k,
     codes_5k,
     codes_6k,
     codes_8,
+    codes_e2m1,
     codes_iq4,
     codes_iq4_groups,
     exponents,
+    half_exponents,
     halves,
     joined,
     of_blocks,
@@ -330,6 +333,38 @@ def _whole_products(builder: ir.IRBuilder, codes: ir.Value, x: ir.Value, less: i
     return builder.sitofp(builder.add(*products), EIGHT)
 
 
+def _four_whole(nbytes: int, scales_of: Callable, codes_of: Callable) -> _Add:
+    """Return the step over four blocks of 32 codes with x in whole numbers of 16 bits. `offsets`
+    has the worth of one in each block, float32."""
+
+    def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
+        builder = step.builder
+        blocks = step.own(step.codes, 4 * nbytes)
+        x = step.own(step.x, 2 * STEP)
+        worth = load(builder, step.own(step.offsets, 16), vector(F32, 4))
+        scales = builder.fmul(scales_of(builder, blocks, nbytes, 4), worth)
+        for two in (0, 2):
+            own = []
+            for block in (two, two + 1):
+                (codes,) = codes_of(builder, builder.add(blocks, I64(block * nbytes)))
+                own.append(_signed_products(builder, codes, builder.add(x, I64(64 * block))))
+            factors = _each(builder, scales, [two, two + 1])
+            sums = [*sums[1:], plus_product(builder, sums[0], joined(builder, own), factors)]
+        return sums
+
+    return add
+
+
+def _signed_products(builder: ir.IRBuilder, codes: ir.Value, x: ir.Value) -> ir.Value:
+    """Return the products of 32 signed bytes with whole numbers at x, float32 [8]."""
+    products = []
+    for first in (0, LANES):
+        own = spread(builder, codes, range(first, first + LANES))
+        own = builder.sext(own, vector(I16, LANES))
+        products.append(pairs_added(builder, own, load(builder, x, own.type, 2 * first)))
+    return builder.sitofp(builder.add(*products), EIGHT)
+
+
 def _floats(
     nbytes: int, scales_of: Callable, codes_of: Callable, numbers_of: Callable, *, count: int
 ) -> _Add:
@@ -424,10 +459,16 @@ _IN_FLOATS = {
     MXFP4: partial(_floats, 17, exponents, partial(codes_4, start=1), _e2m1),
     IQ4_NL: partial(_floats, 18, halves, codes_iq4, _numbers),
 }
+_IN_WHOLE = {
+    Q4_0: _four_whole(18, halves, codes_4_signed),
+    IQ4_NL: _four_whole(18, halves, codes_iq4),
+    MXFP4: _four_whole(17, half_exponents, codes_e2m1),
+}
 _256_IN_PAIRS = {kind: _of_256(form, _IN_PAIRS[kind]) for kind, form in _PAIRED_FORMS.items()}
 # by what x is: bfloat16, float16 as two tokens in bfloat16, float32
 _PAIRED, _PAIRED_256 = (_FOURS_IN_PAIRS, _256_IN_PAIRS) if HAS_PAIRS else ({}, {})
 dot_fours = _rows_of(_PAIRED)
+dot_fours_whole = _rows_of({} if HAS_PAIRS else _IN_WHOLE)
 dot_fours_in_two = _rows_of(_PAIRED, 2)
 dot_fours_wide = _rows_of({kind: form(count=4) for kind, form in _IN_FLOATS.items()})
 dot_64 = _rows_of({Q2_0: _sixty_four})

@@ -16,6 +16,7 @@ from runtime.kernels.cpu.published.block_vectors import (
     dot_256_wide,
     dot_fours,
     dot_fours_in_two,
+    dot_fours_whole,
     dot_fours_wide,
     dot_rest,
 )
@@ -110,6 +111,15 @@ def _whole(x):
         token[block, 256] = np.int16(bits & u32(0xFFFF))
         token[block, 257] = np.int16(bits >> u32(16))
     return token
+
+
+@part
+def _whole_by_32(x):
+    """Return x [I] in whole numbers of 16 bits, and for each 32 the worth of one."""
+    numbers = np.empty(len(x), np.int16)
+    worth = np.empty(len(x) // 32, np.float32)
+    in_sixteen_bits(x, numbers, worth)
+    return numbers, worth
 
 
 @part
@@ -237,12 +247,16 @@ def add_blocks_of_32(kind, blocks, x, y, is_narrow):
     """Add x [I] times a matrix of Q8_0, Q4_0, IQ4_NL or MXFP4, whose blocks are at this address, to
     y [O]. `is_narrow` says that x is in bfloat16."""
     is_narrow = is_narrow and kind != Q8_0
+    is_whole = is_narrow and not HAS_PAIRS
     row_nbytes = len(x) // 32 * nbytes_of(kind)
     num_steps = len(x) // STEP
-    token = _in_steps(x, _FOURS)
+    token = _in_steps(x[:0] if is_whole else x, _FOURS)
+    whole, worth = _whole_by_32(x[: num_steps * STEP] if is_whole else x[:0])
     for row in range(len(y)):
         own = blocks + row * row_nbytes
-        if is_narrow:
+        if is_whole:
+            y[row] += dot_fours_whole(kind, own, whole.ctypes.data, worth.ctypes.data, num_steps)
+        elif is_narrow:
             y[row] += dot_fours(kind, own, token.ctypes.data, 0, num_steps)
         else:
             y[row] += dot_fours_wide(kind, own, x.ctypes.data, 0, num_steps)

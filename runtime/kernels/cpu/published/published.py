@@ -92,17 +92,18 @@ def beyond_bfloat16(x):
 
 @part
 def in_sixteen_bits(x, token, worth):
-    """Write x [I] as whole numbers of 16 bits, and for each 256 of them the worth of one: the
+    """Write x [I] as whole numbers of 16 bits, and for each block of them the worth of one: the
     largest over 32767. Return the rest of x. NaN and infinity make the worth NaN."""
     rest = np.empty_like(x)
+    size = len(x) // max(1, len(worth))
     for block in range(len(worth)):
         largest = f32(0)
-        for k in range(256 * block, 256 * (block + 1)):
-            size = abs(x[k])
-            largest = size if size > largest or size != size else largest
+        for k in range(size * block, size * (block + 1)):
+            own = abs(x[k])
+            largest = own if own > largest or own != own else largest
         worth[block] = largest / _LARGEST
         inverse = _LARGEST / largest if largest > _LEAST else f32(0)
-        for k in range(256 * block, 256 * (block + 1)):
+        for k in range(size * block, size * (block + 1)):
             number = np.rint(x[k] * inverse)
             token[k] = np.int16(number)
             rest[k] = x[k] - number * worth[block]
