@@ -118,7 +118,7 @@ def loss_of_base(
     others = "" if dense is None else f"linear layers besides experts and routers have {dense} bits"
     kept = f"keys and values are in {kv_cache_dtype}" * (kv_cache_dtype != AUTO)
     return (
-        f"the base: {' and '.join(filter(None, (experts, others, kept)))}; quality is against it, and it "
-        f"loses of perplexity to the checkpoint itself: {lost} (KL {quality.kl:.4f}, top-1 "
+        f"the base: {' and '.join(filter(None, (experts, others, kept)))}; quality is against it, "
+        f"and it loses of perplexity to the checkpoint itself: {lost} (KL {quality.kl:.4f}, top-1 "
         f"{quality.top1_agreement:.4f})"
     )

@@ -47,8 +47,8 @@ def dequantised(kind: type[Backend], opened: MoeModel) -> str:
     if not layers:
         return ""
     return (
-        f"experts of {len(layers)} of {opened.shape.num_layers} layers ({formats}) have no kernels: "
-        "one at a time is dequantised"
+        f"experts of {len(layers)} of {opened.shape.num_layers} layers ({formats}) have no "
+        "kernels: one at a time is dequantised"
     )
 
 

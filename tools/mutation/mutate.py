@@ -75,7 +75,18 @@ _STAGES = "tests/artifacts/splits/test_kernels.py"
 TESTS = {
     **{
         f"runtime/policies/eviction/{name}.py": _policy("eviction", name, _EVICTIONS)
-        for name in ("belady", "class_lru", "fld", "lcp", "least_stale", "lfu", "lhu", "lru", "random", "score")
+        for name in (
+            "belady",
+            "class_lru",
+            "fld",
+            "lcp",
+            "least_stale",
+            "lfu",
+            "lhu",
+            "lru",
+            "random",
+            "score",
+        )
     },
     "runtime/policies/eviction/shared.py": _policy("eviction", "lhu", _EVICTIONS),
     "runtime/policies/eviction/activation.py": _policy(
