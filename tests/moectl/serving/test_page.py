@@ -426,16 +426,19 @@ def test_the_page_of_the_documents_is_true(
         ("any", "secret"),
     ):
         page = page.replace(old, new)
-    [program], [commands] = (
+    [program, *others], [commands] = (
         re.findall(rf"```{name}\n(.*?)```", page, re.DOTALL) for name in ("python", "bash")
     )
     answer = client.completions.create(
         prompt=PROMPTS[3], max_tokens=16, model="tiny", temperature=0
     )
     capfd.readouterr()
-    exec(program, {})
+    names: dict[str, object] = {}
+    exec(program, names)
     text, _, hits = capfd.readouterr().out.rpartition(answer.choices[0].text)
     assert text == "" and int(hits) > 0
+    for other in others:
+        exec(other, names)
     chat, metrics = (
         subprocess.run(line, shell=True, capture_output=True).stdout
         for line in commands.splitlines()
