@@ -372,7 +372,8 @@ class ChatBody(RequestBody):
 
     def sampling(self, max_new_tokens: int) -> Sampling:
         """Return the sampling, by which the answer is a call where a tool must be called, and a
-        call or the form where one is given beside tools. Raises BadUsage for a form that is no JSON."""
+        call or the form where one is given beside tools. Raises BadUsage for a form that is no
+        JSON."""
         sampling = super().sampling(max_new_tokens)
         if not self._must_call and (self.form is None or not self._offered):
             return sampling
