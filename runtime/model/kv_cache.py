@@ -62,7 +62,7 @@ def coding_of(model: PreTrainedModel, name: str) -> KvCoding | None:
         return None
     layers = DynamicCache(config=model.config).layers
     plain = frozenset(index for index, one in enumerate(layers) if type(one) is DynamicLayer)
-    if not plain:
+    if not plain or not model._supports_default_dynamic_cache():
         raise BadUsage(
             f"--kv-cache-dtype {name}: layers of {model.config.model_type} keep windows, states or "
             "an index and no plain keys and values: leave it out"

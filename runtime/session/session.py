@@ -278,7 +278,7 @@ class Session:
         """Begin a request with a prompt [1, S] int64: call `step` until it is over. Raises BadInput
         for a prompt that the model cannot take."""
         sampler = self.sampler(prompt, sampling)
-        if self.kv_coding:
+        if self.kv_coding and "past_key_values" in sampler.inputs:  # or it keeps none
             self.kv_coding.take_over(sampler.inputs["past_key_values"])
         return Generation(self.new_requests(1), sampler)
 
