@@ -16,6 +16,8 @@ from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session
 from tests.helpers.serving import SETTINGS, Running
 
+pytestmark = pytest.mark.slow
+
 DRAWN = {"model": "tiny", "max_tokens": 12, "seed": 5}
 CHAT = {"messages": [{"role": "user", "content": "sheep"}]}
 
@@ -191,7 +193,7 @@ def test_beside_tools_a_form_leaves_room_for_a_call(
     where |= {"additionalProperties": False}
     tool = {"type": "function", "function": {"name": "look", "parameters": where}}
     kinds = set()
-    for seed in range(10):
+    for seed in range(6):
         asked = DRAWN | CHAT | {"seed": seed, "max_tokens": 200, "tools": [tool]}
         [choice] = client.chat.completions.create(**asked, response_format=form).choices
         kinds.add(choice.finish_reason)
