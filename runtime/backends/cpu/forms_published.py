@@ -224,7 +224,7 @@ _NARROW_ROWS = {
     torch.float16: ("cpu.published.narrow_rows", "multiply_float16", ()),
 }
 _BLOCKS = (
-    *("Q8_0", "Q4_0", "IQ4_NL", "MXFP4"),
+    *("Q8_0", "Q5_0", "Q4_0", "IQ4_NL", "MXFP4"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
 )
 _GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
@@ -246,5 +246,5 @@ _KERNELS = {
 _OF_FLOAT16 = {
     name: ("cpu.published.blocks", f"multiply_blocks_of_{GGML[name].num_weights}_float16", ())
     for name in _BLOCKS
-    if name != "Q8_0"  # whose codes are multiplied in float32
+    if name not in ("Q8_0", "Q5_0")  # whose codes are multiplied in float32
 }

@@ -153,6 +153,17 @@ def codes_4_signed(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
     return [builder.sub(codes, filled(codes.type, 8))]
 
 
+def codes_5_signed(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
+    """Return the codes of Q5_0, less 16: a word has the fifth bits of 32 weights."""
+    (lower,) = codes_4(builder, block, 6)
+    fifths = spread(builder, load(builder, block, vector(I8, 4), 2), [i // 8 for i in range(32)])
+    own = ir.Constant(fifths.type, [1 << i % 8 for i in range(32)])
+    is_clear = builder.icmp_unsigned("==", builder.and_(fifths, own), filled(own.type, 0))
+    return [
+        builder.or_(lower, builder.and_(builder.sext(is_clear, lower.type), filled(own.type, -16)))
+    ]
+
+
 def codes_e2m1(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
     """Return twice the floats of MXFP4."""
     return [chosen_of_16(builder, codes, E2M1_DOUBLED) for codes in codes_4(builder, block, 1)]

@@ -47,6 +47,7 @@ from runtime.kernels.cpu.published.block_codes import (
     codes_4,
     codes_4_signed,
     codes_4k,
+    codes_5_signed,
     codes_5k,
     codes_6k,
     codes_8,
@@ -81,6 +82,7 @@ from runtime.kernels.cpu.published.published import (
     Q3_K,
     Q4_0,
     Q4_K,
+    Q5_0,
     Q5_K,
     Q6_K,
     Q8_0,
@@ -455,11 +457,13 @@ _FOURS_IN_PAIRS = {
 }
 _IN_FLOATS = {
     Q8_0: partial(_floats, 34, halves, codes_8, _numbers),
+    Q5_0: partial(_floats, 22, halves, codes_5_signed, _numbers),
     Q4_0: partial(_floats, 18, halves, partial(codes_4, start=2), partial(_numbers, less=8)),
     MXFP4: partial(_floats, 17, exponents, partial(codes_4, start=1), _e2m1),
     IQ4_NL: partial(_floats, 18, halves, codes_iq4, _numbers),
 }
 _IN_WHOLE = {
+    Q5_0: _four_whole(22, halves, codes_5_signed),
     Q4_0: _four_whole(18, halves, codes_4_signed),
     IQ4_NL: _four_whole(18, halves, codes_iq4),
     MXFP4: _four_whole(17, half_exponents, codes_e2m1),
@@ -468,7 +472,7 @@ _256_IN_PAIRS = {kind: _of_256(form, _IN_PAIRS[kind]) for kind, form in _PAIRED_
 # by what x is: bfloat16, float16 as two tokens in bfloat16, float32
 _PAIRED, _PAIRED_256 = (_FOURS_IN_PAIRS, _256_IN_PAIRS) if HAS_PAIRS else ({}, {})
 dot_fours = _rows_of(_PAIRED)
-dot_fours_whole = _rows_of({} if HAS_PAIRS else _IN_WHOLE)
+dot_fours_whole = _rows_of({kind: add for kind, add in _IN_WHOLE.items() if kind not in _PAIRED})
 dot_fours_in_two = _rows_of(_PAIRED, 2)
 dot_fours_wide = _rows_of({kind: form(count=4) for kind, form in _IN_FLOATS.items()})
 dot_64 = _rows_of({Q2_0: _sixty_four})

@@ -29,6 +29,7 @@ from runtime.kernels.cpu.published.published import (
     MXFP4,
     Q2_K,
     Q3_K,
+    Q5_0,
     Q6_K,
     Q8_0,
     beyond_bfloat16,
@@ -225,8 +226,10 @@ def multiply_blocks_of_64(fields, start, x, y, is_narrow):
 
 @part
 def nbytes_of(kind):
-    """Return the number of bytes of a block of Q8_0, Q4_0, IQ4_NL or MXFP4."""
-    return 34 if kind == Q8_0 else 17 if kind == MXFP4 else 18
+    """Return the number of bytes of a block of Q8_0, Q5_0, Q4_0, IQ4_NL or MXFP4."""
+    if kind in (Q8_0, Q5_0):
+        return 34 if kind == Q8_0 else 22
+    return 17 if kind == MXFP4 else 18
 
 
 @part
@@ -244,10 +247,10 @@ def _add_rest(kind, blocks, x, y):
 
 @kernel("void(int64, int64, float32[::1], float32[::1], boolean)", nogil=True)
 def add_blocks_of_32(kind, blocks, x, y, is_narrow):
-    """Add x [I] times a matrix of Q8_0, Q4_0, IQ4_NL or MXFP4, whose blocks are at this address, to
-    y [O]. `is_narrow` says that x is in bfloat16."""
+    """Add x [I] times a matrix of Q8_0, Q5_0, Q4_0, IQ4_NL or MXFP4, whose blocks are at this
+    address, to y [O]. `is_narrow` says that x is in bfloat16."""
     is_narrow = is_narrow and kind != Q8_0
-    is_whole = is_narrow and not HAS_PAIRS
+    is_whole = is_narrow and (kind == Q5_0 or not HAS_PAIRS)
     row_nbytes = len(x) // 32 * nbytes_of(kind)
     num_steps = len(x) // STEP
     token = _in_steps(x[:0] if is_whole else x, _FOURS)
