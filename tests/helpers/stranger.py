@@ -73,7 +73,10 @@ def warm_up(scratch: Path) -> None:
     import moectl.commands
 
     for found in pkgutil.walk_packages(moectl.commands.__path__, "moectl.commands."):
-        command = importlib.import_module(found.name)
+        try:
+            command = importlib.import_module(found.name)
+        except ModuleNotFoundError:  # of an extra that is not installed, as Ray Serve
+            continue
         for node in ast.walk(ast.parse(inspect.getsource(command))):
             if isinstance(node, ast.ImportFrom):
                 with suppress(ImportError):  # of an extra that is not installed
