@@ -58,7 +58,7 @@ def parts_of(**own: object) -> SimpleNamespace:
         "controller": SimpleNamespace(
             cache=cache, by_device=lambda: [{"hits": number} for number in range(2)]
         ),
-        "fused": SimpleNamespace(name="fused"),
+        "fused": SimpleNamespace(name="fused", dequantised_layers=lambda opened: ()),
         "is_fused": False,
         "dense": None,
         "threads": SimpleNamespace(num_used=2),
