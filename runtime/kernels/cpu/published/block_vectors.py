@@ -71,6 +71,7 @@ from runtime.kernels.cpu.published.block_codes import (
     words_6k,
     words_iq4,
 )
+from runtime.kernels.cpu.published.grid_vectors import EIGHT, products_of_32
 from runtime.kernels.cpu.published.published import (
     FLOATS_4,
     INTEGERS_4,
@@ -90,7 +91,6 @@ from runtime.kernels.cpu.published.published import (
 )
 
 _IQ4_TABLE = 2  # of TABLES, behind FLOATS_4 and INTEGERS_4
-EIGHT = vector(F32, 8)
 WHOLE_STEP = 264  # words of 16 bits: 256 numbers, their worth, and what makes it a multiple of 16
 _CHAINS = 4  # of sums, so that none waits for another
 _BITS_OF_128 = 0x4300  # as bfloat16, where a code of up to seven bits is the mantissa
@@ -349,22 +349,13 @@ def _four_whole(nbytes: int, scales_of: Callable, codes_of: Callable) -> _Add:
             own = []
             for block in (two, two + 1):
                 (codes,) = codes_of(builder, builder.add(blocks, I64(block * nbytes)))
-                own.append(_signed_products(builder, codes, builder.add(x, I64(64 * block))))
+                products = products_of_32(builder, codes, builder.add(x, I64(64 * block)))
+                own.append(builder.sitofp(builder.add(*products), EIGHT))
             factors = _each(builder, scales, [two, two + 1])
             sums = [*sums[1:], plus_product(builder, sums[0], joined(builder, own), factors)]
         return sums
 
     return add
-
-
-def _signed_products(builder: ir.IRBuilder, codes: ir.Value, x: ir.Value) -> ir.Value:
-    """Return the products of 32 signed bytes with whole numbers at x, float32 [8]."""
-    products = []
-    for first in (0, LANES):
-        own = spread(builder, codes, range(first, first + LANES))
-        own = builder.sext(own, vector(I16, LANES))
-        products.append(pairs_added(builder, own, load(builder, x, own.type, 2 * first)))
-    return builder.sitofp(builder.add(*products), EIGHT)
 
 
 def _floats(

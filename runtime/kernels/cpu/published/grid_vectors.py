@@ -243,7 +243,7 @@ def _add_step(
     points = advanced(builder, row.points, step, 2 * num_points)
     numbers = _looked_up(builder, row.grid, points, num_points)
     numbers = _signed(builder, numbers, advanced(builder, row.signs, step, 4))
-    halves = _products(builder, numbers, advanced(builder, row.x, step, 64))
+    halves = products_of_32(builder, numbers, advanced(builder, row.x, step, 64))
     if num_scales == 1:
         halves = [builder.add(*halves)]
     scales = advanced(builder, row.scales, step, 4 * num_scales)
@@ -271,7 +271,7 @@ def _signed(builder: ir.IRBuilder, numbers: ir.Value, signs: ir.Value) -> ir.Val
     return builder.sub(builder.xor(numbers, mask), mask)
 
 
-def _products(builder: ir.IRBuilder, numbers: ir.Value, x: ir.Value) -> list[ir.Value]:
+def products_of_32(builder: ir.IRBuilder, numbers: ir.Value, x: ir.Value) -> list[ir.Value]:
     """Return the products of either half of 32 numbers, int8, with x, int16, summed in pairs:
     int32 [8]."""
     halves = []
