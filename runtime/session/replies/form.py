@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from runtime.session.replies.arguments import json_calls
 from runtime.session.replies.pieces import Piece, TextPiece
@@ -18,16 +17,6 @@ from runtime.session.replies.registry import (
 from runtime.session.replies.source import Parsing
 
 _END = 64  # characters of a prompt in which a reply may have begun
-
-
-class ReplyParser(Protocol):
-    """Takes one reply apart while its text comes."""
-
-    def add(self, text: str) -> list[Piece]:
-        """Return what is certain with this text; the begin of a marker is held back."""
-
-    def rest(self) -> list[Piece]:
-        """Return what was held back, when no text follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +34,9 @@ class ReplyForm:
         of a reply's text."""
         return frozenset(marker for kind in self.kinds for marker in kind.markers)
 
-    def parser(self) -> ReplyParser:
+    def parser(self) -> "ReplyParser":
         """Return a parser for one reply."""
-        return _Chain(self)
+        return ReplyParser(self)
 
 
 PLAIN = ReplyForm()
@@ -69,30 +58,28 @@ def form_of(
     calls = kind_of(template, CALLS) if tools and not kind else None
     reasoning = None if kind else kind_of(template, REASONING)
     found = tuple(one for one in (kind, reasoning, calls) if one is not None)
-    context = Context(
-        prompt_end[-_END:], dict(map(_named, tools)), breaks=calls.breaks if calls else ()
-    )
+    functions = [tool["function"] for tool in tools]
+    schemas = {one["name"]: one.get("parameters") or {} for one in functions}
+    context = Context(prompt_end[-_END:], schemas, calls.breaks if calls else ())
     return ReplyForm(found, context, max_calls)
 
 
-def _named(tool: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
-    function = tool["function"]
-    return function["name"], function.get("parameters") or {}
-
-
-class _Chain:
-    """Hands the text that one parser leaves to the next one."""
+class ReplyParser:
+    """Takes one reply apart while its text comes: hands the text that the parser of one kind leaves
+    to that of the next."""
 
     def __init__(self, form: ReplyForm) -> None:
         self._parsers = [Parsing(partial(kind.parse, context=form.context)) for kind in form.kinds]
 
     def add(self, text: str) -> list[Piece]:
+        """Return what is certain with this text; the begin of a marker is held back."""
         pieces: list[Piece] = [TextPiece(text)] if text else []
         for parser in self._parsers:
             pieces = _taken_apart(pieces, parser)
         return pieces
 
     def rest(self) -> list[Piece]:
+        """Return what was held back, when no text follows."""
         pieces: list[Piece] = []
         for parser in self._parsers:
             pieces = [*_taken_apart(pieces, parser), *parser.rest()]

@@ -104,6 +104,6 @@ def _check_registered(name: str, parse: object) -> None:
 
 def kind_of(template: str, finds: str) -> ReplyKind | None:
     """Return the one kind that a chat template is of; None where it is of none, or of several."""
-    found = [kind for kind in known_kinds().values() if kind.finds == finds]
-    suiting = [kind for kind in found if kind.suits(template)]
-    return suiting[0] if len(suiting) == 1 else None
+    kinds = known_kinds().values()
+    found = [kind for kind in kinds if kind.finds == finds and kind.suits(template)]
+    return found[0] if len(found) == 1 else None

@@ -30,8 +30,8 @@ def kimi(source: ReplyText, context: Context) -> Steps:
             continue
         id, marker = yield from source.all_upto(_ARGUMENTS, _END, _SECTION_END)
         if marker == _ARGUMENTS:
-            name = id.strip().removeprefix("functions.").rpartition(":")[0] or id.strip()
-            yield calls.begin(name, id.strip())
+            id = id.strip()
+            yield calls.begin(id.removeprefix("functions.").rpartition(":")[0] or id, id)
             yield from json_upto(source, calls, _END)
         else:
             yield TextPiece(_BEGIN + id + marker)
