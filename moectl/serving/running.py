@@ -22,6 +22,8 @@ from runtime.session.replies.pieces import CallPiece, Piece, TextPiece
 from runtime.session.session import Session
 
 USUAL_ROWS = 32
+# so a lone request is not slower by default (docs/serve.md has the figures)
+_DECODED = "compiled layers answer one at a time, each faster; --batch N shares passes"
 _SHARES = 4  # of the memory for keys and values, one for an answer of unknown length
 _LEAST_SHARE = 1024  # tokens
 TILE = 512  # tokens of prompts in a pass, for which the other requests wait
@@ -51,7 +53,10 @@ class RunningRequests:
         self._active: dict[int, ActiveRequest] = {}  # by its number in the batch
         self.unasked: int | None = limits.max_tokens
         is_chosen = limits.num_rows is None
-        if limits.shares_passes and not (is_chosen and why_one_by_one(session)):
+        self._why_turns = why_one_by_one(session)
+        if is_chosen and session.parts.dense is not None:
+            self._why_turns = self._why_turns or _DECODED
+        if limits.shares_passes and not (is_chosen and self._why_turns):
             size = batch_size(session, limits.num_rows, usual=USUAL_ROWS)
             own = {"tile": TILE, "room": size.room, "kept_nbytes": limits.kept_nbytes}
             self._batch = open_batch(session, rows=size.rows, **own)
@@ -81,7 +86,7 @@ class RunningRequests:
         rows = self._batch.rows
         if not isinstance(self._batch, RoundRobin):
             return f"up to {rows} requests share each pass"
-        reason = why_one_by_one(self._session)
+        reason = self._why_turns
         turns = f"{rows} requests take turns" if rows > 1 else "one request at a time"
         return f"{turns}: {reason}" if reason else turns
 

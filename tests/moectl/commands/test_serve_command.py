@@ -45,7 +45,7 @@ def test_a_server_ends_well(checkpoint: Checkpoint, tmp_path: Path) -> None:
         assert refused.value.code == "loading"
         *told, listens = [process.stderr.readline() for _ in range(4)]
         assert [line.split()[0] for line in told] == ["Experts", "Budget", "Preset"]
-        assert " of 16 experts in the fast tier, up to 32 requests share each pass, 256 " in listens
+        assert " of 16 experts in the fast tier, 8 requests take turns: compiled layers" in listens
         assert f": {url}/v1 for clients" in listens
         [model] = client.models.list()
         asked = EXACT | {"model": model.id, "prompt": "sheep", "max_tokens": 200, "stream": True}

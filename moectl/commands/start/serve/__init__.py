@@ -83,7 +83,7 @@ class ServerOptions:
         str,
         typer.Option(
             metavar="N",
-            help="Requests that share each pass: a number, 1: none does; auto: by memory.",
+            help="Requests that share each pass; 1: none does; auto: if a lone one is as fast.",
             rich_help_panel="Server",
         ),
     ] = _AUTO
@@ -104,7 +104,7 @@ class ServerOptions:
         typer.Option(
             metavar="SIZE",
             show_default="an eighth of keys and values",
-            help="Of shared passes: prompts kept for those that begin alike.",
+            help="With --batch N: prompts kept for those that begin alike.",
         ),
     ] = None
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait besides.")] = 64
@@ -129,10 +129,10 @@ class ServerOptions:
         takes_turns = self.batch == "1"
         if self.rows and not takes_turns:
             raise BadUsage(f"--rows {self.rows} is for turns: give --batch 1 too, or leave it out")
-        if self.kept_prompts and takes_turns:
+        if self.kept_prompts and self.batch in ("1", _AUTO):
             raise BadUsage(
-                "--kept-prompts is for requests that share passes: leave --batch 1 out, or "
-                "--kept-prompts"
+                "--kept-prompts is for requests that share passes: give --batch N too, or leave "
+                "it out"
             )
         shared = None if self.batch == _AUTO else int(self.batch)
         return ServerLimits(
