@@ -65,7 +65,10 @@ class CpuBackend(Backend):
 
     @staticmethod
     def dequantised_layers(opened: MoeModel) -> tuple[int, ...]:
-        kernelled = list(map(has_kernels, opened.store.layout.variants))
+        layout = opened.store.layout
+        if layout.codes != "mixed":
+            return ()
+        kernelled = list(map(has_kernels, layout.variants))
         return tuple(at for at, variant in enumerate(opened.variants) if not kernelled[variant])
 
     @staticmethod
