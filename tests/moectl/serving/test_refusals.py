@@ -185,7 +185,7 @@ def test_names_that_break_lines_break_no_counter(
         in lines
     )
     assert 'moectl_user_first_tokens_total{user="cut \\\\ud83d"} 1.0' in lines
-    assert all(line.startswith(("#", "moectl_")) for line in lines)
+    assert all(line.startswith(("#", "moectl_", "process_")) for line in lines)
     assert json.loads(live.text)["owners"].keys() >= {'a"\\\n\r\u2028\x85b', "cut \ud83d"}
 
 

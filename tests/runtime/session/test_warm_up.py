@@ -7,7 +7,7 @@ import torch
 from runtime.backends.torch_backend import TorchBackend
 from runtime.control.cache import ABSENT
 from runtime.model.open import open_model
-from runtime.session import warm_up as module
+from runtime.session.generation import warm_up as module
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
 

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from torch import nn
+from transformers.integrations.moe import _default_apply_gate
 
 from artifacts.shape import FULL_BITS
 from runtime.backends.cpu.forms_cpu import TokenKernels
@@ -75,13 +76,21 @@ def _experts(name: str, count: int) -> Iterator[tuple[Layout, torch.Tensor]]:
         yield layout, content
 
 
+class _SiluExperts(nn.Module):
+    """Experts whose gate is SiLU's, without weights."""
+
+    has_gate = is_concatenated = True
+    act_fn = staticmethod(nn.functional.silu)
+    _apply_gate = _default_apply_gate
+
+
 def _kernels(
     contents: list[tuple[Layout, torch.Tensor]], threads: KernelThreads, way: str
 ) -> TokenKernels:
     store = SimpleNamespace(layout=contents[0][0])
     slots = [content for _, content in contents]
     resident = SimpleNamespace(slow=SlowTier.plain(store), shadows=None, slots=slots)
-    layer = SimpleNamespace(hidden_size=HIDDEN, experts=nn.Module())
+    layer = SimpleNamespace(hidden_size=HIDDEN, experts=_SiluExperts())
     opened = SimpleNamespace(dtype=torch.bfloat16, layers=[layer])
     kernels = TokenKernels(opened, resident, threads)
     kernels._forms[FULL_BITS].rows.are_divisible = way == ROWS
