@@ -7,7 +7,7 @@ import socket
 import subprocess
 from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -113,8 +113,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     opened = open_model(str(demo_model()))
     opened.tokenizer.chat_template = TEMPLATE
     limits = ServerLimits(max_tokens=60)
+    slowly = replace(SETTINGS, link="10MB/s")  # or an answer has ended before Escape is pressed
     with (
-        serving(opened, SETTINGS, limits, folder / "none.duckdb") as server,
+        serving(opened, slowly, limits, folder / "none.duckdb") as server,
         asyncio.Runner() as runner,
     ):
         stack = AsyncExitStack()
