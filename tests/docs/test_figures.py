@@ -60,13 +60,14 @@ def hit_rates() -> dict[tuple[str, str], float]:
 
 
 def test_hit_rates_of_the_demo(hit_rates: dict[tuple[str, str], float]) -> None:
+    """Within one in the last digit: vectors of another width sum otherwise, and a router then
+    chooses another of two experts that are nearly equal (.565 on AVX2, .566 on AVX-512)."""
     told = {
         (row["preset"], row["held"].replace(" ", "")): row["hit rate"]
         for row in rows("README.md", "held", "hit rate")
     }
-    assert {key: told[key] for key in hit_rates} == {
-        key: f"{rate:.3f}"[1:] for key, rate in hit_rates.items()
-    }
+    for key, rate in hit_rates.items():
+        assert abs(float(told[key]) - round(rate, 3)) < 0.0015, key
 
 
 def test_evictions_on_a_clock() -> None:

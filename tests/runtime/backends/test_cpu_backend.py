@@ -224,7 +224,9 @@ SIZES_AND_GATES = [(h, n, SILU) for h in (1, 7, 64, 130) for n in (1, 5, 48)]
 SIZES_AND_GATES += [(130, 48, gate) for gate in GATES]
 
 
-@pytest.mark.parametrize(("hidden", "neurons", "gate"), SIZES_AND_GATES, ids=str)
+@pytest.mark.parametrize(
+    ("hidden", "neurons", "gate"), SIZES_AND_GATES, ids=lambda one: getattr(one, "rule", str(one))
+)
 @pytest.mark.parametrize("dtype", AS_NUMPY, ids=str)
 def test_kernels_equal_the_module_at_odd_sizes(
     hidden: int, neurons: int, gate: Gate, dtype: torch.dtype
