@@ -198,7 +198,8 @@ def main() -> int:
         model = in_float32(path) if options.batch > 1 else Path(shutil.copytree(demo_model(), path))
         (model / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
         texts, chats, long, said = _alone(model)
-        with serving(model, preset=PRESETS[0], batch=options.batch) as (process, port):
+        own = {"preset": PRESETS[0], "batch": options.batch, "experts": "exact"}
+        with serving(model, **own) as (process, port):
             soak = Soak(port, texts, chats, long, said)
             going, memory, waits = _run(soak, process.pid, options)
             over = json.loads(_get(port, "/live"))

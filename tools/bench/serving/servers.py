@@ -21,11 +21,11 @@ def long_texts() -> list[str]:
 
 @contextmanager
 def serving(
-    model: Path, *, preset: str, batch: int, budget: str = "25%"
+    model: Path, *, preset: str, batch: int, budget: str = "25%", experts: str = "auto"
 ) -> Iterator[tuple[subprocess.Popen, int]]:
     """Serve on one thread; yield the process and its port. What it said last is printed."""
     own = ("--preset", preset, "--budget", budget, "--batch", str(batch))
-    alike = ("--threads", "1", "--port", "0")
+    alike = ("--experts", experts, "--threads", "1", "--port", "0")
     command = [sys.executable, "-m", "moectl", "serve", str(model), *own, *alike]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
