@@ -65,7 +65,7 @@ class Chat:
         self._session.fold()
 
     def _answered(self, said: list[Piece]) -> Answer:
-        """Show an answer, and add its pieces to `said` as they come."""
+        """Print the pieces of an answer while they are generated, and append them to `said`."""
         tokenizer = self._session.opened.tokenizer
         stream = self._session.stream(self.messages, self._sampling)
         pieces = _noted(stream.pieces(), said)

@@ -99,7 +99,7 @@ class AnswerChoices:
         return num_tokens
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
-        """Yield what comes of each choice, until all are over or one has failed."""
+        """Yield each event with the number of its choice, until all are over or one has failed."""
         left = len(self)
         while left:
             index, item = self._early.popleft() if self._early else await self._events.get()

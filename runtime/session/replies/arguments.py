@@ -1,5 +1,5 @@
-"""Calls of tools as pieces: arguments that a model writes as JSON are passed on as they come, those
-that it writes one by one are put together to JSON."""
+"""Calls of tools as pieces. Arguments in JSON are passed on piece by piece; arguments that a model
+writes one by one are joined to a JSON object."""
 
 import json
 import re
@@ -15,7 +15,7 @@ Step = Generator[Piece | None, None, str]
 
 _STRING = r'("(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")'
 _HEAD = re.compile(rf'\s*{{\s*"name"\s*:\s*{_STRING}\s*,\s*"(?:arguments|parameters)"\s*:\s*(?={{)')
-_LONGEST_HEAD = 512  # characters before arguments that are passed on as they come
+_LONGEST_HEAD = 512  # characters of a call before its arguments; a longer call is read whole
 _PARTS = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
 _OF_PYTHON = {"True": True, "False": False, "None": None}
 _TYPES = {
