@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum, auto
+from itertools import compress
 
 import numpy as np
 
@@ -213,6 +214,12 @@ class Counters:
         """Return the hits and requests of each pass."""
         self.catch_up()
         return [(int(table[_HITS].sum()), int(table[_REQUESTS].sum())) for table in self.passes]
+
+    def of_passes(self, chosen: Sequence[bool]) -> dict[str, int]:
+        """Return the sums over the passes that are chosen."""
+        self.catch_up()
+        nothing = np.zeros((len(Counter), self._num_layers), np.int64)
+        return totals(by_layer(sum(compress(self.passes, chosen), nothing)))
 
     def totals(self, *, first_pass: int = 0) -> dict[str, int]:
         return totals(self.by_layer(first_pass=first_pass))

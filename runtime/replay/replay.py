@@ -62,11 +62,12 @@ def replay(
 def _pass_of(trace: Trace, rows: slice) -> dict[str, int]:
     """Return what `ReplayTiming` is told of a pass, by the rows of its first layer."""
     phases = trace.phase[rows]
-    requests = trace.request[rows]
+    num_decoded = int((phases == DECODE).sum())
+    num_prompts = len(np.unique(trace.request[rows][phases == PREFILL]))
     return {
         "num_tokens": len(phases),
-        "num_decoded": int((phases == DECODE).sum()),
-        "num_requests": len(last_tokens(requests)),
+        "num_decoded": num_decoded,
+        "num_heads": num_decoded + num_prompts,
     }
 
 

@@ -51,8 +51,8 @@ def oracles(setting: Setting) -> tuple[Setting, Setting]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a replay: counters over all passes and by layer, times as
-    `ReplayTiming.summary` gives them, and the hits, requests and times of each pass.
+    """The result of a replay: counters over all passes, by layer and over the passes that decode,
+    times as `ReplayTiming.summary` gives them, and the hits, requests and times of each pass.
 
     `num_slots`: in whole experts; where experts are split, as many as the slots' bytes would hold.
     `fast_nbytes`: slots and resident replicas together. `split`: how experts are cut, and what
@@ -67,6 +67,7 @@ class Outcome:
     window: int
     counters: dict[str, int]
     by_layer: list[dict[str, int]]
+    decoding: dict[str, int]
     times: dict[str, float | None]
     hits_by_pass: list[tuple[int, int]]
     passes: list[PassTime]

@@ -15,12 +15,12 @@ from runtime.control.plan import NO_SLOT, Place, Plan
 
 @dataclass(slots=True)
 class PassTime:
-    """One pass of `num_requests`, `num_decoded` of whose tokens are decoded: of its `seconds`,
-    compute waited `stall_s` for the link; the near tier computed for `near_s`."""
+    """One pass, `num_decoded` of whose tokens are decoded; `num_heads` of them pass the head. Of its
+    `seconds` compute waited `stall_s` for the link; the near tier computed for `near_s`."""
 
     num_tokens: int
     num_decoded: int
-    num_requests: int = 1
+    num_heads: int = 1
     seconds: float = 0.0
     stall_s: float = 0.0
     near_s: float = 0.0
@@ -44,11 +44,11 @@ class ReplayTiming:
         self._pending: dict[int, _Transfer] = {}  # by slot
         self._now_s = 0.0
 
-    def begin_pass(self, num_tokens: int, *, num_decoded: int, num_requests: int = 1) -> None:
+    def begin_pass(self, num_tokens: int, *, num_decoded: int, num_heads: int = 1) -> None:
         """Begin a pass, and end the one before if there is one."""
         if self.passes:
             self.end_pass()
-        self.passes.append(PassTime(num_tokens, num_decoded, num_requests))
+        self.passes.append(PassTime(num_tokens, num_decoded, num_heads))
         self._begin_s = self._now_s
 
     def open_pass(self, prefetches: tuple[Place, ...]) -> None:
@@ -56,8 +56,9 @@ class ReplayTiming:
         self._issue(prefetches, is_demand=False)
 
     def end_pass(self) -> None:
-        """End the pass with the head, which is computed for the last token of each request only."""
-        self._now_s += self._costs.head.seconds(self.passes[-1].num_requests)
+        """End the pass with the head, which is computed for decoded tokens and the last of each
+        prompt only."""
+        self._now_s += self._costs.head.seconds(self.passes[-1].num_heads)
         self.passes[-1].seconds = self._now_s - self._begin_s
 
     def step(self, plan: Plan) -> None:

@@ -73,6 +73,17 @@ class Workload:
         self._window = window
         self._splits: dict[tuple, SolvedSplit] = {}  # by budget and policies
 
+    def of_trace(self, trace: Trace) -> "Workload":
+        """Return the workload of another trace, of the same model on the same machine."""
+        return Workload(
+            trace,
+            self.model,
+            self.machine,
+            artefacts=self._artefacts.stored,
+            window=self._window,
+            costs=self._costs,
+        )
+
     @property
     def num_tokens(self) -> int:
         """Tokens that are computed, of prompts and of answers."""
@@ -100,6 +111,7 @@ class Workload:
             window=window,
             counters=controller.counters.totals(),
             by_layer=controller.counters.by_layer(),
+            decoding=controller.counters.of_passes([one.num_decoded > 0 for one in timing.passes]),
             times=timing.summary() | (self.served.summary(timing.ends_s()) if self.served else {}),
             hits_by_pass=controller.counters.hits_by_pass(),
             passes=timing.passes,

@@ -281,9 +281,9 @@ def test_a_pass_with_a_prompt_and_answers_counts_what_it_decodes_and_a_head_for_
     """A layer with three experts takes 7 s, the head half a second for each request."""
     costs = replace(COSTS, head=Work(0, 0.5))
     timing = ReplayTiming(costs, NUM_EXPERTS, NBYTES)
-    timing.begin_pass(10, num_decoded=2, num_requests=3)
+    timing.begin_pass(10, num_decoded=2, num_heads=3)
     timing.step(plan(Wave(places(1, 2, 3), ())))
-    timing.begin_pass(2, num_decoded=2, num_requests=2)
+    timing.begin_pass(2, num_decoded=2, num_heads=2)
     timing.step(plan(Wave(places(1, 2, 3), ())))
     timing.end_pass()
     assert timing.ends_s().tolist() == [8.5, 16.5]
