@@ -111,6 +111,17 @@ def test_many_clients_share_what_is_loaded(simulated: Simulated, some: Path) -> 
     assert any("requests are repeated" in note for note in three["receipt"]["assumed"])
 
 
+def test_drafts_are_replayed_for_every_setting(simulated: Simulated, some: Path) -> None:
+    options = ("--trace", some, "--num-experts", 32, "--compare", "lru,class_lru")
+    said = simulated(*options, "--drafts", "0-1", "--acceptance", ".8,.5", "--draft-ms", 1)
+    assert list(said) == ["lru", "class_lru"]
+    for choice in said.values():
+        plain, one = choice["rows"]
+        assert one["tokens_per_pass"] == pytest.approx(1.8, abs=0.1)
+        assert one["experts_per_layer"] > plain["experts_per_layer"]
+        assert choice["length"] in (0, 1) and "rejected draft" in choice["assumed"][-1]
+
+
 def test_the_same_twice(simulated: Simulated, some: Path) -> None:
     options = ("--trace", some, "--preset", "specmd", "--budget", "96x")
     assert simulated(*options) == simulated(*options)
@@ -404,6 +415,9 @@ def parts(tmp_path: Path) -> dict[str, Path]:
         ),
         (("--synthetic", "skew=1", "--clients", "0"), 2, "--clients 0: give 1 to 10,000"),
         (("--synthetic", "skew=1", "--chunk", "8"), 2, "give --clients too"),
+        (("--trace", TRACE, "--drafts", "0-x"), 2, "write a number, or a range as 0-8"),
+        (("--trace", TRACE, "--drafts", "2", "--clients", "2"), 2, "leave out --clients"),
+        (("--trace", TRACE, "--drafts", "2", "--acceptance", "high"), 2, "draft by draft"),
         (("--synthetic", "skw=1"), 2, "unknown dial 'skw'; did you mean skew?"),
         (("--synthetic", "skew=much"), 2, "skew takes a value of type float, not 'much'"),
         (("--synthetic", "locality=1.5"), 2, "locality is a chance between 0 and 1"),

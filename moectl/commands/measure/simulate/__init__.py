@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from moectl.shared.trace_source import TraceSource
     from runtime.policies.presets import Preset as NamedPreset
     from runtime.replay.settings import Setting
+    from runtime.replay.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,20 @@ class ReplayOptions:
     chunk: Annotated[
         int | None, typer.Option(help="With --clients: tokens of prompts read in a pass.")
     ] = None
+    drafts: Annotated[
+        str | None,
+        typer.Option(help="Verify so many drafts in a pass, as 0-8: which number is fastest."),
+    ] = None
+    acceptance: Annotated[
+        str, typer.Option(help="With --drafts: how probably a draft is right, .7 or .8,.7,.5.")
+    ] = ".7"
+    draft_ms: Annotated[
+        float, typer.Option(min=0, help="With --drafts: milliseconds to make a draft.")
+    ] = 0.0
+    rejected: Annotated[
+        Path | None,
+        typer.Option(help="With --drafts: a trace with a drafted token in place of each."),
+    ] = None
     seed: Seed = 0
     serving: Annotated[
         str,
@@ -144,18 +159,25 @@ def simulate(
     clients = clients_of(replay.clients, replay.chunk, seed=replay.seed)
     stored = find_presets([preset, *names_in(replay.compare or "")], store)
     _check(source, replay)
+    if replay.drafts and clients:
+        raise BadUsage("--drafts are of one request at a time: leave out --clients")
     given = policies.given(avg_bits)
     for setting in _settings(preset, given, replay, stored):
         controller_kind(replay.serving, setting.build())
-    simulated = _simulated(
-        fill(TraceSource, source, store=store),
-        source.machine,
-        preset,
-        given,
-        replay,
-        clients=clients,
-        stored=stored,
-    )
+    with resumable():
+        name, workload, settings = _opened(
+            fill(TraceSource, source, store=store),
+            source.machine,
+            preset,
+            given,
+            replay,
+            clients=clients,
+            stored=stored,
+        )
+        if replay.drafts:
+            _show_drafts(name, workload, settings, replay, as_json=json)
+            return
+        simulated = _simulated(name, workload, settings, replay, clients=clients)
     show(simulated, as_json=json)
 
 
@@ -227,8 +249,7 @@ def _settings(
     return asked
 
 
-@resumable()
-def _simulated(
+def _opened(
     source: "TraceSource",
     machine: str,
     preset: str,
@@ -237,19 +258,12 @@ def _simulated(
     *,
     clients: "TraceClients | None",
     stored: Mapping[str, "NamedPreset"],
-) -> "Simulated":
-    """Replay the source's trace once for each setting, for on-demand loading and for the
-    oracles."""
-    from moectl.commands.measure.simulate.table import PLAIN, Simulated, label
+) -> "tuple[str, Workload, list[Setting]]":
+    """Return the name of the source, its workload, and the settings asked for."""
     from moectl.shared.place_trace import place_trace
     from moectl.shared.trace_source import open_source
-    from runtime.replay.settings import Outcome, Setting, oracles
     from runtime.replay.workload import Workload
     from runtime.session.presets import find_presets
-
-    def identity(outcome: Outcome) -> tuple:
-        """Return the key by which two rows are the same."""
-        return label(outcome), outcome.policies, outcome.scope, outcome.num_slots, outcome.window
 
     settings = _settings(preset, policies, replay, stored)
     with_maps = any("maps" in setting.build().requires for setting in settings)
@@ -270,6 +284,49 @@ def _simulated(
         dense=replay.dense,
         clients=clients,
     )
+    return opened.name, workload, settings
+
+
+def _show_drafts(
+    name: str,
+    workload: "Workload",
+    settings: list["Setting"],
+    replay: ReplayOptions,
+    *,
+    as_json: bool,
+) -> None:
+    from artifacts.traces.parquet import read_parquet
+    from moectl.commands.measure.simulate.drafts import (
+        parse_acceptance,
+        parse_lengths,
+        show_drafts,
+    )
+    from runtime.replay.drafting import Drafts
+
+    lengths = parse_lengths(replay.drafts)
+    num_experts = workload.model.shape.num_experts
+    rejected = replay.rejected and read_parquet(replay.rejected, num_experts=num_experts)
+    chances = parse_acceptance(replay.acceptance)
+    drafts = Drafts(chances, replay.draft_ms / 1e3, replay.seed, rejected)
+    show_drafts(workload, settings, drafts, lengths, source=name, as_json=as_json)
+
+
+def _simulated(
+    name: str,
+    workload: "Workload",
+    settings: list["Setting"],
+    replay: ReplayOptions,
+    *,
+    clients: "TraceClients | None",
+) -> "Simulated":
+    """Replay the trace once for each setting, for on-demand loading and for the oracles."""
+    from moectl.commands.measure.simulate.table import PLAIN, Simulated, label
+    from runtime.replay.settings import Outcome, Setting, oracles
+
+    def identity(outcome: Outcome) -> tuple:
+        """Return the key by which two rows are the same."""
+        return label(outcome), outcome.policies, outcome.scope, outcome.num_slots, outcome.window
+
     asked = [workload.run(setting) for setting in settings]
     plain = replace(
         Setting(PLAIN, PLAIN, budget=replay.budget, devices=replay.devices, serving=replay.serving),
@@ -282,9 +339,9 @@ def _simulated(
         asked,
         beside,
         workload.trace,
-        opened.model,
+        workload.model,
         workload.machine,
-        opened.name,
+        name,
         workload.assumed,
         replay.base,
         replay.dense,
