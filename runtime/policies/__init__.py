@@ -32,20 +32,22 @@ from runtime.policies.eviction.map import MapEviction
 from runtime.policies.eviction.random import Random
 from runtime.policies.eviction.score import ScoreEviction
 from runtime.policies.miss.behind import Behind
-from runtime.policies.miss.best_resident import BestResident
 from runtime.policies.miss.buddy import Buddy
 from runtime.policies.miss.cascade import Cascade
 from runtime.policies.miss.cold import Cold
+from runtime.policies.miss.controls.best_resident import BestResident
+from runtime.policies.miss.controls.random_resident import RandomResident
+from runtime.policies.miss.controls.zero import Zero
 from runtime.policies.miss.drop import Drop
 from runtime.policies.miss.fetch import Fetch
 from runtime.policies.miss.fetch_lowest import FetchLowest
 from runtime.policies.miss.fetch_priority import FetchPriority
+from runtime.policies.miss.hybrid import Hybrid
 from runtime.policies.miss.near import NearMiss
 from runtime.policies.miss.qstar import QStar
-from runtime.policies.miss.random_resident import RandomResident
 from runtime.policies.miss.shadow import ShadowMiss
+from runtime.policies.miss.share import Share
 from runtime.policies.miss.substitute import Substitute
-from runtime.policies.miss.zero import Zero
 from runtime.policies.prefetch.activation import ActivationPrefetch
 from runtime.policies.prefetch.affinity import Affinity
 from runtime.policies.prefetch.blend import Blend
@@ -58,6 +60,7 @@ from runtime.policies.prefetch.oracle import Oracle
 from runtime.policies.prefetch.popular import Popular
 from runtime.policies.prefetch.random import RandomPrefetch
 from runtime.policies.prefetch.score import ScorePrefetch
+from runtime.policies.residency.adaptive import Adaptive
 from runtime.policies.residency.allocated import Allocated
 from runtime.policies.residency.hot import Hot
 from runtime.policies.residency.shadow import ShadowResidency
@@ -106,6 +109,8 @@ POLICIES: dict[str, dict[str, type]] = {
         "near": NearMiss,
         "qstar": QStar,
         "behind": Behind,
+        "share": Share,
+        "hybrid": Hybrid,
         "drop": Drop,
         "buddy": Buddy,
         "substitute": Substitute,
@@ -122,6 +127,7 @@ POLICIES: dict[str, dict[str, type]] = {
         "uniform": Uniform,
         "allocated": Allocated,
         "hot": Hot,
+        "adaptive": Adaptive,
         "shadow": ShadowResidency,
         "split": SplitResidency,
     },

@@ -16,6 +16,8 @@ _WHOLE = (
     "near",
     "qstar",
     "behind",
+    "share",
+    "hybrid",
     "cold",
 )  # what becomes of a miss where nothing else stands in for it
 

@@ -2,7 +2,7 @@
 counts for less, the more often an expert was used lately."""
 
 from dataclasses import dataclass
-from math import frexp
+from math import frexp, inf
 
 import numpy as np
 
@@ -18,14 +18,17 @@ class ClassLru(SimpleEviction):
 
     An age is the number of tokens that the key's layer has had since the last use. A use adds 1 to
     the key's count, which halves every `half_life` tokens; the class, set at that use, is
-    floor(log2(count)), below `num_classes`. Ties go by the lower class, then by the older step.
+    floor(log2(count)), below `num_classes`. Ties go by the lower class, then by the older step. A
+    step of more than `tokens` tokens is not noted: it bypasses the cache there (`share:tokens=32`).
 
-    This is a reading: the release notes and comments of llama.cpp give classes, half-life and the
-    rule for the victim, but neither its ties nor the moment at which its clock moves.
+    This is a reading: the release notes of b12170 and the first comment of src/llama-moe-cache.cpp
+    at c4fb5796 give classes, half-life, the clock of each layer and the rule for the victim, but
+    not its ties.
     """
 
     half_life: float = 128.0
     num_classes: int = 8
+    tokens: float = inf
 
     def __post_init__(self) -> None:
         if not (self.half_life > 0 and self.num_classes >= 1):
@@ -43,6 +46,8 @@ class ClassLru(SimpleEviction):
         self._counts = np.zeros(shape.num_keys).tolist()
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
+        if len(step.selected) > self.tokens:
+            return
         clock = int(self._clocks[step.layer]) + len(step.selected)
         self._clocks[step.layer] = clock
         for key in keys:

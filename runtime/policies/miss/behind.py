@@ -1,5 +1,4 @@
-"""Compute a missing expert near now and bring it behind, for its next use (as llama.cpp's
-`--moe-cache-cpu-share` does; lossless)."""
+"""Compute a missing expert near now and bring it behind, for its next use (lossless)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -159,7 +159,7 @@ def test_every_system_of_the_design_has_a_preset() -> None:
     systems = (
         "full, uniform-bits, on-demand, near, shadow, mixtral-offloading, moe-infinity, "
         "pre-gated, adapmoe, promoe, hobbit, mixture-cache, importance, specmd, buddymoe, "
-        "context-aware, monde, monde-static, moepic, fmoe"
+        "context-aware, monde, monde-static, moepic, fmoe, llama.cpp, freetoken, strata"
     )
     assert [name for name in presets() if name in systems.split(", ")] == systems.split(", ")
 
