@@ -1,0 +1,261 @@
+"""Prediction of an engine's tokens a second on a placement, from a replay of a trace at a machine's
+rates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from artifacts.hardware.costs import Costs
+from artifacts.hardware.machines import Machine
+from artifacts.modelshapes.known import ModelShape
+from artifacts.shape import Shape
+from artifacts.traces.trace import Trace
+from moectl.commands.start.advise.engines import Engine
+from moectl.commands.start.plan.needs import Needs
+from runtime.replay.pool import Pool, PoolOutcome, Steps
+
+NEAR_STEP_S = 40e-6
+"""Assumed, of a layer that the CPU computes a part of: its inputs and outputs over the link, and
+waiting for each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a run keeps and computes what it needs.
+
+    `share` of the layers have all their experts on the GPU. The experts of the others are in RAM,
+    and `cache_nbytes` of the GPU's memory hold copies of some. The CPU computes `near_share` of
+    those that are missing there; the others are loaded. `is_on_cpu`: nothing is on a GPU.
+    """
+
+    share: float = 0.0
+    cache_nbytes: int = 0
+    near_share: float = 1.0
+    is_on_cpu: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The part of a stated rate that runs get: usual, least and most."""
+
+    usual: float
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        return f"{self.usual:.0%} ({self.least:.0%} to {self.most:.0%})"
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The parts of a machine's rates that an engine gets, assumed where nothing was measured."""
+
+    fast: Spread = Spread(0.7, 0.5, 0.9)
+    link: Spread = Spread(0.95, 0.8, 1.0)
+    near: Spread = Spread(0.85, 0.6, 1.0)
+    source: str = "assumed"
+
+    def of(self, machine: Machine, which: str) -> Machine:
+        """Return the machine at its `usual`, `least` or `most` rates."""
+        fast, link, near = (getattr(each, which) for each in (self.fast, self.link, self.near))
+        return replace(
+            machine,
+            fast_gbps=machine.fast_gbps * fast,
+            fast_tflops=machine.fast_tflops * fast,
+            link_gbps=machine.link_gbps * link,
+            near_gbps=machine.near_gbps * near,
+            near_tflops=machine.near_tflops * near,
+            ram_gbps=machine.ram_gbps and machine.ram_gbps * near,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Tokens a second of one request at a time, and between which they are expected; `limit`: what
+    the same bytes would allow at the machine's own rates, each channel alone. `misses_per_token`:
+    experts that were not on the GPU; `hit_rate` of those wanted in layers that are not there whole.
+    `grounds` says for each what it rests on."""
+
+    tokens_per_second: float
+    low: float
+    high: float
+    limit: float
+    hit_rate: float
+    misses_per_token: float
+    grounds: tuple[str, ...]
+
+    @property
+    def of_limit(self) -> float:
+        return self.tokens_per_second / self.limit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replayed:
+    """A trace for a model: its own, or another's of which each layer, and each pool of the same
+    share of its experts, stands for the model's."""
+
+    steps: Steps
+    shape: Shape
+    num_tokens: int
+    says: str
+
+    @classmethod
+    def of(cls, trace: Trace, num_experts: int, says: str) -> "Replayed":
+        shape = Shape(trace.num_layers, num_experts, trace.top_k, 1)
+        steps = Steps(trace, num_experts)
+        return cls(steps, shape, int(steps.num_tokens.sum()), says)
+
+
+def predict(
+    needs: Needs,
+    machine: Machine,
+    placement: Placement,
+    engine: Engine,
+    trace: Replayed,
+    *,
+    reached: Reached = Reached(),
+) -> Prediction:
+    """Predict the speed of decoding, one request at a time.
+
+    The interval is that of the rates, all low or all high, times that of the trace's requests (90 %
+    of resamplings).
+    """
+    usual = _tried(needs, reached.of(machine, "usual"), placement, engine, trace)
+    slow = _tried(needs, reached.of(machine, "least"), placement, engine, trace)
+    fast = _tried(needs, reached.of(machine, "most"), placement, engine, trace)
+    low, high = _of_requests(trace, usual.seconds)
+    wanted, misses, _, _ = usual.counts.tolist()
+    outside = wanted * (1 - _num_held(placement, trace) / trace.shape.num_layers)
+    return Prediction(
+        usual.rate,
+        slow.rate * low,
+        fast.rate * high,
+        _limit(needs, machine, placement, trace, usual),
+        1 - misses / outside if outside else 1.0,
+        misses / trace.num_tokens,
+        (
+            f"misses: {trace.says}, evicting as {engine.evicts}",
+            f"times: {machine.name}'s figures, of which runs get "
+            f"{reached.fast} of the GPU's, {reached.link} of the link's and {reached.near} of the "
+            f"CPU's ({reached.source})",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Try:
+    """A replay: `counts` over all steps, `seconds` of each pass, tokens a second."""
+
+    counts: np.ndarray
+    seconds: np.ndarray
+    rate: float
+
+
+def tried_rate(
+    needs: Needs,
+    machine: Machine,
+    placement: Placement,
+    engine: Engine,
+    trace: Replayed,
+    *,
+    reached: Reached = Reached(),
+) -> float:
+    """Return the tokens a second alone, from one replay."""
+    return _tried(needs, reached.of(machine, "usual"), placement, engine, trace).rate
+
+
+def _tried(
+    needs: Needs, machine: Machine, placement: Placement, engine: Engine, trace: Replayed
+) -> _Try:
+    costs = _costs(needs, machine, placement, trace.shape)
+    outcome = trace.steps.through(_pool(needs.model, placement, engine, trace), costs)
+    seconds = _pass_seconds(outcome, costs, needs.model.shape, trace)
+    return _Try(outcome.counts.sum(axis=0), seconds, trace.num_tokens / float(seconds.sum()))
+
+
+def _costs(needs: Needs, machine: Machine, placement: Placement, shape: Shape) -> Costs:
+    """Return the costs of an expert of the trace, K of which are a token's; weights besides experts
+    are read as they are stored."""
+    if placement.is_on_cpu:
+        rates = {"fast_gbps": machine.near_gbps, "fast_tflops": machine.near_tflops}
+        machine = replace(machine, **rates)
+    costs = Costs.of(needs.model, machine)
+    stored = _stored_share(needs)
+    each = needs.model.shape.top_k / shape.top_k
+    return replace(
+        costs,
+        rest=costs.rest.scaled(stored),
+        head=costs.head.scaled(stored),
+        expert=costs.expert.scaled(each),
+        load_s=costs.load_s * each,
+        near=costs.near.scaled(each),
+        near_step_s=0.0 if placement.is_on_cpu else NEAR_STEP_S,
+    )
+
+
+def _stored_share(needs: Needs) -> float:
+    memory = needs.memory
+    beside = memory.stored_nbytes - memory.tables_nbytes - memory.drafting_nbytes
+    return beside / memory.weights_nbytes
+
+
+def _num_held(placement: Placement, trace: Replayed) -> int:
+    """Return the layers of the trace that stand for those that are whole on the GPU; on a CPU all
+    are where they are computed."""
+    return round((1.0 if placement.is_on_cpu else placement.share) * trace.shape.num_layers)
+
+
+def _pool(model: ModelShape, placement: Placement, engine: Engine, trace: Replayed) -> Pool:
+    slots = int(placement.cache_nbytes / model.shape.nbytes * trace.shape.num_keys)
+    return Pool(
+        slots,
+        placement.near_share,
+        _num_held(placement, trace),
+        num_classes=engine.num_classes,
+    )
+
+
+def _pass_seconds(outcome: PoolOutcome, costs: Costs, shape: Shape, trace: Replayed) -> np.ndarray:
+    layers_s = outcome.seconds * shape.num_layers / trace.shape.num_layers
+    return layers_s + np.array([costs.head.seconds(n) for n in trace.steps.num_tokens.tolist()])
+
+
+def _of_requests(trace: Replayed, seconds: np.ndarray) -> tuple[float, float]:
+    """Return by how much the rate differs between choices of as many requests: 5 % and 95 % of a
+    thousand resamplings."""
+    _, request = np.unique(trace.steps.request, return_inverse=True)
+    tokens = np.bincount(request, trace.steps.num_tokens)
+    spent = np.bincount(request, seconds)
+    drawn = np.random.default_rng(0).integers(len(tokens), size=(1000, len(tokens)))
+    rates = tokens[drawn].sum(axis=1) / spent[drawn].sum(axis=1)
+    low, high = np.quantile(rates / (tokens.sum() / spent.sum()), [0.05, 0.95])
+    return float(low), float(high)
+
+
+def _limit(
+    needs: Needs, machine: Machine, placement: Placement, trace: Replayed, tried: _Try
+) -> float:
+    """Return the tokens a second if each channel moved its bytes at its full rate, all at once."""
+    wanted, _, near, loads = (float(count) / trace.num_tokens for count in tried.counts)
+    shape = needs.model.shape
+    each = (
+        shape.expert_nbytes
+        * shape.top_k
+        / trace.shape.top_k
+        * (shape.num_layers / trace.shape.num_layers)
+    )
+    model = needs.model
+    beside = _stored_share(needs) * (
+        shape.num_layers * (model.attention_nbytes + model.shared_nbytes)
+        + 2 * model.vocabulary * model.hidden
+    )
+    passes = len(tried.seconds) / trace.num_tokens
+    gpu = beside * passes + (wanted - near) * each
+    channels: Sequence[tuple[float, float]] = (
+        (gpu, machine.near_gbps if placement.is_on_cpu else machine.fast_gbps),
+        (loads * each, machine.link_gbps),
+        (near * each, machine.near_gbps),
+        ((near + loads) * each, machine.ram_gbps or machine.near_gbps + machine.link_gbps),
+    )
+    return 1e9 / max(nbytes / gbps for nbytes, gbps in channels)

@@ -1,0 +1,84 @@
+"""The light replay of one pool: its counts and times are the simulator's."""
+
+import numpy as np
+import pytest
+
+from artifacts.hardware.costs import Costs
+from artifacts.hardware.machines import machine
+from artifacts.modelshapes.known import model_shape
+from artifacts.shape import Shape
+from artifacts.traces.synthetic import Dials, generate
+from runtime.replay.pool import Pool, Steps
+from runtime.replay.settings import Setting
+from runtime.replay.workload import Workload
+
+MODEL = model_shape("mixtral-8x7b")
+COSTS = Costs.of(MODEL, machine("rtx5070"))
+NUM_KEYS = MODEL.shape.num_keys
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return generate(Dials(tokens=60, requests=3, prompt=1), MODEL.shape)
+
+
+@pytest.mark.parametrize(("eviction", "num_classes"), [("class_lru", 8), ("lru", 1)])
+@pytest.mark.parametrize("budget", ["12.5%", "50%", "100%"])
+def test_counts_and_times_of_loads_are_those_of_the_simulator(trace, eviction, num_classes, budget):
+    decoded = trace.take(np.flatnonzero(trace.phase == 1))
+    setting = Setting("", policies={"eviction": eviction}, scope="global", budget=budget)
+    outcome = Workload(decoded, MODEL, machine("rtx5070")).run(setting)
+
+    pool = Pool(outcome.num_slots, num_classes=num_classes)
+    found = Steps(trace, MODEL.shape.num_experts).through(pool, COSTS)
+
+    wanted, misses, near, loads = found.counts.sum(axis=0).tolist()
+    counters = outcome.counters
+    assert (wanted, misses, loads) == (
+        counters["requests"],
+        counters["misses"],
+        counters["fetched"],
+    )
+    assert near == 0
+    passes = [each.seconds - COSTS.head.seconds(1) for each in outcome.passes]
+    assert found.seconds == pytest.approx(passes, rel=1e-9)
+
+
+def test_without_slots_every_miss_is_computed_near_and_nothing_is_loaded(trace):
+    steps = Steps(trace, MODEL.shape.num_experts)
+
+    counts = steps.through(Pool(0, near_share=1.0), COSTS).counts
+
+    assert (counts[:, :3] == 2).all()
+    assert not counts[:, 3].any()
+
+
+def test_layers_held_whole_never_miss_and_leave_the_pool_to_the_others(trace):
+    steps = Steps(trace, MODEL.shape.num_experts)
+
+    counts = steps.through(Pool(8, num_held=31), COSTS).counts
+
+    assert not counts[np.arange(len(counts)) % 32 > 0, 1].any()
+    assert counts[::32, 1].sum() == 8  # the first layer's experts, once each
+
+
+def test_a_share_of_the_misses_is_computed_near_and_loaded_behind_as_the_link_allows(trace):
+    steps = Steps(trace, MODEL.shape.num_experts)
+    slow = Costs.of(MODEL, machine("5gbps"))
+
+    counts = steps.through(Pool(NUM_KEYS // 4, near_share=1.0), slow).counts
+
+    assert (counts[:, 2] == counts[:, 1]).all()
+    assert 0 < counts[:, 3].sum() < counts[:, 1].sum()
+
+
+def test_a_pass_of_several_tokens_wants_each_expert_once():
+    shape = Shape(1, 8, 2, 1)
+    trace = generate(Dials(tokens=4, requests=1, prompt=1), shape)
+    together = type(trace)(**{**trace.columns(), "pass_": np.zeros_like(trace.pass_)})
+
+    steps = Steps(together, 8)
+
+    assert steps.num_tokens.tolist() == [3]
+    distinct = len(np.unique(trace.experts[trace.phase == 1]))
+    assert steps.through(Pool(8), COSTS).counts.tolist() == [[distinct, distinct, 0, distinct]]
