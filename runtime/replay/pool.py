@@ -9,17 +9,20 @@ from artifacts.hardware.costs import Costs
 from artifacts.traces.trace import DECODE, Trace
 from runtime.replay.pool_kernels import follow
 
+SOONEST = -1.0
+"""As `near_share`: of each step as many misses as let link and near tier end soonest together."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Pool:
-    """A pool of `num_slots` that evicts by `class_lru` (with one class by `lru`), beside `num_held`
-    layers, the last ones, whose experts are all held. Of a step's misses it waits for loads, except
-    for the share `near_share`, which the near tier computes; those are loaded behind, as many as
-    the link moves before the step ends."""
+    """A pool of `num_slots` that evicts by `class_lru` (with one class by `lru`), beside the keys
+    that are true in `held`, which are always there. A miss is loaded and waited for; once the pool
+    is full, the near tier computes the share `near_share` of the misses instead, whole experts as
+    they come due."""
 
     num_slots: int
     near_share: float = 0.0
-    num_held: int = 0
+    held: np.ndarray | None = None
     half_life: float = 128.0
     num_classes: int = 8
 
@@ -55,15 +58,17 @@ class Steps:
 
     def through(self, pool: Pool, costs: Costs) -> PoolOutcome:
         """Return what the pool does with the trace, from empty on."""
+        num_keys = (int(self._layers.max()) + 1) * self._num_experts
+        held = np.zeros(num_keys, np.bool_) if pool.held is None else pool.held.copy()
         counts = np.zeros((len(self._layers), 4), np.int64)
         seconds = np.zeros(len(self._layers))
         follow(
             self._starts,
             self._layers,
             self._experts,
-            pool.num_slots,
+            min(pool.num_slots, len(held) - int(held.sum())),
             self._num_experts,
-            pool.num_held * self._num_experts,
+            held,
             np.array([pool.half_life, pool.num_classes, pool.near_share]),
             _seconds_of(costs),
             counts,

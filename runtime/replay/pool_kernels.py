@@ -34,26 +34,36 @@ def _victim(held, is_wanted, used_at, class_of, stepped, clocks, num_experts):
     return best
 
 
+@exact_part
+def _fetched(misses, ratio):
+    """Return how many of the misses are loaded where link and near tier, which read the same
+    memory, end soonest; ties go to the fewer (FreeToken)."""
+    few = int(misses * ratio)
+    before = max(few * (1 - ratio), (misses - few) * ratio)
+    after = max((few + 1) * (1 - ratio), (misses - few - 1) * ratio)
+    return min(misses, few + (after < before))
+
+
 @kernel(
-    "void(int64[::1], int64[::1], int64[:, ::1], int64, int64, int64, float64[::1], float64[::1], "
-    "int64[:, ::1], float64[::1])",
+    "void(int64[::1], int64[::1], int64[:, ::1], int64, int64, boolean[::1], float64[::1], "
+    "float64[::1], int64[:, ::1], float64[::1])",
     exact=True,
 )
-def follow(starts, layers, experts, num_slots, num_experts, num_held_keys, rule, costs, counts, s):
+def follow(starts, layers, experts, num_slots, num_experts, is_held, rule, costs, counts, s):
     """Run the steps, of which step i has the rows `starts[i]` to `starts[i + 1]` of `experts`
-    [N, K] and the layer `layers[i]`, from an empty pool; the last `num_held_keys` keys are held
-    beside it. `rule`: half-life, classes, share of the misses computed near. `costs`: seconds of
-    the rest of a layer, of an expert, of a load, of an expert computed near, each once and for each
-    token, the part of the near rate that is lost beside the link, and seconds of a step with near
-    experts. Fills `counts` [S, 4] (experts wanted, misses, computed near, loads) and seconds `s`
-    [S]."""
+    [N, K] and the layer `layers[i]`, from an empty pool; keys that are held beside it are true in
+    `is_held`. `rule`: half-life, classes, share of the misses computed near, below 0 for the one
+    that ends soonest. `costs`: seconds of the rest of a layer, of an expert, of a load, of an
+    expert computed near, each once and for each token, the part of the near rate that is lost
+    beside the link, and seconds of a step with near experts. Fills `counts` [S, 4] (experts wanted,
+    misses, computed near, loads) and seconds `s` [S]."""
     half_life, num_classes, near_share = rule
     rest_s, rest_token_s, expert_s, token_s, load_s, near_s, near_token_s, lost, near_step_s = costs
-    num_keys = (layers.max() + 1) * num_experts
-    held = np.empty(min(num_slots, num_keys - num_held_keys), np.int64)
+    num_keys = len(is_held)
+    held = np.empty(num_slots, np.int64)
     num_held = 0
-    debt_s = 0.0  # that the link goes on with what was loaded behind
-    is_held = np.arange(num_keys) >= num_keys - num_held_keys
+    due = 0.0  # loads that the share leaves and that were not whole yet
+    ratio = min(1.0, near_s / load_s)
     is_wanted = np.zeros(num_keys, np.bool_)
     clocks = np.zeros(layers.max() + 1, np.int64)
     stepped = np.full(num_keys, -1, np.int64)
@@ -86,44 +96,41 @@ def follow(starts, layers, experts, num_slots, num_experts, num_held_keys, rule,
                 class_of[key] = min(int(np.log2(uses[key])), int(num_classes) - 1)
                 used_at[key] = clocks[layer]
                 stepped[key] = step
-        num_near = int(near_share * num_missing + 0.5)
-        num_waited = num_missing - num_near
-        begin_s = rest_s if rest_s > num_tokens * rest_token_s else num_tokens * rest_token_s
-        debt_s = max(0.0, debt_s - begin_s)
+        num_loads = num_missing
+        if num_held == num_slots:  # a pool that is not full takes every miss
+            if near_share < 0.0:
+                num_loads = _fetched(num_missing, ratio)
+            else:
+                due += (1.0 - near_share) * num_missing
+                num_loads = int(due + 1e-9)
+                due -= num_loads
+        num_near = num_missing - num_loads
         now_s = 0.0
-        near_end_s = 0.0
+        near_end_s = near_step_s if num_near else 0.0
         for place in range(num_wanted):
             key = wanted[place]
             if is_held[key]:
                 now_s += max(expert_s, tokens[key] * token_s)
         for place in range(num_missing):
             key = missing[place]
-            if place < num_waited:
-                now_s = max(now_s, debt_s + (place + 1) * load_s) + max(
-                    expert_s, tokens[key] * token_s
-                )
+            if place < num_loads:
+                now_s = max(now_s, (place + 1) * load_s) + max(expert_s, tokens[key] * token_s)
             else:
                 near_end_s += max(near_s, tokens[key] * near_token_s)
-        if num_near:
-            near_end_s += near_step_s
         if lost > 0.0 and num_near:
-            busy_s = debt_s + num_missing * load_s if len(held) else 0.0
-            near_end_s += lost * min(busy_s, near_end_s / (1.0 - lost))
-        s[step] = begin_s + max(now_s, near_end_s)
-        left_s = max(now_s, near_end_s) - debt_s - num_waited * load_s
-        num_behind = min(num_near, int(left_s / load_s) + 1) if left_s > 0.0 and len(held) else 0
-        debt_s = max(0.0, num_behind * load_s - left_s)
-        num_loads = num_waited + num_behind
+            near_end_s += lost * min(num_loads * load_s, near_end_s / (1.0 - lost))
+        s[step] = max(rest_s, num_tokens * rest_token_s) + max(now_s, near_end_s)
         for place in range(num_loads):
-            if num_held < len(held):
+            if num_held < num_slots:
                 slot = num_held
                 num_held += 1
-            else:
+            elif num_slots:
                 slot = _victim(held, is_wanted, used_at, class_of, stepped, clocks, num_experts)
                 if slot < 0:
-                    num_loads = place
                     break
                 is_held[held[slot]] = False
+            else:
+                break
             held[slot] = missing[place]
             is_held[missing[place]] = True
         for place in range(num_wanted):

@@ -8,7 +8,7 @@ from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import model_shape
 from artifacts.shape import Shape
 from artifacts.traces.synthetic import Dials, generate
-from runtime.replay.pool import Pool, Steps
+from runtime.replay.pool import SOONEST, Pool, Steps
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
 
@@ -56,20 +56,31 @@ def test_without_slots_every_miss_is_computed_near_and_nothing_is_loaded(trace):
 def test_layers_held_whole_never_miss_and_leave_the_pool_to_the_others(trace):
     steps = Steps(trace, MODEL.shape.num_experts)
 
-    counts = steps.through(Pool(8, num_held=31), COSTS).counts
+    counts = steps.through(Pool(8, held=np.arange(NUM_KEYS) >= 8), COSTS).counts
 
     assert not counts[np.arange(len(counts)) % 32 > 0, 1].any()
     assert counts[::32, 1].sum() == 8  # the first layer's experts, once each
 
 
-def test_a_share_of_the_misses_is_computed_near_and_loaded_behind_as_the_link_allows(trace):
+def test_a_full_pool_leaves_a_share_of_the_misses_to_the_near_tier(trace):
     steps = Steps(trace, MODEL.shape.num_experts)
-    slow = Costs.of(MODEL, machine("5gbps"))
 
-    counts = steps.through(Pool(NUM_KEYS // 4, near_share=1.0), slow).counts
+    counts = steps.through(Pool(NUM_KEYS // 4, near_share=0.8), COSTS).counts
 
-    assert (counts[:, 2] == counts[:, 1]).all()
-    assert 0 < counts[:, 3].sum() < counts[:, 1].sum()
+    _, misses, near, loads = counts.sum(axis=0).tolist()
+    assert near + loads == misses
+    after = int(np.searchsorted(counts[:, 3].cumsum(), NUM_KEYS // 4)) + 1
+    assert not counts[:after, 2].any()
+    assert counts[after:, 2].sum() == pytest.approx(0.8 * counts[after:, 1].sum(), abs=1)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("5gbps", 2), ("h100-cxl-ndp", 2), ("rtx5090", 1)])
+def test_the_soonest_share_follows_the_rates(trace, name, expected):
+    costs = Costs.of(MODEL, machine(name))
+
+    counts = Steps(trace, MODEL.shape.num_experts).through(Pool(0, SOONEST), costs).counts
+
+    assert (counts[:, 2] == expected).all()
 
 
 def test_a_pass_of_several_tokens_wants_each_expert_once():

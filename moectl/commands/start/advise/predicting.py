@@ -207,13 +207,11 @@ def _num_held(placement: Placement, trace: Replayed) -> int:
 
 
 def _pool(model: ModelShape, placement: Placement, engine: Engine, trace: Replayed) -> Pool:
-    slots = int(placement.cache_nbytes / model.shape.nbytes * trace.shape.num_keys)
-    return Pool(
-        slots,
-        placement.near_share,
-        _num_held(placement, trace),
-        num_classes=engine.num_classes,
-    )
+    shape = trace.shape
+    slots = int(placement.cache_nbytes / model.shape.nbytes * shape.num_keys)
+    first = (shape.num_layers - _num_held(placement, trace)) * shape.num_experts
+    held = np.arange(shape.num_keys) >= first
+    return Pool(slots, placement.near_share, held, num_classes=engine.num_classes)
 
 
 def _pass_seconds(outcome: PoolOutcome, costs: Costs, shape: Shape, trace: Replayed) -> np.ndarray:
