@@ -19,6 +19,12 @@ def bundled_trace(name: Path) -> Path | None:
     return path if name.name == str(name) and path.is_file() and not name.exists() else None
 
 
+def bundled_traces() -> list[str]:
+    """The names of the bundled traces, in order."""
+    folder = Path(str(files("moectl").joinpath("traces")))
+    return sorted(path.stem for path in folder.glob("*.parquet"))
+
+
 def as_named(name: str | None) -> str | None:
     """The model that a command line names; None is the bundled one, which the word `bundled` names
     too."""

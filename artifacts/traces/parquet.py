@@ -216,7 +216,8 @@ def _cast(
         )
     try:
         # Floats may be rounded (float64 files are common); whole numbers must not lose anything.
-        return values.cast(kind, safe=not pa.types.is_floating(kind)).to_numpy(zero_copy_only=False)
+        # by DLPack, as `to_numpy` imports pandas, which takes longer than the file
+        return np.from_dlpack(values.cast(kind, safe=not pa.types.is_floating(kind)))
     except pa.ArrowInvalid as error:
         limits = np.iinfo(kind.to_pandas_dtype())
         is_inside = pc.and_(pc.greater_equal(values, limits.min), pc.less_equal(values, limits.max))
@@ -247,33 +248,19 @@ def _weights(table: pa.Table, experts: np.ndarray) -> np.ndarray:
 
 def _phase(table: pa.Table) -> np.ndarray:
     texts = table["phase"].combine_chunks()
-    codes = (
-        _codes(texts.dictionary).take(texts.indices)
-        if pa.types.is_dictionary(texts.type)
-        else _codes(texts)
-    )
-    if codes.null_count:
-        row = pc.index(codes.is_null(), True)
+    if not pa.types.is_dictionary(texts.type):
+        texts = texts.dictionary_encode()
+    names = texts.dictionary.to_pylist()
+    codes = np.array([PHASES.index(name) if name in PHASES else -1 for name in names])
+    is_known = codes >= 0
+    if texts.null_count or not is_known.all():
+        empty = texts.indices.is_null().to_numpy(zero_copy_only=False)
+        at = texts.indices.fill_null(0).to_numpy(zero_copy_only=False)
+        row = int((empty | ~is_known[at]).argmax())
         raise BadInput(
             f"column phase must say {' or '.join(PHASES)} in every row, and does not in row {row}"
         )
-    return codes.to_numpy().astype(np.uint8)
-
-
-def _codes(texts: pa.Array) -> pa.Array:
-    """The phase of each text, null for a text that names none."""
-    is_text = _is_text(texts.type)
-    return (
-        pc.index_in(texts, value_set=pa.array(PHASES).cast(texts.type))
-        if is_text
-        else pa.nulls(len(texts), pa.int32())
-    )
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
+    return codes[np.from_dlpack(texts.indices)].astype(np.uint8)
 
 
 def _predicted(table: pa.Table, name: str, num_experts: int | None) -> np.ndarray:

@@ -24,7 +24,7 @@ from moectl.shared.terminal.streams import prepare_streams  # noqa: E402
 __all__ = ["app", "main"]
 
 _CHAPTERS = {
-    "start": "demo run generate serve plan models doctor",
+    "start": "demo run generate serve plan advise models doctor",
     "measure": "bench tune simulate report fit-trace",
     "build": "profile build-buddies quantize split build-maps build-predictor",
     "store": "inspect export merge import-trace pack",

@@ -3,13 +3,16 @@ drafts is fastest there."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from artifacts.errors import BadInput, BadUsage
 from artifacts.traces.trace import PREFILL, Trace, concatenate
-from runtime.replay.settings import Outcome, Setting
-from runtime.replay.workload import Workload
+
+if TYPE_CHECKING:  # imports every policy, which `verified` does not need
+    from runtime.replay.settings import Outcome, Setting
+    from runtime.replay.workload import Workload
 
 MOST = 8
 LENGTHS = range(MOST + 1)
@@ -65,7 +68,7 @@ class DraftChoice:
 
 
 def best_draft(
-    workload: Workload, setting: Setting, drafts: Drafts, *, lengths: Iterable[int] = LENGTHS
+    workload: "Workload", setting: "Setting", drafts: Drafts, *, lengths: Iterable[int] = LENGTHS
 ) -> DraftChoice:
     """Replay the workload's trace under the setting once for each length, and once without drafts.
     Raises BadUsage for a length beyond 0 to 8, and as `Workload.run` does.
@@ -89,7 +92,7 @@ def best_draft(
     return DraftChoice(fastest.num_drafts, tuple(rows), (*other.assumed, *notes))
 
 
-def _row(length: int, outcome: Outcome, num_tokens: int, draft_s: float) -> DraftRow:
+def _row(length: int, outcome: "Outcome", num_tokens: int, draft_s: float) -> DraftRow:
     passes = [one for one in outcome.passes if one.num_decoded]
     counts = outcome.decoding
     moved_nbytes = counts["demand_bytes"] + counts["prefetch_bytes"]

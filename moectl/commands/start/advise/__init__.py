@@ -1,0 +1,61 @@
+"""`moectl advise`: the settings of the engine that a user has, and what they would give, from a
+config or a header alone."""
+
+from typing import Annotated
+
+import typer
+
+from moectl.bundled import as_named, demo_model
+from moectl.cli import completion
+from moectl.commands.start.plan import PlaceOptions
+
+
+def advise(
+    *,
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A GGUF file, a folder or config.json, a name, or owner/name:Q4_K_M; no weights "
+            "are read.",
+            autocompletion=completion.models,
+        ),
+    ],
+    place: PlaceOptions,
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--for", help="llama.cpp, strata, freetoken, ktransformers or moectl.", metavar="ENGINE"
+        ),
+    ] = "llama.cpp",
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            help="A Parquet trace of your text, or the name of a bundled one.",
+            show_default="the bundled one of the nearest model",
+        ),
+    ] = None,
+    context: Annotated[int, typer.Option(help="Tokens that the attention cache holds.")] = 4096,
+    what_if: Annotated[
+        str | None,
+        typer.Option(
+            help='What each would give alone: "+8GiB vram, ddr5-6000, pcie5, quant Q3_K_M, mtp".'
+        ),
+    ] = None,
+) -> None:
+    """Say which flags of your engine to set, and how fast it will be."""
+    from moectl.commands.start.advise.answer import lines
+    from moectl.commands.start.advise.choosing import advise_on
+    from moectl.commands.start.advise.engines import engine_of
+    from moectl.commands.start.advise.what_if import changes_of, told
+    from moectl.commands.start.plan.fitting import PlanRequest
+
+    asked = engine_of(engine)
+    named = as_named(model) or str(demo_model())
+    request = PlanRequest(named, place.find(), context)
+    shown = (
+        lines(advise_on(request, asked, trace))
+        if what_if is None
+        else told(changes_of(what_if), request, asked, trace)
+    )
+    for line in shown:
+        print(line)

@@ -10,29 +10,18 @@ from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import ModelShape
 from artifacts.shape import Shape
-from artifacts.traces.trace import Trace
-from moectl.commands.start.advise.engines import Engine
+from artifacts.traces.trace import DECODE, Trace
+from moectl.commands.start.advise.engines import Engine, Placement
 from moectl.commands.start.plan.needs import Needs
+from runtime.replay.drafting import Drafts, verified
 from runtime.replay.pool import Pool, PoolOutcome, Steps
 
 NEAR_STEP_S = 40e-6
 """Assumed, of a layer that the CPU computes a part of: its inputs and outputs over the link, and
 waiting for each other."""
 
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a run keeps and computes what it needs.
-
-    `share` of the layers have all their experts on the GPU. The experts of the others are in RAM,
-    and `cache_nbytes` of the GPU's memory hold copies of some. The CPU computes `near_share` of
-    those that are missing there; the others are loaded. `is_on_cpu`: nothing is on a GPU.
-    """
-
-    share: float = 0.0
-    cache_nbytes: int = 0
-    near_share: float = 1.0
-    is_on_cpu: bool = False
+LAUNCHES_S = 25e-6
+"""Assumed, of the kernels of a layer on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +62,16 @@ class Reached:
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """Tokens a second of one request at a time, and between which they are expected; `limit`: what
-    the same bytes would allow at the machine's own rates, each channel alone. `misses_per_token`:
-    experts that were not on the GPU; `hit_rate` of those wanted in layers that are not there whole.
-    `grounds` says for each what it rests on."""
+    the same bytes would allow at the machine's own rates, each channel alone. `hit_rate`: of
+    experts wanted in layers that are not whole on the GPU; `loads_per_token` come over the link.
+    `grounds` says what misses and times rest on."""
 
     tokens_per_second: float
     low: float
     high: float
     limit: float
     hit_rate: float
-    misses_per_token: float
+    loads_per_token: float
     grounds: tuple[str, ...]
 
     @property
@@ -92,19 +81,38 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """A trace for a model: its own, or another's of which each layer, and each pool of the same
-    share of its experts, stands for the model's."""
+    """The decoding of a trace for a model: its own, or another's of which each layer, and each pool
+    of the same share of its experts, stands for the model's. `uses` [L * E] counts those of the
+    first half of its requests; `num_drafts` are verified in each pass."""
 
+    trace: Trace
     steps: Steps
     shape: Shape
+    uses: np.ndarray
     num_tokens: int
     says: str
+    num_drafts: int = 0
 
     @classmethod
     def of(cls, trace: Trace, num_experts: int, says: str) -> "Replayed":
+        decoded = trace.take(np.flatnonzero(trace.phase == DECODE))
         shape = Shape(trace.num_layers, num_experts, trace.top_k, 1)
-        steps = Steps(trace, num_experts)
-        return cls(steps, shape, int(steps.num_tokens.sum()), says)
+        early = decoded.request <= np.median(np.unique(decoded.request))
+        keys = decoded.layer[early, None] * num_experts + decoded.experts[early]
+        uses = np.bincount(keys.ravel(), minlength=shape.num_keys)
+        return cls(
+            decoded,
+            Steps(decoded, num_experts),
+            shape,
+            uses,
+            len(decoded) // shape.num_layers,
+            says,
+        )
+
+    def drafted(self, length: int, acceptance: float) -> "Replayed":
+        """Return the same tokens computed with `length` drafts a pass."""
+        passes = verified(self.trace, length, Drafts((acceptance,)))
+        return replace(self, steps=Steps(passes, self.shape.num_experts), num_drafts=length)
 
 
 def predict(
@@ -125,15 +133,15 @@ def predict(
     slow = _tried(needs, reached.of(machine, "least"), placement, engine, trace)
     fast = _tried(needs, reached.of(machine, "most"), placement, engine, trace)
     low, high = _of_requests(trace, usual.seconds)
-    wanted, misses, _, _ = usual.counts.tolist()
+    wanted, misses, _, loads = usual.counts.tolist()
     outside = wanted * (1 - _num_held(placement, trace) / trace.shape.num_layers)
     return Prediction(
         usual.rate,
         slow.rate * low,
         fast.rate * high,
-        _limit(needs, machine, placement, trace, usual),
+        _limit(needs, machine, placement, engine, trace, usual),
         1 - misses / outside if outside else 1.0,
-        misses / trace.num_tokens,
+        loads / trace.num_tokens,
         (
             f"misses: {trace.says}, evicting as {engine.evicts}",
             f"times: {machine.name}'s figures, of which runs get "
@@ -168,24 +176,27 @@ def tried_rate(
 def _tried(
     needs: Needs, machine: Machine, placement: Placement, engine: Engine, trace: Replayed
 ) -> _Try:
-    costs = _costs(needs, machine, placement, trace.shape)
+    costs = _costs(needs, machine, placement, engine, trace.shape)
     outcome = trace.steps.through(_pool(needs.model, placement, engine, trace), costs)
     seconds = _pass_seconds(outcome, costs, needs.model.shape, trace)
     return _Try(outcome.counts.sum(axis=0), seconds, trace.num_tokens / float(seconds.sum()))
 
 
-def _costs(needs: Needs, machine: Machine, placement: Placement, shape: Shape) -> Costs:
-    """Return the costs of an expert of the trace, K of which are a token's; weights besides experts
-    are read as they are stored."""
+def _costs(
+    needs: Needs, machine: Machine, placement: Placement, engine: Engine, shape: Shape
+) -> Costs:
+    """Return the costs of an expert of the trace, K of which are a token's."""
     if placement.is_on_cpu:
         rates = {"fast_gbps": machine.near_gbps, "fast_tflops": machine.near_tflops}
         machine = replace(machine, **rates)
     costs = Costs.of(needs.model, machine)
-    stored = _stored_share(needs)
+    stored = _stored_share(needs, engine)
+    rest = costs.rest.scaled(stored)
+    launches_s = 0.0 if placement.is_on_cpu else LAUNCHES_S
     each = needs.model.shape.top_k / shape.top_k
     return replace(
         costs,
-        rest=costs.rest.scaled(stored),
+        rest=replace(rest, memory_s=rest.memory_s + launches_s),
         head=costs.head.scaled(stored),
         expert=costs.expert.scaled(each),
         load_s=costs.load_s * each,
@@ -194,7 +205,10 @@ def _costs(needs: Needs, machine: Machine, placement: Placement, shape: Shape) -
     )
 
 
-def _stored_share(needs: Needs) -> float:
+def _stored_share(needs: Needs, engine: Engine) -> float:
+    """Return the bytes of weights besides experts over those in the model's own dtype."""
+    if not engine.has_stored_weights:
+        return 1.0
     memory = needs.memory
     beside = memory.stored_nbytes - memory.tables_nbytes - memory.drafting_nbytes
     return beside / memory.weights_nbytes
@@ -211,19 +225,26 @@ def _pool(model: ModelShape, placement: Placement, engine: Engine, trace: Replay
     slots = int(placement.cache_nbytes / model.shape.nbytes * shape.num_keys)
     first = (shape.num_layers - _num_held(placement, trace)) * shape.num_experts
     held = np.arange(shape.num_keys) >= first
+    pinned = int(placement.pinned_nbytes / model.shape.nbytes * shape.num_keys)
+    held[np.argsort(-trace.uses, kind="stable")[:pinned]] = True
     return Pool(slots, placement.near_share, held, num_classes=engine.num_classes)
 
 
 def _pass_seconds(outcome: PoolOutcome, costs: Costs, shape: Shape, trace: Replayed) -> np.ndarray:
+    """Return the seconds of each pass [P]. A draft is made by one layer more and the head, as an
+    MTP layer is, on the GPU."""
     layers_s = outcome.seconds * shape.num_layers / trace.shape.num_layers
-    return layers_s + np.array([costs.head.seconds(n) for n in trace.steps.num_tokens.tolist()])
+    draft_s = costs.rest.seconds(1) + trace.shape.top_k * costs.expert.seconds(1)
+    draft_s = trace.num_drafts * (draft_s + costs.head.seconds(1))
+    heads = np.array([costs.head.seconds(number) for number in trace.steps.num_tokens.tolist()])
+    return layers_s + heads + draft_s
 
 
 def _of_requests(trace: Replayed, seconds: np.ndarray) -> tuple[float, float]:
     """Return by how much the rate differs between choices of as many requests: 5 % and 95 % of a
     thousand resamplings."""
+    tokens = np.unique(trace.trace.request, return_counts=True)[1]
     _, request = np.unique(trace.steps.request, return_inverse=True)
-    tokens = np.bincount(request, trace.steps.num_tokens)
     spent = np.bincount(request, seconds)
     drawn = np.random.default_rng(0).integers(len(tokens), size=(1000, len(tokens)))
     rates = tokens[drawn].sum(axis=1) / spent[drawn].sum(axis=1)
@@ -232,7 +253,12 @@ def _of_requests(trace: Replayed, seconds: np.ndarray) -> tuple[float, float]:
 
 
 def _limit(
-    needs: Needs, machine: Machine, placement: Placement, trace: Replayed, tried: _Try
+    needs: Needs,
+    machine: Machine,
+    placement: Placement,
+    engine: Engine,
+    trace: Replayed,
+    tried: _Try,
 ) -> float:
     """Return the tokens a second if each channel moved its bytes at its full rate, all at once."""
     wanted, _, near, loads = (float(count) / trace.num_tokens for count in tried.counts)
@@ -244,11 +270,11 @@ def _limit(
         * (shape.num_layers / trace.shape.num_layers)
     )
     model = needs.model
-    beside = _stored_share(needs) * (
+    beside = _stored_share(needs, engine) * (
         shape.num_layers * (model.attention_nbytes + model.shared_nbytes)
         + 2 * model.vocabulary * model.hidden
     )
-    passes = len(tried.seconds) / trace.num_tokens
+    passes = len(tried.seconds) / trace.num_tokens  # of which each reads the other weights
     gpu = beside * passes + (wanted - near) * each
     channels: Sequence[tuple[float, float]] = (
         (gpu, machine.near_gbps if placement.is_on_cpu else machine.fast_gbps),

@@ -74,13 +74,13 @@ def plan_answer(request: PlanRequest) -> PlanAnswer:
     if not needs.is_gguf and model.shape.nbytes >= TOY_NBYTES:
         for quant, bits in USUAL_QUANTS.items():
             if bits < own:
-                fits.append(_fit(request, *_quantised(model, needs.memory, bits), quant, bits))
+                fits.append(_fit(request, *quantised(model, needs.memory, bits), quant, bits))
     if not any(fit.place for fit in fits):
         raise OutOfResources(min(fits, key=lambda fit: fit.bits).why)
     return PlanAnswer(request, needs, fits)
 
 
-def _quantised(
+def quantised(
     model: ModelShape, needs: BackboneMemory, bits: float
 ) -> tuple[ModelShape, BackboneMemory]:
     """Return the model with all tensors of its files at so many bits."""

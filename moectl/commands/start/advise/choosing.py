@@ -1,0 +1,178 @@
+"""Choice of a placement, a quant and a draft length: the fastest of what an engine can do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from artifacts.errors import BadUsage
+from artifacts.hardware.machines import Machine
+from artifacts.modelshapes.known import MODELS
+from artifacts.shape import Shape
+from artifacts.traces.parquet import read_parquet
+from moectl.bundled import bundled_trace, bundled_traces
+from moectl.commands.start.advise.engines import Engine, Placement
+from moectl.commands.start.advise.predicting import Prediction, Replayed, predict, tried_rate
+from moectl.commands.start.plan.answer import OWN, Fit, plan_answer, quantised
+from moectl.commands.start.plan.fitting import Memory, PlanRequest, divided
+from moectl.commands.start.plan.needs import Needs
+
+ACCEPTANCE = 0.65
+"""Assumed chance that a draft is right where those before it are: of MTP layers, as users post."""
+DRAFTS = (1, 2, 3)
+_LEAST_GAIN = 1.03  # a setting that gains less is not worth a flag
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Advice for a request: the `quant` of the model `needs`, the best of the `tried` placements
+    with its `prediction`, tokens a second by number of drafts a pass, the best `without` a cache,
+    and `ahead`: tokens a second if every load were known in time. `narrower`: the widest quant that
+    would be whole on the GPU, and its tokens a second."""
+
+    request: PlanRequest
+    engine: Engine
+    needs: Needs
+    quant: str
+    memory: Memory
+    trace: Replayed
+    placement: Placement
+    prediction: Prediction
+    tried: Sequence[tuple[Placement, float]]
+    drafts: dict[int, float]
+    without: tuple[Placement, float] | None
+    ahead: float
+    narrower: tuple[Fit, float] | None = None
+
+    @property
+    def num_drafts(self) -> int:
+        """The number of drafts a pass that is fastest, 0 where none pays."""
+        best = max(self.drafts, key=self.drafts.__getitem__)
+        return best if self.drafts[best] > _LEAST_GAIN * self.prediction.tokens_per_second else 0
+
+    @property
+    def can_draft(self) -> bool:
+        """True if the model's files have layers that draft and the engine uses them."""
+        return bool(self.needs.memory.drafting_nbytes and self.engine.drafts_by)
+
+
+def advise_on(
+    request: PlanRequest,
+    engine: Engine,
+    trace: str | None = None,
+    *,
+    quant: tuple[str, float] | None = None,
+) -> Advice:
+    """Return the advice. `quant`: a name and bits a weight in place of the best. Raises BadUsage,
+    BadInput or OutOfResources."""
+    machine = _machine(request)
+    answer = plan_answer(request)
+    best = answer.best
+    needs = answer.needs
+    if quant:
+        name, bits = quant
+        needs = _in_bits(needs, bits)
+    else:
+        name = best.quant
+        needs = needs if name == OWN else _in_bits(needs, best.bits)
+    memory = _divided(request, needs, engine)
+    replayed = _trace(trace, needs, Path(request.model).name)
+
+    def rate(placement: Placement, *, trace: Replayed = replayed, machine: Machine = machine):
+        return tried_rate(needs, machine, placement, engine, trace)
+
+    tried = [(each, rate(each)) for each in _placements(memory, needs, engine)]
+    most = max(pair[1] for pair in tried)
+    placement = next(each for each, rate in tried if rate * _LEAST_GAIN >= most)
+    off = [pair for pair in tried if not pair[0].cache_nbytes and not pair[0].pinned_nbytes]
+    narrower = None
+    if placement.share < 1 and not quant:
+        whole = next((fit for fit in answer.fits if fit.place == "GPU"), None)
+        if whole:
+            speed = tried_rate(
+                _in_bits(answer.needs, whole.bits), machine, Placement(1.0), engine, replayed
+            )
+            narrower = whole, speed
+    prediction = predict(needs, machine, placement, engine, replayed)
+    at_once = replace(machine, link_gbps=1e6, link_latency_s=0.0, ram_gbps=None)
+    link_s = prediction.loads_per_token * needs.model.shape.expert_nbytes / machine.link_gbps / 1e9
+    return Advice(
+        request=request,
+        engine=engine,
+        needs=needs,
+        quant=name,
+        memory=memory,
+        trace=replayed,
+        placement=placement,
+        prediction=prediction,
+        tried=tried,
+        drafts={n: rate(placement, trace=replayed.drafted(n, ACCEPTANCE)) for n in DRAFTS},
+        without=max(off, key=lambda pair: pair[1], default=None),
+        ahead=1 / max(link_s, 1 / rate(placement, machine=at_once)),
+        narrower=narrower,
+    )
+
+
+def _machine(request: PlanRequest) -> Machine:
+    machine = request.place.machine
+    if machine is None:
+        raise BadUsage(
+            "advice needs the bandwidths of a GPU, and none is known here: name one, as "
+            "--machine rtx5070"
+        )
+    return machine
+
+
+def _in_bits(needs: Needs, bits: float) -> Needs:
+    return Needs(*quantised(needs.model, needs.memory, bits), needs.is_gguf)
+
+
+def _divided(request: PlanRequest, needs: Needs, engine: Engine) -> Memory:
+    """Return what the GPU's memory holds; the engine keeps other weights as they are stored, or in
+    the model's dtype."""
+    memory = needs.memory
+    if engine.has_stored_weights:
+        stored = memory.stored_nbytes - memory.tables_nbytes - memory.drafting_nbytes
+        memory = replace(memory, weights_nbytes=stored)
+    return divided(request, needs.model, memory)
+
+
+def _placements(memory: Memory, needs: Needs, engine: Engine) -> list[Placement]:
+    """Return what the engine can do with the memory: the whole model on the GPU; else whole layers,
+    where it places them, and its cache of whole slots."""
+    shape = needs.model.shape
+    if memory.share == 1:
+        return [Placement(1.0)]
+    slots = memory.experts_nbytes // shape.expert_nbytes
+    layers = slots // shape.num_experts
+    whole = [Placement(layers / shape.num_layers)] if engine.has_whole_layers else []
+    return [*whole, *engine.options(slots * shape.expert_nbytes)]
+
+
+def _trace(named: str | None, needs: Needs, model: str) -> Replayed:
+    """Return the trace of that file or name, else the bundled one whose model is nearest by number
+    of experts and of those selected."""
+    shape = needs.model.shape
+    path = bundled_trace(Path(named)) if named else None
+    if named and not path:
+        trace = read_parquet(named)
+        fits = (trace.num_layers, trace.top_k) == (shape.num_layers, shape.top_k)
+        of = f"the trace {Path(named).name}"
+        num_experts = shape.num_experts if fits else int(trace.experts.max()) + 1
+        says = of if fits else f"{of}, which is another model's"
+    else:
+        bundled = {name: MODELS[name].shape for name in bundled_traces()}
+        name = named or min(bundled, key=lambda name: _distance(bundled[name], shape))
+        trace = read_parquet(bundled_trace(Path(name)))
+        num_experts = bundled[name].num_experts
+        is_own = bundled[name].num_keys == shape.num_keys and bundled[name].top_k == shape.top_k
+        of = f"the recorded trace of {name}"
+        says = of if is_own else f"{of}, the nearest that is here, standing for this model's"
+    num_tokens = len(trace) // trace.num_layers
+    return Replayed.of(trace, num_experts, f"replay of {says} ({num_tokens:,} tokens)")
+
+
+def _distance(one: Shape, other: Shape) -> float:
+    def ratio(first: int, second: int) -> float:
+        return max(first, second) / min(first, second)
+
+    return ratio(one.num_experts, other.num_experts) * ratio(one.top_k, other.top_k)

@@ -1,0 +1,110 @@
+"""Counterfactuals: what each change of the machine, the quant or the run would give on the same
+trace."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from artifacts.errors import BadUsage, OutOfResources
+from artifacts.hardware.machines import Machine, machine
+from moectl.commands.start.advise.answer import rounded
+from moectl.commands.start.advise.choosing import Advice, advise_on
+from moectl.commands.start.advise.engines import Engine
+from moectl.commands.start.plan.answer import USUAL_QUANTS
+from moectl.commands.start.plan.fitting import PlanRequest
+from moectl.commands.start.plan.place import PlanPlace
+from moectl.show.sizes import human_bytes
+from runtime.control import sizes
+
+QUANTS = USUAL_QUANTS | {"Q5_K_M": 5.7, "IQ4_XS": 4.3, "Q3_K_M": 3.9, "IQ3_S": 3.5, "Q2_K": 3.0}
+_LINKS_GBPS = {"pcie3": 12.5, "pcie4": 25.0, "pcie5": 50.0}
+_RAM_GBPS = {"ddr4": 40 / 3200, "ddr5": 70 / 5600}
+"""Practical GB/s of two channels, by MT/s."""
+_KNOWN = "+8GiB vram, +64GiB ram, ddr5-6000, pcie5, quant Q4_K_M, mtp, a machine as rtx5090"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change by its name: of the request, or of the quant, or `drafts`."""
+
+    name: str
+    request: Callable[[PlanRequest], PlanRequest] = lambda request: request
+    quant: tuple[str, float] | None = None
+    drafts: bool = False
+
+
+def changes_of(text: str) -> list[Change]:
+    """Return the changes that a comma-separated text names. Raises BadUsage."""
+    return [_change(part.strip()) for part in text.split(",") if part.strip()]
+
+
+def _change(name: str) -> Change:
+    if more := re.fullmatch(r"\+(\S+)\s+(vram|ram)", name, re.IGNORECASE):
+        nbytes = sizes.nbytes(more[1])
+        field = f"{more[2].lower()}_nbytes"
+        return Change(name, _of_place(lambda place: _grown(place, field, nbytes)))
+    if name.lower() in _LINKS_GBPS:
+        rate = _LINKS_GBPS[name.lower()]
+        return Change(name, _of_machine(lambda one: replace(one, link_gbps=rate)))
+    if ram := re.fullmatch(r"(ddr[45])-(\d{4,5})", name, re.IGNORECASE):
+        rate = _RAM_GBPS[ram[1].lower()] * int(ram[2])
+        return Change(name, _of_machine(lambda one: replace(one, near_gbps=rate, ram_gbps=rate)))
+    if quant := re.fullmatch(r"quant\s+(\S+)", name, re.IGNORECASE):
+        if quant[1].upper() not in QUANTS:
+            raise BadUsage(f"--what-if {name}: the quants are {', '.join(QUANTS)}")
+        return Change(name, quant=(quant[1].upper(), QUANTS[quant[1].upper()]))
+    if name.lower() == "mtp":
+        return Change(name, drafts=True)
+    try:
+        other = machine(name)
+    except BadUsage as error:
+        raise BadUsage(f"--what-if {name}: say {_KNOWN}") from error
+    return Change(name, _of_place(lambda place: PlanPlace.find(None, other.name)))
+
+
+def _of_place(change: Callable[[PlanPlace], PlanPlace]) -> Callable[[PlanRequest], PlanRequest]:
+    return lambda request: replace(request, place=change(request.place))
+
+
+def _of_machine(change: Callable[[Machine], Machine]) -> Callable[[PlanRequest], PlanRequest]:
+    return _of_place(lambda place: replace(place, machine=change(place.machine)))
+
+
+def _grown(place: PlanPlace, field: str, nbytes: int) -> PlanPlace:
+    grown = replace(place, **{field: getattr(place, field) + nbytes})
+    return replace(grown, vram=human_bytes(grown.vram_nbytes))
+
+
+def told(
+    changes: list[Change], request: PlanRequest, engine: Engine, trace: str | None
+) -> Iterator[str]:
+    """Yield a line for the advice as it is, for each change alone, and for the one that buys
+    most."""
+    now = advise_on(request, engine, trace)
+    before = now.prediction.tokens_per_second
+    yield f"{now.needs.model.name} on {request.place.shown}, for {engine.name} {engine.version}"
+    yield f"{'as it is':20}{rounded(before):>8} tokens/s"
+    rates = {}
+    for change in changes:
+        try:
+            other = advise_on(change.request(request), engine, trace, quant=change.quant)
+        except OutOfResources as error:
+            yield f"{change.name:20}{'-':>8}          {error}"
+            continue
+        rates[change.name] = _rate(other, change)
+        gain = rates[change.name] / before - 1
+        yield f"{change.name:20}{rounded(rates[change.name]):>8} tokens/s{gain:>+7.0%}{_loses(change)}"
+    best = max(rates, key=rates.__getitem__, default=None)
+    if best and rates[best] > before:
+        yield f"buys most: {best}"
+    else:
+        yield "none of these buys anything"
+    yield from now.prediction.grounds
+
+
+def _rate(advice: Advice, change: Change) -> float:
+    return max(advice.drafts.values()) if change.drafts else advice.prediction.tokens_per_second
+
+
+def _loses(change: Change) -> str:
+    return "  loses: not measured" if change.quant else ""
