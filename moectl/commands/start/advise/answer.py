@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 
-from moectl.commands.start.advise.choosing import ACCEPTANCE, DRAFTS, Advice
+from artifacts.common.untrusted import existing
+from artifacts.modelshapes.repositories import REPOSITORIES
+from moectl.commands.start.advise.choosing import ACCEPTANCE, LEAST_GAIN, Advice
 from moectl.commands.start.advise.engines import MIB, Placement, Run
 from moectl.commands.start.plan.answer import OWN
+from moectl.commands.start.plan.needs import known_name
 from moectl.show.sizes import human_bytes
 from runtime.replay.pool import SOONEST
 
@@ -31,8 +34,8 @@ def lines(advice: Advice) -> Iterator[str]:
     yield f"flags: {engine.flags(run_of(advice))}"
     yield from prediction.grounds
     yield (
-        f"drafts' times: an acceptance of {ACCEPTANCE} and a draft of one layer are assumed; "
-        "rejected ones route as the next tokens"
+        f"drafts: an acceptance of {ACCEPTANCE} and one layer a draft are assumed; rejected ones "
+        "route as the next tokens do"
     )
     yield f"flags and rules: a reading of {engine.source}; nothing of it was run here"
 
@@ -40,8 +43,10 @@ def lines(advice: Advice) -> Iterator[str]:
 def run_of(advice: Advice) -> Run:
     """Return what flags are written for."""
     shape = advice.needs.model.shape
+    model, gguf = _names(advice)
     return Run(
-        advice.request.model,
+        model,
+        gguf,
         advice.placement,
         shape.num_layers,
         shape.num_experts,
@@ -49,6 +54,19 @@ def run_of(advice: Advice) -> Run:
         advice.request.context,
         advice.num_drafts if advice.can_draft else 0,
     )
+
+
+def _names(advice: Advice) -> tuple[str, str]:
+    """Return the model's path or repository, and that of its GGUF files; the latter is empty for a
+    path."""
+    named = advice.request.model
+    if existing(named):
+        return named, ""
+    known = REPOSITORIES.get(known_name(named) or "")
+    quant = "" if advice.quant == OWN else f":{advice.quant}"
+    if known is None:
+        return named, f"{named}{quant if ':' not in named else ''}"
+    return known.hub, f"{known.gguf or 'OWNER/NAME-GGUF'}{quant}"
 
 
 def _placement(advice: Advice) -> str:
@@ -111,13 +129,15 @@ def _share(placement: Placement) -> str:
 
 
 def _drafts(advice: Advice) -> str:
-    told = ", ".join(f"{number} {rounded(advice.drafts[number])}" for number in DRAFTS)
+    told = ", ".join(f"{number} {rounded(rate)}" for number, rate in advice.drafts.items())
     number = advice.num_drafts
     if not number:
         return f"turn them off, none pays; tokens/s by drafts a pass: {told}"
-    lacks = "" if advice.can_draft else ", if you have a draft model: the files have no MTP layers"
+    lacks = ""
     if not advice.engine.drafts_by:
         lacks = f", if {advice.engine.name} drafts for this model"
+    elif not advice.can_draft:
+        lacks = ", if you have a draft model: the files have no MTP layers"
     return f"{number} a pass{lacks}; tokens/s by drafts a pass: {told}"
 
 
@@ -126,7 +146,7 @@ def _ahead(advice: Advice) -> str:
     what = f"loads known in time would give {rounded(advice.ahead)} tokens/s at most ({gain:+.0%})"
     if not advice.prediction.loads_per_token:
         return "nothing is loaded, so that none can pay"
-    return f"{'may pay' if gain > 0.03 else 'does not pay'}: {what}"
+    return f"{'may pay' if gain > LEAST_GAIN - 1 else 'does not pay'}: {what}"
 
 
 def _quant(advice: Advice) -> str:

@@ -3,38 +3,48 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from artifacts.errors import BadUsage
-from artifacts.hardware.machines import Machine
+from artifacts.hardware.machines import SSD_GBPS, Machine
 from artifacts.modelshapes.known import MODELS
 from artifacts.shape import Shape
 from artifacts.traces.parquet import read_parquet
 from moectl.bundled import bundled_trace, bundled_traces
 from moectl.commands.start.advise.engines import Engine, Placement
 from moectl.commands.start.advise.predicting import Prediction, Replayed, predict, tried_rate
-from moectl.commands.start.plan.answer import OWN, Fit, plan_answer, quantised
+from moectl.commands.start.plan.answer import (
+    OWN,
+    Fit,
+    PlanAnswer,
+    in_ram,
+    plan_answer,
+    quantised,
+    with_disk,
+)
 from moectl.commands.start.plan.fitting import Memory, PlanRequest, divided
 from moectl.commands.start.plan.needs import Needs
 
 ACCEPTANCE = 0.65
 """Assumed chance that a draft is right where those before it are: of MTP layers, as users post."""
 DRAFTS = (1, 2, 3)
-_LEAST_GAIN = 1.03  # a setting that gains less is not worth a flag
+LEAST_GAIN = 1.03
+"""What a setting that is worth a flag gains at least."""
+_AT_ONCE_GBPS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Advice for a request: the `quant` of the model `needs`, the best of the `tried` placements
-    with its `prediction`, tokens a second by number of drafts a pass, the best `without` a cache,
-    and `ahead`: tokens a second if every load were known in time. `narrower`: the widest quant that
-    would be whole on the GPU, and its tokens a second."""
+    """Advice for a request: the `quant` of the model `needs`, the fastest of the `tried` placements
+    and its `prediction`; tokens a second by number of drafts a pass (`drafts`), of the best
+    placement `without` a cache, and if every load were known in time (`ahead`). `narrower`: the
+    widest quant that would be whole on the GPU, and its tokens a second."""
 
     request: PlanRequest
     engine: Engine
     needs: Needs
     quant: str
     memory: Memory
-    trace: Replayed
     placement: Placement
     prediction: Prediction
     tried: Sequence[tuple[Placement, float]]
@@ -46,13 +56,21 @@ class Advice:
     @property
     def num_drafts(self) -> int:
         """The number of drafts a pass that is fastest, 0 where none pays."""
-        best = max(self.drafts, key=self.drafts.__getitem__)
-        return best if self.drafts[best] > _LEAST_GAIN * self.prediction.tokens_per_second else 0
+        return _first_of(list(self.drafts.items()))
 
     @property
     def can_draft(self) -> bool:
         """True if the model's files have layers that draft and the engine uses them."""
         return bool(self.needs.memory.drafting_nbytes and self.engine.drafts_by)
+
+
+Option = TypeVar("Option")
+
+
+def _first_of(rates: Sequence[tuple[Option, float]]) -> Option:
+    """Return the first option that is as fast as the fastest, but for what is not worth a flag."""
+    most = max(rate for _, rate in rates)
+    return next(option for option, rate in rates if rate * LEAST_GAIN >= most)
 
 
 def advise_on(
@@ -64,62 +82,75 @@ def advise_on(
 ) -> Advice:
     """Return the advice. `quant`: a name and bits a weight in place of the best. Raises BadUsage,
     BadInput or OutOfResources."""
-    machine = _machine(request)
+    _check(request)
     answer = plan_answer(request)
-    best = answer.best
-    needs = answer.needs
-    if quant:
-        name, bits = quant
-        needs = _in_bits(needs, bits)
-    else:
-        name = best.quant
-        needs = needs if name == OWN else _in_bits(needs, best.bits)
+    name, bits = quant or (answer.best.quant, answer.best.bits)
+    needs = answer.needs if name == OWN else _in_bits(answer.needs, bits)
     memory = _divided(request, needs, engine)
-    replayed = _trace(trace, needs, Path(request.model).name)
+    machine = _machine(request, needs, memory)
+    replayed = opened_trace(trace, needs)
 
-    def rate(placement: Placement, *, trace: Replayed = replayed, machine: Machine = machine):
+    def rate(placement: Placement, trace: Replayed = replayed, machine: Machine = machine) -> float:
         return tried_rate(needs, machine, placement, engine, trace)
 
     tried = [(each, rate(each)) for each in _placements(memory, needs, engine)]
-    most = max(pair[1] for pair in tried)
-    placement = next(each for each, rate in tried if rate * _LEAST_GAIN >= most)
+    placement = _first_of(tried)
+    traces = {0: replayed} | {number: replayed.drafted(number, ACCEPTANCE) for number in DRAFTS}
     off = [pair for pair in tried if not pair[0].cache_nbytes and not pair[0].pinned_nbytes]
-    narrower = None
-    if placement.share < 1 and not quant:
-        whole = next((fit for fit in answer.fits if fit.place == "GPU"), None)
-        if whole:
-            speed = tried_rate(
-                _in_bits(answer.needs, whole.bits), machine, Placement(1.0), engine, replayed
-            )
-            narrower = whole, speed
-    prediction = predict(needs, machine, placement, engine, replayed)
-    at_once = replace(machine, link_gbps=1e6, link_latency_s=0.0, ram_gbps=None)
-    link_s = prediction.loads_per_token * needs.model.shape.expert_nbytes / machine.link_gbps / 1e9
-    return Advice(
+    advice = Advice(
         request=request,
         engine=engine,
         needs=needs,
         quant=name,
         memory=memory,
-        trace=replayed,
         placement=placement,
-        prediction=prediction,
+        prediction=predict(needs, machine, placement, engine, replayed),
         tried=tried,
-        drafts={n: rate(placement, trace=replayed.drafted(n, ACCEPTANCE)) for n in DRAFTS},
+        drafts={number: rate(placement, trace) for number, trace in traces.items()},
         without=max(off, key=lambda pair: pair[1], default=None),
-        ahead=1 / max(link_s, 1 / rate(placement, machine=at_once)),
-        narrower=narrower,
+        ahead=0.0,
+        narrower=None
+        if quant or placement.share == 1
+        else _narrower(answer, machine, engine, replayed),
     )
+    if advice.can_draft and advice.num_drafts:
+        replayed = traces[advice.num_drafts]
+        drafted = predict(needs, machine, placement, engine, replayed)
+        advice = replace(advice, prediction=drafted)
+    at_once = replace(machine, link_gbps=_AT_ONCE_GBPS, link_latency_s=0.0, ram_gbps=None)
+    loaded_s = advice.prediction.loads_per_token * needs.model.shape.expert_nbytes
+    link_s = loaded_s / machine.link_gbps / 1e9
+    return replace(advice, ahead=1 / max(link_s, 1 / rate(placement, replayed, at_once)))
 
 
-def _machine(request: PlanRequest) -> Machine:
-    machine = request.place.machine
-    if machine is None:
+def _check(request: PlanRequest) -> None:
+    if request.place.machine is None:
         raise BadUsage(
             "advice needs the bandwidths of a GPU, and none is known here: name one, as "
             "--machine rtx5070"
         )
-    return machine
+
+
+def _machine(request: PlanRequest, needs: Needs, memory: Memory) -> Machine:
+    """Return the place's machine; experts that its RAM does not hold come from the disk, to link
+    and CPU alike."""
+    machine = request.place.machine
+    outside = (1 - memory.share) * needs.model.shape.nbytes
+    held = in_ram(request.place, outside)
+    if held == 1 or machine.is_unified:
+        return machine
+    near = 1 / (held / machine.near_gbps + (1 - held) / SSD_GBPS)
+    return replace(with_disk(machine, held), near_gbps=near)
+
+
+def _narrower(
+    answer: PlanAnswer, machine: Machine, engine: Engine, trace: Replayed
+) -> tuple[Fit, float] | None:
+    whole = next((fit for fit in answer.fits if fit.place == "GPU"), None)
+    if whole is None:
+        return None
+    needs = _in_bits(answer.needs, whole.bits)
+    return whole, tried_rate(needs, machine, Placement(1.0), engine, trace)
 
 
 def _in_bits(needs: Needs, bits: float) -> Needs:
@@ -148,7 +179,7 @@ def _placements(memory: Memory, needs: Needs, engine: Engine) -> list[Placement]
     return [*whole, *engine.options(slots * shape.expert_nbytes)]
 
 
-def _trace(named: str | None, needs: Needs, model: str) -> Replayed:
+def opened_trace(named: str | None, needs: Needs) -> Replayed:
     """Return the trace of that file or name, else the bundled one whose model is nearest by number
     of experts and of those selected."""
     shape = needs.model.shape

@@ -29,10 +29,12 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What flags are written for: the model's name, its placement and its experts' `num_layers`,
-    `num_experts` a layer and bytes, `context` tokens, drafts a pass (0: none)."""
+    """What flags are written for: the model, as a path or the names of its repositories (`gguf` is
+    empty for a path), its placement and its experts' `num_layers`, `num_experts` a layer and bytes,
+    `context` tokens, drafts a pass (0: none)."""
 
     model: str
+    gguf: str
     placement: Placement
     num_layers: int
     num_experts: int
@@ -51,16 +53,16 @@ class Run:
 class Engine:
     """An engine by name, in the version whose documents were read (`source`).
 
-    `evicts` names the policy by which its pool over all layers, in `num_classes` classes, chooses
-    victims; `keeps` says what it does with the GPU's memory, of which `options` lists placements
-    for a number of bytes, beside `off`, the ones without a cache. `has_stored_weights`: other
-    weights stay in memory as they are stored.
+    `keeps` tells which experts it has on the GPU; its pool over all layers evicts by `num_classes`
+    classes of use. `options` yields its placements for a number of bytes, `has_whole_layers` where
+    it may place whole layers instead. `has_stored_weights`: other weights stay in memory as they
+    are stored. `drafts_by`: its option for MTP layers, if it uses them.
     """
 
     name: str
     version: str
     source: str
-    evicts: str
+    keeps: str
     options: Callable[[int], Iterator[Placement]]
     flags: Callable[[Run], str]
     num_classes: int = 1
@@ -104,7 +106,8 @@ def _llama_cpp(run: Run) -> str:
         parts = ["-ngl 0"]
     if run.drafts:
         parts.append(f"--spec-type draft-mtp --spec-draft-n-max {run.drafts}")
-    return " ".join((f"llama-server -m {run.model}", *parts, f"-c {run.context}"))
+    model = f"-hf {run.gguf}" if run.gguf else f"-m {run.model}"
+    return " ".join((f"llama-server {model}", *parts, f"-c {run.context}"))
 
 
 def _free_token(run: Run) -> str:
@@ -117,7 +120,9 @@ def _free_token(run: Run) -> str:
 
 def _strata(run: Run) -> str:
     drafts = f" --spec {run.drafts}" if run.drafts else ""
-    return f"--native {run.model} --expert-cache auto --max-context {run.context}{drafts}"
+    return (
+        f"--native {run.gguf or run.model} --expert-cache auto --max-context {run.context}{drafts}"
+    )
 
 
 def _ktransformers(run: Run) -> str:
@@ -141,7 +146,7 @@ ENGINES = {
             "llama.cpp",
             "b12569",
             "docs/moe-cache.md at b12191, its tuner and release notes",
-            "class_lru",
+            "evicted by class_lru",
             _cached(0.0, 0.5, 0.8, 0.95),
             _llama_cpp,
             num_classes=8,
@@ -152,7 +157,7 @@ ENGINES = {
             "strata",
             "v0.2.18",
             "docs/HOW_IT_WORKS.md and starts that users posted",
-            "most used, taken from the first half of the requests",
+            "the most used in the first half of the requests",
             _pinned,
             _strata,
             drafts_by="--spec",
@@ -161,7 +166,7 @@ ENGINES = {
             "freetoken",
             "0.2.0",
             "docs/cli.md and moe/offload_kernels.py",
-            "lru",
+            "evicted by lru",
             _cached(0.0, SOONEST),
             _free_token,
         ),
@@ -169,7 +174,7 @@ ENGINES = {
             "ktransformers",
             "v0.6.1",
             "experts-sched-Tutorial.md",
-            "most used, taken from the first half of the requests",
+            "the most used in the first half of the requests",
             _pinned,
             _ktransformers,
         ),
@@ -177,7 +182,7 @@ ENGINES = {
             "moectl",
             "this version",
             "its own options",
-            "class_lru",
+            "evicted by class_lru",
             _cached(0.0, SOONEST, 1.0),
             _moectl,
             num_classes=8,

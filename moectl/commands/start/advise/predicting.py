@@ -33,7 +33,7 @@ class Spread:
     most: float
 
     def __str__(self) -> str:
-        return f"{self.usual:.0%} ({self.least:.0%} to {self.most:.0%})"
+        return f"{self.usual:.0%} ({100 * self.least:.0f} to {self.most:.0%})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +143,9 @@ def predict(
         1 - misses / outside if outside else 1.0,
         loads / trace.num_tokens,
         (
-            f"misses: {trace.says}, evicting as {engine.evicts}",
-            f"times: {machine.name}'s figures, of which runs get "
-            f"{reached.fast} of the GPU's, {reached.link} of the link's and {reached.near} of the "
-            f"CPU's ({reached.source})",
+            f"misses: {trace.says}; on the GPU: {engine.keeps}",
+            f"times: {machine.name}'s figures, of which runs get {reached.fast} of the GPU's, "
+            f"{reached.link} of the link's, {reached.near} of the CPU's: {reached.source}",
         ),
     )
 

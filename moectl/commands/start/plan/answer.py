@@ -115,17 +115,17 @@ def _fit(
         share = divided(request, model, needs).share
     except OutOfResources as error:
         return replace(fit, why=str(error))
-    in_ram = _in_ram(request.place, (1 - share) * model.shape.nbytes)
-    where = "GPU" if share == 1 else "RAM" if in_ram == 1 else "disk"
-    return _with_speeds(replace(fit, share=share, place=where), request, model, in_ram)
+    held = in_ram(request.place, (1 - share) * model.shape.nbytes)
+    where = "GPU" if share == 1 else "RAM" if held == 1 else "disk"
+    return _with_speeds(replace(fit, share=share, place=where), request, model, held)
 
 
-def _with_speeds(fit: Fit, request: PlanRequest, model: ModelShape, in_ram: float) -> Fit:
+def _with_speeds(fit: Fit, request: PlanRequest, model: ModelShape, held: float) -> Fit:
     """Return the fit with tokens a second where bandwidths tell them."""
     machine = request.place.machine
     if machine is None or model.shape.nbytes < TOY_NBYTES:
         return fit
-    machine = _with_disk(machine, in_ram)
+    machine = with_disk(machine, held)
     bounds = Bounds.of(model, machine, fit.share, dense=request.dense, rows=request.num_clients)
     return replace(fit, least=bounds.share, most=bounds.all)
 
@@ -139,18 +139,18 @@ def _check_disk(fit: Fit, model: ModelShape, place: PlanPlace) -> None:
         )
 
 
-def _in_ram(place: PlanPlace, missing_nbytes: float) -> float:
+def in_ram(place: PlanPlace, missing_nbytes: float) -> float:
     """Return the share of the experts outside the GPU's memory that RAM holds."""
     room = max(0, place.ram_nbytes - SYSTEM_NBYTES)
     return min(1.0, room / missing_nbytes) if missing_nbytes else 1.0
 
 
-def _with_disk(machine: Machine, in_ram: float) -> Machine:
+def with_disk(machine: Machine, held: float) -> Machine:
     """Return the machine whose link has the mean rate for experts of which so large a share lies
     in RAM, and the others on the disk."""
     if machine.is_unified or machine.load_s is not None:
         return machine
-    mean = 1 / (in_ram / machine.link_gbps + (1 - in_ram) / min(SSD_GBPS, machine.link_gbps))
+    mean = 1 / (held / machine.link_gbps + (1 - held) / min(SSD_GBPS, machine.link_gbps))
     return replace(machine, link_gbps=mean)
 
 
