@@ -186,20 +186,19 @@ def opened_trace(named: str | None, needs: Needs) -> Replayed:
     path = bundled_trace(Path(named)) if named else None
     if named and not path:
         trace = read_parquet(named)
-        fits = (trace.num_layers, trace.top_k) == (shape.num_layers, shape.top_k)
-        of = f"the trace {Path(named).name}"
-        num_experts = shape.num_experts if fits else int(trace.experts.max()) + 1
-        says = of if fits else f"{of}, which is another model's"
+        is_own = (trace.num_layers, trace.top_k) == (shape.num_layers, shape.top_k)
+        num_experts = shape.num_experts if is_own else int(trace.experts.max()) + 1
+        of = f"{Path(named).name}{'' if is_own else ' (of another model)'}"
     else:
         bundled = {name: MODELS[name].shape for name in bundled_traces()}
         name = named or min(bundled, key=lambda name: _distance(bundled[name], shape))
         trace = read_parquet(bundled_trace(Path(name)))
-        num_experts = bundled[name].num_experts
-        is_own = bundled[name].num_keys == shape.num_keys and bundled[name].top_k == shape.top_k
-        of = f"the recorded trace of {name}"
-        says = of if is_own else f"{of}, the nearest that is here, standing for this model's"
+        other = bundled[name]
+        num_experts = other.num_experts
+        is_own = (other.num_keys, other.top_k) == (shape.num_keys, shape.top_k)
+        of = f"the recorded trace of {name}{'' if is_own else ', the nearest at hand'}"
     num_tokens = len(trace) // trace.num_layers
-    return Replayed.of(trace, num_experts, f"replay of {says} ({num_tokens:,} tokens)")
+    return Replayed.of(trace, num_experts, f"replay of {of}, {num_tokens:,} tokens", is_own=is_own)
 
 
 def _distance(one: Shape, other: Shape) -> float:

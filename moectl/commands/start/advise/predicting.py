@@ -83,7 +83,8 @@ class Prediction:
 class Replayed:
     """The decoding of a trace for a model: its own, or another's of which each layer, and each pool
     of the same share of its experts, stands for the model's. `uses` [L * E] counts those of the
-    first half of its requests; `num_drafts` are verified in each pass."""
+    first half of its requests; `num_drafts` are verified in each pass. `is_own`: the trace is of
+    this model."""
 
     trace: Trace
     steps: Steps
@@ -91,23 +92,26 @@ class Replayed:
     uses: np.ndarray
     num_tokens: int
     says: str
+    is_own: bool = True
     num_drafts: int = 0
 
     @classmethod
-    def of(cls, trace: Trace, num_experts: int, says: str) -> "Replayed":
+    def of(cls, trace: Trace, num_experts: int, says: str, *, is_own: bool = True) -> "Replayed":
         decoded = trace.take(np.flatnonzero(trace.phase == DECODE))
         shape = Shape(trace.num_layers, num_experts, trace.top_k, 1)
         early = decoded.request <= np.median(np.unique(decoded.request))
         keys = decoded.layer[early, None] * num_experts + decoded.experts[early]
         uses = np.bincount(keys.ravel(), minlength=shape.num_keys)
-        return cls(
-            decoded,
-            Steps(decoded, num_experts),
-            shape,
-            uses,
-            len(decoded) // shape.num_layers,
-            says,
-        )
+        num_tokens = len(decoded) // shape.num_layers
+        steps = Steps(decoded, num_experts)
+        return cls(decoded, steps, shape, uses, num_tokens, says, is_own)
+
+    def even(self) -> "Replayed":
+        """Return the same passes of a router that wants all experts equally often."""
+        draws = np.random.default_rng(0).random((len(self.trace), self.shape.num_experts))
+        experts = np.argpartition(draws, self.shape.top_k, axis=1)[:, : self.shape.top_k]
+        steps = Steps(replace(self.trace, experts=experts.astype(np.uint16)), draws.shape[1])
+        return replace(self, steps=steps)
 
     def drafted(self, length: int, acceptance: float) -> "Replayed":
         """Return the same tokens computed with `length` drafts a pass."""
@@ -127,23 +131,28 @@ def predict(
     """Predict the speed of decoding, one request at a time.
 
     The interval is that of the rates, all low or all high, times that of the trace's requests (90 %
-    of resamplings).
+    of resamplings); of a trace of another model it begins where experts are wanted equally often.
     """
     usual = _tried(needs, reached.of(machine, "usual"), placement, engine, trace)
     slow = _tried(needs, reached.of(machine, "least"), placement, engine, trace)
     fast = _tried(needs, reached.of(machine, "most"), placement, engine, trace)
     low, high = _of_requests(trace, usual.seconds)
+    least = low * slow.rate
+    if not trace.is_own:
+        even = _tried(needs, reached.of(machine, "least"), placement, engine, trace.even())
+        least = min(least, even.rate)
     wanted, misses, _, loads = usual.counts.tolist()
     outside = wanted * (1 - _num_held(placement, trace) / trace.shape.num_layers)
     return Prediction(
         usual.rate,
-        slow.rate * low,
+        least,
         fast.rate * high,
         _limit(needs, machine, placement, engine, trace, usual),
         1 - misses / outside if outside else 1.0,
         loads / trace.num_tokens,
         (
-            f"misses: {trace.says}; on the GPU: {engine.keeps}",
+            f"misses: {trace.says}; on the GPU: {engine.keeps}"
+            f"{'' if trace.is_own else '; at worst all are wanted equally often'}",
             f"times: {machine.name}'s figures, of which runs get {reached.fast} of the GPU's, "
             f"{reached.link} of the link's, {reached.near} of the CPU's: {reached.source}",
         ),
