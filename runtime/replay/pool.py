@@ -10,7 +10,8 @@ from artifacts.traces.trace import DECODE, Trace
 from runtime.replay.pool_kernels import follow
 
 SOONEST = -1.0
-"""As `near_share`: of each step as many misses as let link and near tier end soonest together."""
+"""As `near_share`: of each step as many misses as let link and near tier end soonest, where both
+read the same memory; those that were used last are loaded (FreeToken)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +61,8 @@ class Steps:
         """Return what the pool does with the trace, from empty on."""
         num_keys = (int(self._layers.max()) + 1) * self._num_experts
         held = np.zeros(num_keys, np.bool_) if pool.held is None else pool.held.copy()
+        ratio = min(1.0, costs.link_over_near)
+        rule = [pool.half_life, pool.num_classes, pool.near_share, ratio]
         counts = np.zeros((len(self._layers), 4), np.int64)
         seconds = np.zeros(len(self._layers))
         follow(
@@ -69,7 +72,7 @@ class Steps:
             min(pool.num_slots, len(held) - int(held.sum())),
             self._num_experts,
             held,
-            np.array([pool.half_life, pool.num_classes, pool.near_share]),
+            np.array(rule),
             _seconds_of(costs),
             counts,
             seconds,

@@ -53,17 +53,16 @@ def follow(starts, layers, experts, num_slots, num_experts, is_held, rule, costs
     """Run the steps, of which step i has the rows `starts[i]` to `starts[i + 1]` of `experts`
     [N, K] and the layer `layers[i]`, from an empty pool; keys that are held beside it are true in
     `is_held`. `rule`: half-life, classes, share of the misses computed near, below 0 for the one
-    that ends soonest. `costs`: seconds of the rest of a layer, of an expert, of a load, of an
-    expert computed near, each once and for each token, the part of the near rate that is lost
-    beside the link, and seconds of a step with near experts. Fills `counts` [S, 4] (experts wanted,
-    misses, computed near, loads) and seconds `s` [S]."""
-    half_life, num_classes, near_share = rule
+    that ends soonest, and the rate of the link over the near tier's. `costs`: seconds of the rest
+    of a layer, of an expert, of a load, of an expert computed near, each once and for each token,
+    the part of the near rate that is lost beside the link, and seconds of a step with near experts.
+    Fills `counts` [S, 4] (experts wanted, misses, computed near, loads) and seconds `s` [S]."""
+    half_life, num_classes, near_share, ratio = rule
     rest_s, rest_token_s, expert_s, token_s, load_s, near_s, near_token_s, lost, near_step_s = costs
     num_keys = len(is_held)
     held = np.empty(num_slots, np.int64)
     num_held = 0
     due = 0.0  # loads that the share leaves and that were not whole yet
-    ratio = min(1.0, near_s / load_s)
     is_wanted = np.zeros(num_keys, np.bool_)
     clocks = np.zeros(layers.max() + 1, np.int64)
     stepped = np.full(num_keys, -1, np.int64)
@@ -73,6 +72,7 @@ def follow(starts, layers, experts, num_slots, num_experts, is_held, rule, costs
     tokens = np.zeros(num_keys, np.int64)
     wanted = np.empty(num_experts, np.int64)
     missing = np.empty(num_experts, np.int64)
+    before = np.empty(num_experts, np.int64)
     for step in range(len(layers)):
         layer = layers[step]
         num_tokens = starts[step + 1] - starts[step]
@@ -89,7 +89,15 @@ def follow(starts, layers, experts, num_slots, num_experts, is_held, rule, costs
                 wanted[num_wanted] = key
                 num_wanted += 1
                 if not is_held[key]:
-                    missing[num_missing] = key
+                    at = num_missing
+                    if near_share < 0.0:  # those that were used last are loaded
+                        mine = (-stepped[key], key)
+                        while at and mine < (-before[at - 1], missing[at - 1]):
+                            missing[at] = missing[at - 1]
+                            before[at] = before[at - 1]
+                            at -= 1
+                    missing[at] = key
+                    before[at] = stepped[key]
                     num_missing += 1
                 age = clocks[layer] - used_at[key]
                 uses[key] = uses[key] * 2.0 ** (-age / half_life) + 1
@@ -97,13 +105,12 @@ def follow(starts, layers, experts, num_slots, num_experts, is_held, rule, costs
                 used_at[key] = clocks[layer]
                 stepped[key] = step
         num_loads = num_missing
-        if num_held == num_slots:  # a pool that is not full takes every miss
-            if near_share < 0.0:
-                num_loads = _fetched(num_missing, ratio)
-            else:
-                due += (1.0 - near_share) * num_missing
-                num_loads = int(due + 1e-9)
-                due -= num_loads
+        if near_share < 0.0:
+            num_loads = _fetched(num_missing, ratio)
+        elif num_held == num_slots:  # a pool that is not full takes every miss
+            due += (1.0 - near_share) * num_missing
+            num_loads = int(due + 1e-9)
+            due -= num_loads
         num_near = num_missing - num_loads
         now_s = 0.0
         near_end_s = near_step_s if num_near else 0.0

@@ -1,5 +1,7 @@
 """The light replay of one pool: its counts and times are the simulator's."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,12 +10,13 @@ from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import model_shape
 from artifacts.shape import Shape
 from artifacts.traces.synthetic import Dials, generate
+from artifacts.traces.trace import DECODE
 from runtime.replay.pool import SOONEST, Pool, Steps
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
 
 MODEL = model_shape("mixtral-8x7b")
-COSTS = Costs.of(MODEL, machine("rtx5070"))
+COSTS = Costs.of(MODEL, machine("rtx4090"))
 NUM_KEYS = MODEL.shape.num_keys
 
 
@@ -22,24 +25,27 @@ def trace():
     return generate(Dials(tokens=60, requests=3, prompt=1), MODEL.shape)
 
 
-@pytest.mark.parametrize(("eviction", "num_classes"), [("class_lru", 8), ("lru", 1)])
 @pytest.mark.parametrize("budget", ["12.5%", "50%", "100%"])
-def test_counts_and_times_of_loads_are_those_of_the_simulator(trace, eviction, num_classes, budget):
-    decoded = trace.take(np.flatnonzero(trace.phase == 1))
-    setting = Setting("", policies={"eviction": eviction}, scope="global", budget=budget)
-    outcome = Workload(decoded, MODEL, machine("rtx5070")).run(setting)
+@pytest.mark.parametrize(
+    ("preset", "policies", "pool"),
+    [
+        ("llama.cpp", {}, Pool(0)),
+        ("llama.cpp", {"miss": "share:near=0.8"}, Pool(0, near_share=0.8)),
+        ("freetoken", {"miss": "fetch"}, Pool(0, num_classes=1)),
+        ("freetoken", {}, Pool(0, SOONEST, num_classes=1)),
+    ],
+)
+def test_counts_and_times_are_those_of_the_simulator(trace, preset, policies, pool, budget):
+    decoded = trace.take(np.flatnonzero(trace.phase == DECODE))
+    setting = Setting("", preset, policies, budget=budget)
+    outcome = Workload(decoded, MODEL, machine("rtx4090")).run(setting)
 
-    pool = Pool(outcome.num_slots, num_classes=num_classes)
+    pool = replace(pool, num_slots=outcome.num_slots)
     found = Steps(trace, MODEL.shape.num_experts).through(pool, COSTS)
 
-    wanted, misses, near, loads = found.counts.sum(axis=0).tolist()
-    counters = outcome.counters
-    assert (wanted, misses, loads) == (
-        counters["requests"],
-        counters["misses"],
-        counters["fetched"],
-    )
-    assert near == 0
+    names = ("requests", "misses", "near", "fetched")
+    told = {name: outcome.counters[name] for name in names}
+    assert dict(zip(names, found.counts.sum(axis=0).tolist(), strict=True)) == told
     passes = [each.seconds - COSTS.head.seconds(1) for each in outcome.passes]
     assert found.seconds == pytest.approx(passes, rel=1e-9)
 
