@@ -12,7 +12,13 @@ from artifacts.shape import Shape
 from artifacts.traces.parquet import read_parquet
 from moectl.bundled import bundled_trace, bundled_traces
 from moectl.commands.start.advise.engines import Engine, Placement
-from moectl.commands.start.advise.predicting import Prediction, Replayed, predict, tried_rate
+from moectl.commands.start.advise.predicting import (
+    Prediction,
+    Replayed,
+    drafted,
+    predict,
+    tried_rate,
+)
 from moectl.commands.start.plan.answer import (
     OWN,
     Fit,
@@ -45,6 +51,7 @@ class Advice:
     needs: Needs
     quant: str
     memory: Memory
+    trace: Replayed
     placement: Placement
     prediction: Prediction
     tried: Sequence[tuple[Placement, float]]
@@ -78,24 +85,26 @@ def advise_on(
     engine: Engine,
     trace: str | None = None,
     *,
+    replayed: Replayed | None = None,
     quant: tuple[str, float] | None = None,
 ) -> Advice:
-    """Return the advice. `quant`: a name and bits a weight in place of the best. Raises BadUsage,
-    BadInput or OutOfResources."""
+    """Return the advice, by the trace of that file or name, or one that was `replayed` before.
+    `quant`: a name and bits a weight in place of the best. Raises BadUsage, BadInput or
+    OutOfResources."""
     _check(request)
     answer = plan_answer(request)
     name, bits = quant or (answer.best.quant, answer.best.bits)
     needs = answer.needs if name == OWN else _in_bits(answer.needs, bits)
     memory = _divided(request, needs, engine)
     machine = _machine(request, needs, memory)
-    replayed = opened_trace(trace, needs)
+    replayed = replayed or opened_trace(trace, needs)
 
     def rate(placement: Placement, trace: Replayed = replayed, machine: Machine = machine) -> float:
         return tried_rate(needs, machine, placement, engine, trace)
 
     tried = [(each, rate(each)) for each in _placements(memory, needs, engine)]
     placement = _first_of(tried)
-    traces = {0: replayed} | {number: replayed.drafted(number, ACCEPTANCE) for number in DRAFTS}
+    traces = {0: replayed} | {number: drafted(replayed, number, ACCEPTANCE) for number in DRAFTS}
     off = [pair for pair in tried if not pair[0].cache_nbytes and not pair[0].pinned_nbytes]
     advice = Advice(
         request=request,
@@ -103,6 +112,7 @@ def advise_on(
         needs=needs,
         quant=name,
         memory=memory,
+        trace=replayed,
         placement=placement,
         prediction=predict(needs, machine, placement, engine, replayed),
         tried=tried,

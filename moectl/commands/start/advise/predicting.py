@@ -3,6 +3,7 @@ rates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -113,10 +114,12 @@ class Replayed:
         steps = Steps(replace(self.trace, experts=experts.astype(np.uint16)), draws.shape[1])
         return replace(self, steps=steps)
 
-    def drafted(self, length: int, acceptance: float) -> "Replayed":
-        """Return the same tokens computed with `length` drafts a pass."""
-        passes = verified(self.trace, length, Drafts((acceptance,)))
-        return replace(self, steps=Steps(passes, self.shape.num_experts), num_drafts=length)
+
+@cache
+def drafted(trace: Replayed, length: int, acceptance: float) -> Replayed:
+    """Return the same tokens computed with `length` drafts a pass."""
+    passes = verified(trace.trace, length, Drafts((acceptance,)))
+    return replace(trace, steps=Steps(passes, trace.shape.num_experts), num_drafts=length)
 
 
 def predict(

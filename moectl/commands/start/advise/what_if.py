@@ -87,7 +87,9 @@ def told(
     rates = {}
     for change in changes:
         try:
-            other = advise_on(change.request(request), engine, trace, quant=change.quant)
+            other = advise_on(
+                change.request(request), engine, replayed=now.trace, quant=change.quant
+            )
         except OutOfResources as error:
             yield f"{change.name:20}{'-':>8}          {error}"
             continue
