@@ -125,8 +125,8 @@ def advise_on(
     )
     if advice.can_draft and advice.num_drafts:
         replayed = traces[advice.num_drafts]
-        drafted = predict(needs, machine, placement, engine, replayed)
-        advice = replace(advice, prediction=drafted)
+        prediction = predict(needs, machine, placement, engine, replayed)
+        advice = replace(advice, prediction=prediction)
     at_once = replace(machine, link_gbps=_AT_ONCE_GBPS, link_latency_s=0.0, ram_gbps=None)
     loaded_s = advice.prediction.loads_per_token * needs.model.shape.expert_nbytes
     link_s = loaded_s / machine.link_gbps / 1e9
