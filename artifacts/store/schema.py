@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Rises with the tables, and when a column may hold what older code takes for damage: 5 has
-fractions of bits."""
+fractions of bits, 6 verifications."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +333,21 @@ ARTEFACT_TABLES = {
         max_loss DOUBLE NOT NULL -- share of perplexity that it may lose
         tpot_ms DOUBLE -- time of each token as measured live, ms
         perplexity_ratio DOUBLE -- perplexity over the full model's as measured live
+        """,
+    ),
+    "verifications": _artefact(
+        "comparison of a predicted speed with a measured one",
+        """
+        model VARCHAR NOT NULL -- name of the model's file
+        digest VARCHAR NOT NULL -- SHA-256 of its header, or the fingerprint of its checkpoint
+        engine VARCHAR NOT NULL -- the engine, as llama.cpp
+        version VARCHAR NOT NULL -- its version, as it says
+        machine VARCHAR NOT NULL -- processor and cores, or the GPU's machine by name
+        setting VARCHAR NOT NULL -- what else decides the speed, as threads or a budget
+        predicted DOUBLE NOT NULL -- tokens a second, predicted before
+        measured DOUBLE NOT NULL -- tokens a second, median of its runs
+        spread DOUBLE NOT NULL -- most less least of the runs over their median
+        runs INTEGER NOT NULL -- how many runs
         """,
     ),
 }

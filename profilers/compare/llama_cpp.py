@@ -1,6 +1,7 @@
 """Reads held-out text with llama.cpp, by the package `xllamacpp`, which holds its server in this
 process."""
 
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,14 @@ PACKAGE = "xllamacpp"
 # One letter, whatever the model says: a token that ends within a character would be held back,
 # probabilities and all.
 _ANSWER = {"logit_bias": [["a", 1e4]], "samplers": []}
+# Tokens as the model's probabilities are, or one and the same would want the same experts again.
+_DRAWN = {
+    "prompt": [5, 6],
+    "cache_prompt": False,
+    "ignore_eos": True,
+    "samplers": ["temperature"],
+    "temperature": 1.0,
+}
 
 
 def check_installed() -> None:
@@ -66,6 +75,21 @@ class LlamaCpp:
         return TextReading(
             stacked, targets, tuple(prefill_s), tuple(decode_s), (0.0,) * len(decode_s)
         )
+
+    def token_seconds(self, num_tokens: int, *, seed: int) -> tuple[float, float]:
+        """Decode that many drawn tokens; return the seconds of one by llama.cpp's own clock, and
+        by the clock of this process's processor time, which all threads and their waiting count
+        in."""
+        clocks = []
+        for count in (1, 1 + num_tokens):
+            begin_s = time.process_time()
+            answer = self._server.handle_completions(_DRAWN | {"n_predict": count, "seed": seed})
+            clocks.append(time.process_time() - begin_s)
+        timings = answer["timings"]
+        assert timings["predicted_n"] == 1 + num_tokens, timings
+        return timings["predicted_ms"] / 1e3 / (1 + num_tokens), (
+            clocks[1] - clocks[0]
+        ) / num_tokens
 
     def _next(self, ids: np.ndarray, *, keep: bool) -> tuple[np.ndarray, float]:
         """Return log-probabilities [V] of the token after `ids`, and the seconds of reading the new

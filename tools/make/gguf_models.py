@@ -46,27 +46,31 @@ class RandomModel:
 
     def tensors(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
         """Return shapes and types by name."""
-        H, I, E = self.hidden, self.intermediate, self.num_experts
+        hidden = self.hidden
+        inner = self.intermediate
+        count = self.num_experts
         wide = self.heads * self.head_size
         narrow = self.kv_heads * self.head_size
         other = self.others
         one: dict[str, tuple[tuple[int, ...], str]] = {
-            "attn_norm.weight": ((H,), "F32"),
-            "attn_q.weight": ((wide, H), other),
-            "attn_k.weight": ((narrow, H), other),
-            "attn_v.weight": ((narrow, H), other),
-            "attn_output.weight": ((H, wide), other),
-            "ffn_gate_inp.weight": ((E, H), "F32"),
-            "ffn_gate_exps.weight": ((E, I, H), self.experts),
-            "ffn_up_exps.weight": ((E, I, H), self.experts),
-            "ffn_down_exps.weight": ((E, H, I), self.experts),
+            "attn_norm.weight": ((hidden,), "F32"),
+            "attn_q.weight": ((wide, hidden), other),
+            "attn_k.weight": ((narrow, hidden), other),
+            "attn_v.weight": ((narrow, hidden), other),
+            "attn_output.weight": ((hidden, wide), other),
+            "ffn_gate_inp.weight": ((count, hidden), "F32"),
+            "ffn_gate_exps.weight": ((count, inner, hidden), self.experts),
+            "ffn_up_exps.weight": ((count, inner, hidden), self.experts),
+            "ffn_down_exps.weight": ((count, hidden, inner), self.experts),
         }
         one |= {name: (shape(self), "F32") for name, shape in _MORE[self.architecture].items()}
-        named = {f"blk.{at}.{name}": each for at in range(self.layers) for name, each in one.items()}
-        ends = {name: ((self.vocabulary, H), other) for name in ("token_embd", "output")}
+        named = {
+            f"blk.{at}.{name}": each for at in range(self.layers) for name, each in one.items()
+        }
+        ends = dict.fromkeys(("token_embd", "output"), ((self.vocabulary, hidden), other))
         return {
             **{f"{name}.weight": each for name, each in ends.items()},
-            "output_norm.weight": ((H,), "F32"),
+            "output_norm.weight": ((hidden,), "F32"),
             **named,
         }
 
@@ -104,6 +108,10 @@ QWEN3_NARROW = (1024, 512, 64, 4, 12, 16, 4, 64)
 MIXTRAL = (1024, 3584, 8, 2, 6, 8, 8, 128)
 GPT_OSS = (2880, 2880, 32, 4, 2, 64, 8, 64)
 TINY = (256, 256, 8, 2, 2, 4, 2, 64, len(TOKENS))
+DEEP = (256, 256, 8, 2, 40, 4, 2, 64, len(TOKENS))
+WORDS = (256, 256, 8, 2, 2, 4, 2, 64, 128_000)
+FITTED = (1536, 1280, 24, 4, 4, 12, 4, 128)
+TYPES = ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_XS", "MXFP4")
 
 MODELS = {
     "olmoe-Q4_K": RandomModel("olmoe", "Q4_K", "Q4_K", *OLMOE),
@@ -116,8 +124,14 @@ MODELS = {
     "llama-Q4_0": RandomModel("llama", "Q4_0", "Q4_0", *MIXTRAL),
     "llama-Q6_K": RandomModel("llama", "Q6_K", "Q6_K", *MIXTRAL),
     "gpt-oss-MXFP4": RandomModel("gpt-oss", "MXFP4", "Q8_0", *GPT_OSS),
-    "tiny": RandomModel("qwen3moe", "Q8_0", "Q8_0", *TINY),
 }
+FITTED_ON = {
+    "tiny": RandomModel("qwen3moe", "Q8_0", "Q8_0", *TINY),
+    "deep": RandomModel("qwen3moe", "Q8_0", "Q8_0", *DEEP),
+    "words": RandomModel("qwen3moe", "Q8_0", "Q8_0", *WORDS),
+    **{f"fitted-{kind}": RandomModel("llama", kind, kind, *FITTED) for kind in TYPES},
+}
+"""Models that constants of llama.cpp's speed are fitted on; no prediction is tested on them."""
 
 
 def make(model: RandomModel, out: Path, *, seed: int = 0) -> int:
@@ -195,7 +209,7 @@ def main() -> None:
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     for name in options.names:
-        nbytes = make(MODELS[name], options.folder / f"{name}.gguf")
+        nbytes = make((MODELS | FITTED_ON)[name], options.folder / f"{name}.gguf")
         print(f"{name}: {nbytes / 1e6:,.0f} MB")
 
 

@@ -1,13 +1,16 @@
 """`moectl advise`: the settings of the engine that a user has, and what they would give, from a
 config or a header alone."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from moectl.bundled import as_named, demo_model
 from moectl.cli import completion
+from moectl.cli.options import StorePath
 from moectl.commands.start.plan import PlaceOptions
+from moectl.shared.defaults import DEFAULT_STORE
 
 
 def advise(
@@ -41,8 +44,35 @@ def advise(
             help='What each would give alone: "+8GiB vram, ddr5-6000, pcie5, quant Q3_K_M, mtp".'
         ),
     ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Run llama.cpp or moectl on this machine's CPU and compare, kept in the store.",
+        ),
+    ] = False,
+    engine_log: Annotated[
+        Path | None,
+        typer.Option(help="Compare with this instead: `llama-bench -o json`, or a server's log."),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads of the run to verify.", show_default="all cores"),
+    ] = None,
+    store: StorePath = DEFAULT_STORE,
 ) -> None:
     """Say which flags of your engine to set, and how fast it will be."""
+    if verify or engine_log:
+        from moectl.commands.start.advise.verifying import verified
+
+        known = place.find().machine
+        near_gbps = known and known.near_gbps
+        print(
+            verified(
+                model, engine, threads=threads, log=engine_log, store=store, near_gbps=near_gbps
+            )
+        )
+        return
     from moectl.commands.start.advise.answer import lines
     from moectl.commands.start.advise.choosing import advise_on
     from moectl.commands.start.advise.engines import engine_of
