@@ -116,7 +116,8 @@ def advise_on(
         placement=placement,
         prediction=predict(needs, machine, placement, engine, replayed),
         tried=tried,
-        drafts={number: rate(placement, trace) for number, trace in traces.items()},
+        drafts={0: dict(tried)[placement]}
+        | {number: rate(placement, traces[number]) for number in DRAFTS},
         without=max(off, key=lambda pair: pair[1], default=None),
         ahead=0.0,
         narrower=None
