@@ -9,7 +9,7 @@ from moectl.cli import main
 from tests import ROOT
 
 PAGE = (ROOT / "docs" / "advise.md").read_text(encoding="utf-8")
-SHOWN = re.findall(r"```sh\nmoectl (advise .*)\n```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
+SHOWN = re.findall(r"```sh\nmoectl (advise .*)\n```\n\n```text\n((?:.+\n)*)```", PAGE)
 
 
 @pytest.mark.parametrize(("line", "text"), SHOWN)
