@@ -62,17 +62,6 @@ def advise(
     store: StorePath = DEFAULT_STORE,
 ) -> None:
     """Say which flags of your engine to set, and how fast it will be."""
-    if verify or engine_log:
-        from moectl.commands.start.advise.verifying import verified
-
-        known = place.find().machine
-        near_gbps = known and known.near_gbps
-        print(
-            verified(
-                model, engine, threads=threads, log=engine_log, store=store, near_gbps=near_gbps
-            )
-        )
-        return
     from moectl.commands.start.advise.answer import lines
     from moectl.commands.start.advise.choosing import advise_on
     from moectl.commands.start.advise.engines import engine_of
@@ -82,6 +71,12 @@ def advise(
     asked = engine_of(engine)
     named = as_named(model) or str(demo_model())
     request = PlanRequest(named, place.find(), context)
+    if verify or engine_log:
+        from moectl.commands.start.advise.verifying import verified
+
+        given = {"trace": trace, "threads": threads, "log": engine_log, "store": store}
+        print(verified(request, asked, **given))
+        return
     shown = (
         lines(advise_on(request, asked, trace))
         if what_if is None

@@ -25,16 +25,20 @@ from artifacts.store.verifications import (
 from moectl.bundled import as_named, demo_model
 from moectl.cli.options import EngineOptions
 from moectl.commands.start.advise.answer import rounded
-from moectl.commands.start.advise.engines import engine_of
+from moectl.commands.start.advise.choosing import advise_on
+from moectl.commands.start.advise.engines import Engine
 from moectl.commands.start.advise.llama_cpu import SPREAD, CpuWork, tokens_per_second
+from moectl.commands.start.plan.fitting import PlanRequest
 from moectl.shared.terminal.progress import Phases
 from profilers.hardware.this_machine import LocalMachine
 from runtime.model.gguf.config import read_headers
 
 LLAMA_CPP = "llama.cpp"
 MOECTL = "moectl"
-RUNS = 7
-TOKENS = 32
+RUNS = 5
+TOKENS = 16
+OWN_SPREAD = 0.1
+"""How far off a prediction of moectl may be until there are verifications."""
 QUIET = 0.1
 """Spread of runs above which something else used the machine."""
 
@@ -43,12 +47,14 @@ _EVALUATED = re.compile(r"(?<!prompt )eval time = +[\d.]+ ms / +\d+ (?:tokens|ru
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Tokens a second of each run of an engine, with its version, threads and the clock."""
+    """Tokens a second of each run of an engine, with its version, threads and the clock, and
+    whether it used a GPU, None where that is not told."""
 
     rates: tuple[float, ...]
     version: str
     threads: int
     clock: str = ""
+    uses_gpu: bool | None = None
 
     @property
     def spread(self) -> float:
@@ -56,27 +62,60 @@ class Measured:
 
 
 def verified(
-    model: str,
-    engine: str,
+    request: PlanRequest,
+    engine: Engine,
     *,
+    trace: str | None,
     threads: int | None,
     log: Path | None,
     store: Path,
-    near_gbps: float | None = None,
 ) -> str:
-    """Compare an engine on this machine's CPU with what is predicted, where memory has `near_gbps`
-    if that is known; keep both in the store, and return the line that tells them. Raises BadUsage
-    or BadInput."""
-    engine = engine_of(engine).name
-    if engine == LLAMA_CPP:
-        number = threads or num_cores()
-        number = threads or num_cores()
-        return verify_llama_cpp(
-            Path(model), threads=number, log=log, store=store, near_gbps=near_gbps
-        )
-    if engine == MOECTL and log is None:
-        return verify_moectl(model, threads=threads, store=store)
-    raise BadUsage(f"--verify compares llama.cpp or moectl, not {engine}, and logs of llama.cpp")
+    """Compare what an engine gives with what is predicted, keep both in the store, and return the
+    line that tells them: llama.cpp or moectl run here on the CPU, or a log, which is compared with
+    the advice for the request unless llama.cpp used no GPU. Raises BadUsage or BadInput."""
+    if log is None and engine.name == MOECTL:
+        return verify_moectl(request.model, threads=threads, store=store)
+    if log is None and engine.name != LLAMA_CPP:
+        raise BadUsage(f"moectl runs no {engine.name}: give its log, as --engine-log FILE")
+    started_at = utc_now()
+    path = Path(request.model)
+    if log is None or path.suffix == ".gguf":
+        _check_file(path)
+    machine = request.place.machine
+    number = threads or num_cores()
+    found = from_log(log, number) if log else run_llama_cpp(path, number)
+    uses_gpu = machine is not None if found.uses_gpu is None else found.uses_gpu
+    if uses_gpu:
+        predicted = advise_on(request, engine, trace).prediction
+        rate = predicted.tokens_per_second
+        expected = [predicted.low, predicted.high]
+        where = request.place.shown
+        setting = "as advised"
+    else:
+        _check_file(path)
+        rate = tokens_per_second(CpuWork.of(path), found.threads, machine and machine.near_gbps)
+        expected = [rate / (1 + SPREAD), rate * (1 + SPREAD)]
+        where = here(found.threads)
+        setting = f"CPU, {found.threads} threads"
+    verification = Verification(
+        model=path.name,
+        digest=read_headers(path)[0].digest.hex() if path.is_file() else "",
+        engine=engine.name,
+        version=found.version,
+        machine=where,
+        setting=setting,
+        predicted=rate,
+        measured=median(found.rates),
+        spread=found.spread,
+        runs=len(found.rates),
+    )
+    earlier = kept(store, verification, started_at)
+    return line(verification, earlier, expected, clock=found.clock)
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file() or path.suffix != ".gguf":
+        raise BadUsage(f"{path} is no GGUF file: llama.cpp's CPU is verified on one, name its path")
 
 
 def verify_moectl(model: str, *, threads: int | None, store: Path) -> str:
@@ -109,33 +148,8 @@ def verify_moectl(model: str, *, threads: int | None, store: Path) -> str:
         runs=found.tokens,
     )
     earlier = kept(store, verification, started_at)
-    return line(verification, earlier, clock=f", pace {found.pace:.2f}")
-
-
-def verify_llama_cpp(
-    path: Path, *, threads: int, log: Path | None, store: Path, near_gbps: float | None
-) -> str:
-    """Predict llama.cpp on this CPU, measure it, keep both in the store; return the line that tells
-    them. Raises BadUsage or BadInput."""
-    if not path.is_file() or path.suffix != ".gguf":
-        raise BadUsage(f"{path} is no GGUF file: --verify runs llama.cpp on one, name it by path")
-    work = CpuWork.of(path)
-    started_at = utc_now()
-    measured = from_log(log, threads) if log else run_llama_cpp(path, threads)
-    predicted = tokens_per_second(work, measured.threads, near_gbps)
-    verification = Verification(
-        model=path.name,
-        digest=read_headers(path)[0].digest.hex(),
-        engine=LLAMA_CPP,
-        version=measured.version,
-        machine=here(measured.threads),
-        setting=f"CPU, {measured.threads} threads",
-        predicted=predicted,
-        measured=median(measured.rates),
-        spread=measured.spread,
-        runs=len(measured.rates),
-    )
-    return line(verification, kept(store, verification, started_at), clock=measured.clock)
+    expected = [1e3 / predicted_ms / (1 + OWN_SPREAD), 1e3 / predicted_ms * (1 + OWN_SPREAD)]
+    return line(verification, earlier, expected, clock=f", pace {found.pace:.2f}")
 
 
 def here(threads: int) -> str:
@@ -155,10 +169,17 @@ def kept(store: Path, verification: Verification, started_at: object) -> list[Ve
     return earlier
 
 
-def line(verification: Verification, earlier: Sequence[Verification], *, clock: str = "") -> str:
-    """Return what was predicted and measured, and by how much they differ."""
+def line(
+    verification: Verification,
+    earlier: Sequence[Verification],
+    expected: Sequence[float],
+    *,
+    clock: str = "",
+) -> str:
+    """Return what was predicted and measured, and by how much they differ; `expected` are the least
+    and the most until enough verifications tell them."""
     predicted = verification.predicted
-    low, high = interval(earlier, predicted) or (predicted / (1 + SPREAD), predicted * (1 + SPREAD))
+    low, high = interval(earlier, predicted) or expected
     rest = (
         f"from {len(earlier)} verifications"
         if len(earlier) >= ENOUGH
@@ -193,7 +214,7 @@ def run_llama_cpp(path: Path, threads: int) -> Measured:
     runs = [llama.token_seconds(TOKENS, seed=seed)[which] for seed in range(RUNS + 1)][1:]
     version = f"b{metadata.version(PACKAGE).rpartition('.')[2]}"
     rates = tuple(1 / each for each in runs)
-    return Measured(rates, version, threads, ", processor time" * which)
+    return Measured(rates, version, threads, ", processor time" * which, uses_gpu=False)
 
 
 def from_log(path: Path, threads: int) -> Measured:
@@ -221,12 +242,17 @@ def from_log(path: Path, threads: int) -> Measured:
 
 
 def _of_bench(tests: list) -> Measured:
-    """Return the last test that only decodes on the CPU. Raises BadInput."""
-    for test in reversed(tests):
-        try:
-            if test["n_prompt"] == 0 and test["n_gen"] > 0 and test["n_gpu_layers"] == 0:
-                rates = tuple(map(float, test["samples_ts"]))
-                return Measured(rates, f"b{test['build_number']}", int(test["n_threads"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadInput(f"this is not what `llama-bench -o json` prints ({error})") from error
-    raise BadInput("llama-bench tested no decoding on the CPU: run it with -p 0 -n 64 -ngl 0")
+    """Return the last test that only decodes. Raises BadInput."""
+    try:
+        decoded = [test for test in tests if test["n_prompt"] == 0 and test["n_gen"] > 0]
+        if decoded:
+            test = decoded[-1]
+            return Measured(
+                tuple(map(float, test["samples_ts"])),
+                f"b{test['build_number']}",
+                int(test["n_threads"]),
+                uses_gpu=test["n_gpu_layers"] > 0,
+            )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"this is not what `llama-bench -o json` prints ({error})") from error
+    raise BadInput("llama-bench tested no decoding: run it with -p 0 -n 64")
