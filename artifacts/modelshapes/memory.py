@@ -6,7 +6,7 @@ not counted.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from artifacts.errors import BadInput
@@ -64,6 +64,11 @@ class BackboneMemory:
     cache_nbytes: int
     tables_nbytes: int = 0
     drafting_nbytes: int = 0
+
+    def as_stored(self) -> "BackboneMemory":
+        """Return the needs of an engine that keeps weights in memory as the files have them."""
+        beside = self.stored_nbytes - self.tables_nbytes - self.drafting_nbytes
+        return replace(self, weights_nbytes=beside)
 
 
 _DRAFTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")

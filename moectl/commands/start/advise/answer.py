@@ -4,12 +4,15 @@ from collections.abc import Iterator
 
 from artifacts.common.untrusted import existing
 from artifacts.modelshapes.repositories import REPOSITORIES
-from moectl.commands.start.advise.choosing import ACCEPTANCE, LEAST_GAIN, Advice
+from moectl.commands.start.advise.choosing import ACCEPTANCE, Advice
 from moectl.commands.start.advise.engines import MIB, Placement, Run
 from moectl.commands.start.plan.answer import OWN
 from moectl.commands.start.plan.needs import known_name
+from moectl.show.grounds import TOY_NBYTES
 from moectl.show.sizes import human_bytes
 from runtime.replay.pool import SOONEST
+
+_WORTH_LOOKING = 0.1  # a look-ahead is never right in time everywhere, and costs time itself
 
 
 def lines(advice: Advice) -> Iterator[str]:
@@ -33,6 +36,8 @@ def lines(advice: Advice) -> Iterator[str]:
     yield f"quant: {_quant(advice)}"
     yield f"flags: {engine.flags(run_of(advice))}"
     yield from prediction.grounds
+    if advice.needs.model.shape.nbytes < TOY_NBYTES:
+        yield "so small a model has no times on a data sheet: only ratios mean anything"
     yield (
         f"drafts: an acceptance of {ACCEPTANCE} and one layer a draft are assumed; rejected ones "
         "route as the next tokens do"
@@ -60,8 +65,8 @@ def _names(advice: Advice) -> tuple[str, str]:
     """Return the model's path or repository, and that of its GGUF files; the latter is empty for a
     path."""
     named = advice.request.model
-    if existing(named):
-        return named, ""
+    if path := existing(named):
+        return (f"{path.name}.gguf" if path.is_dir() else named), ""
     known = REPOSITORIES.get(known_name(named) or "")
     quant = "" if advice.quant == OWN else f":{advice.quant}"
     if known is None:
@@ -146,7 +151,7 @@ def _ahead(advice: Advice) -> str:
     what = f"loads known in time would give {rounded(advice.ahead)} tokens/s at most ({gain:+.0%})"
     if not advice.prediction.loads_per_token:
         return "nothing is loaded, so that none can pay"
-    return f"{'may pay' if gain > LEAST_GAIN - 1 else 'does not pay'}: {what}"
+    return f"{'may pay' if gain > _WORTH_LOOKING else 'hardly pays'}: {what}"
 
 
 def _quant(advice: Advice) -> str:

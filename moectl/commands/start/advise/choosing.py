@@ -92,7 +92,7 @@ def advise_on(
     `quant`: a name and bits a weight in place of the best. Raises BadUsage, BadInput or
     OutOfResources."""
     _check(request)
-    answer = plan_answer(request)
+    answer = plan_answer(request, as_stored=engine.has_stored_weights)
     name, bits = quant or (answer.best.quant, answer.best.bits)
     needs = answer.needs if name == OWN else _in_bits(answer.needs, bits)
     memory = _divided(request, needs, engine)
@@ -171,10 +171,7 @@ def _in_bits(needs: Needs, bits: float) -> Needs:
 def _divided(request: PlanRequest, needs: Needs, engine: Engine) -> Memory:
     """Return what the GPU's memory holds; the engine keeps other weights as they are stored, or in
     the model's dtype."""
-    memory = needs.memory
-    if engine.has_stored_weights:
-        stored = memory.stored_nbytes - memory.tables_nbytes - memory.drafting_nbytes
-        memory = replace(memory, weights_nbytes=stored)
+    memory = needs.memory.as_stored() if engine.has_stored_weights else needs.memory
     return divided(request, needs.model, memory)
 
 

@@ -155,7 +155,7 @@ def predict(
         loads / trace.num_tokens,
         (
             f"misses: {trace.says}; on the GPU: {engine.keeps}"
-            f"{'' if trace.is_own else '; at worst all are wanted equally often'}",
+            f"{'' if trace.is_own else '; at worst wanted evenly'}",
             f"times: {machine.name}'s figures, of which runs get {reached.fast} of the GPU's, "
             f"{reached.link} of the link's, {reached.near} of the CPU's: {reached.source}",
         ),
@@ -221,8 +221,7 @@ def _stored_share(needs: Needs, engine: Engine) -> float:
     if not engine.has_stored_weights:
         return 1.0
     memory = needs.memory
-    beside = memory.stored_nbytes - memory.tables_nbytes - memory.drafting_nbytes
-    return beside / memory.weights_nbytes
+    return memory.as_stored().weights_nbytes / memory.weights_nbytes
 
 
 def _num_held(placement: Placement, trace: Replayed) -> int:

@@ -64,17 +64,22 @@ def _order(fit: Fit) -> tuple[bool, bool, bool, float]:
     return fit.place == "disk", has_few, not is_whole, wide
 
 
-def plan_answer(request: PlanRequest) -> PlanAnswer:
-    """Try the checkpoint's own format and the usual quants narrower than that. Raises BadUsage or
-    BadInput for an unknown model, OutOfResources if nothing fits."""
+def plan_answer(request: PlanRequest, *, as_stored: bool = False) -> PlanAnswer:
+    """Try the checkpoint's own format and the usual quants narrower than that, with other weights
+    in memory `as_stored` or dequantised. Raises BadUsage or BadInput for an unknown model,
+    OutOfResources if nothing fits."""
     needs = needs_of(request.model, request.dense)
     model = needs.model
     own = 8 * model.weight_nbytes
-    fits = [_fit(request, model, needs.memory, OWN, own)]
+
+    def fit(model: ModelShape, memory: BackboneMemory, quant: str, bits: float) -> Fit:
+        return _fit(request, model, memory.as_stored() if as_stored else memory, quant, bits)
+
+    fits = [fit(model, needs.memory, OWN, own)]
     if not needs.is_gguf and model.shape.nbytes >= TOY_NBYTES:
         for quant, bits in USUAL_QUANTS.items():
             if bits < own:
-                fits.append(_fit(request, *quantised(model, needs.memory, bits), quant, bits))
+                fits.append(fit(*quantised(model, needs.memory, bits), quant, bits))
     if not any(fit.place for fit in fits):
         raise OutOfResources(min(fits, key=lambda fit: fit.bits).why)
     return PlanAnswer(request, needs, fits)
