@@ -145,7 +145,7 @@ def test_what_if_tells_what_buys_most() -> None:
     assert "loses: not measured" in said[5] and len(said) <= 15
 
 
-@pytest.mark.parametrize("text", ["+8xB vram", "quant Q9", "ddr3-1600", "a faster one"])
+@pytest.mark.parametrize("text", ["", "+8xB vram", "quant Q9", "ddr3-1600", "a faster one"])
 def test_what_if_refuses_what_it_does_not_know(text: str) -> None:
     with pytest.raises(BadUsage):
         changes_of(text)

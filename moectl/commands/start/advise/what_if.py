@@ -10,16 +10,25 @@ from artifacts.hardware.machines import Machine, machine
 from moectl.commands.start.advise.answer import rounded
 from moectl.commands.start.advise.choosing import Advice, advise_on
 from moectl.commands.start.advise.engines import Engine
+from moectl.commands.start.advise.predicting import Prediction
 from moectl.commands.start.plan.answer import USUAL_QUANTS
 from moectl.commands.start.plan.fitting import PlanRequest
 from moectl.commands.start.plan.place import PlanPlace
 from moectl.show.sizes import human_bytes
 from runtime.control import sizes
 
-QUANTS = USUAL_QUANTS | {"Q5_K_M": 5.7, "IQ4_XS": 4.3, "Q3_K_M": 3.9, "IQ3_S": 3.5, "Q2_K": 3.0}
+QUANTS = USUAL_QUANTS | {
+    "Q5_K_M": 5.7,
+    "IQ4_XS": 4.3,
+    "Q3_K_M": 3.9,
+    "IQ3_S": 3.5,
+    "Q2_K": 3.0,
+    "Q2_0": 2.25,
+}
 _LINKS_GBPS = {"pcie3": 12.5, "pcie4": 25.0, "pcie5": 50.0}
 _RAM_GBPS = {"ddr4": 40 / 3200, "ddr5": 70 / 5600}
 """Practical GB/s of two channels, by MT/s."""
+_MOST = 10
 _KNOWN = "+8GiB vram, +64GiB ram, ddr5-6000, pcie5, quant Q4_K_M, mtp, a machine as rtx5090"
 
 
@@ -34,8 +43,11 @@ class Change:
 
 
 def changes_of(text: str) -> list[Change]:
-    """Return the changes that a comma-separated text names. Raises BadUsage."""
-    return [_change(part.strip()) for part in text.split(",") if part.strip()]
+    """Return the changes that a comma-separated text names, ten at most. Raises BadUsage."""
+    changes = [_change(part.strip()) for part in text.split(",") if part.strip()]
+    if not 0 < len(changes) <= _MOST:
+        raise BadUsage(f"--what-if takes 1 to {_MOST} changes, not {len(changes)}: {_KNOWN}")
+    return changes
 
 
 def _change(name: str) -> Change:
@@ -83,7 +95,7 @@ def told(
     now = advise_on(request, engine, trace)
     before = now.prediction.tokens_per_second
     yield f"{now.needs.model.name} on {request.place.shown}, for {engine.name} {engine.version}"
-    yield f"{'as it is':20}{rounded(before):>8} tokens/s"
+    yield f"{'as it is':20}{_shown(now.prediction, before)}".rstrip()
     rates = {}
     for change in changes:
         try:
@@ -95,13 +107,21 @@ def told(
             continue
         rates[change.name] = _rate(other, change)
         gain = rates[change.name] / before - 1
-        yield f"{change.name:20}{rounded(rates[change.name]):>8} tokens/s{gain:>+7.0%}{_loses(change)}"
+        shown = _shown(other.prediction, rates[change.name])
+        yield f"{change.name:20}{shown}{gain:>+7.0%}{_loses(change)}"
     best = max(rates, key=rates.__getitem__, default=None)
     if best and rates[best] > before:
         yield f"buys most: {best}"
     else:
         yield "none of these buys anything"
     yield from now.prediction.grounds
+
+
+def _shown(prediction: Prediction, rate: float) -> str:
+    """Return a rate with the prediction's interval about it."""
+    share = rate / prediction.tokens_per_second
+    between = f"({rounded(share * prediction.low)} to {rounded(share * prediction.high)})"
+    return f"{rounded(rate):>8} tokens/s {between:16}"
 
 
 def _rate(advice: Advice, change: Change) -> float:
