@@ -61,7 +61,7 @@ def advise(
     ] = None,
     store: StorePath = DEFAULT_STORE,
 ) -> None:
-    """Say which flags of your engine to set, and how fast it will be."""
+    """Say which flags of your engine to set, and how fast."""
     from moectl.commands.start.advise.answer import lines
     from moectl.commands.start.advise.choosing import advise_on
     from moectl.commands.start.advise.engines import engine_of
