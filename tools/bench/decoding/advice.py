@@ -3,6 +3,7 @@ predicted from its header and decoded by the package xllamacpp.
 
     python -m tools.bench.decoding.advice FOLDER               every model, with 1 and 2 threads
     python -m tools.bench.decoding.advice FOLDER --fit         constants of the prediction, afresh
+    python -m tools.bench.decoding.advice FOLDER --own         moectl's bundled model, at each budget
 
 Files are made in FOLDER where it lacks them, 11 GB. One thread counts in processor time; with two,
 whose waiting spins, nothing else may run: a row whose spread is above 10 % says nothing. Constants
@@ -13,12 +14,21 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+import torch
 from scipy.optimize import nnls
 
+from moectl.bundled import demo_model
+from moectl.commands.build.profile import hardware
 from moectl.commands.start.advise.llama_cpu import CpuWork, tokens_per_second
 from moectl.commands.start.advise.verifying import run_llama_cpp
+from moectl.commands.start.doctor.measured import sequences_of
+from moectl.shared.opening import open_quietly
+from profilers.compare.check_prediction import check
+from profilers.hardware.load_times import QUICK
 from tools.arguments import parser_of
 from tools.make.gguf_models import FITTED_ON, MODELS, TYPES, make
+
+BUDGETS = ("10%", "25%", "50%", "100%")
 
 
 def work_of(folder: Path, name: str) -> tuple[Path, CpuWork]:
@@ -62,14 +72,33 @@ def test(folder: Path, threads: list[int]) -> None:
     print(f"median of the errors' sizes: {median(map(abs, errors)):.1%} of {len(errors)}")
 
 
+def own() -> None:
+    """Print a row for each budget of the bundled model, on one thread: what a short profile
+    predicts, at the pace of the machine while the run was measured."""
+    opened = open_quietly(str(demo_model()), device="cpu")
+    torch.set_num_threads(1)
+    profile = hardware.measured(str(demo_model()), opened, link="disk", replicas=None, effort=QUICK)
+    print("| budget | predicted | measured | pace | error |\n|---|---|---|---|---|")
+    for budget in BUDGETS:
+        found = check(opened, profile, sequences_of(opened), prefill=16, budget=budget, link="disk")
+        rates = [1e3 / found.measured_ms / found.ratio_at_pace, 1e3 / found.measured_ms]
+        told = (
+            f"{rates[0]:.1f} | {rates[1]:.1f} | {found.pace:.2f} | {rates[0] / rates[1] - 1:+.1%}"
+        )
+        print(f"| {budget} | {told} |", flush=True)
+
+
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path, help="folder of the files")
     parser.add_argument("--fit", action="store_true", help="measure constants instead")
+    parser.add_argument("--own", action="store_true", help="predict moectl's own run instead")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    if options.fit:
+    if options.own:
+        own()
+    elif options.fit:
         fit(options.folder)
     else:
         test(options.folder, options.threads)

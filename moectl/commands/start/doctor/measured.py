@@ -68,7 +68,7 @@ def diagnose(
     if stored is not None:
         all_findings += findings.of_profile(stored.profile, here)
     phases.begin("checking a prediction on a short run")
-    sequences = _sequences(opened)
+    sequences = sequences_of(opened)
     prediction = check(
         opened, measured.profile, sequences, prefill=_PREFILL, budget=engine.budget, link=link
     )
@@ -112,7 +112,7 @@ def _check_room(opened: MoeModel, budget: str, here: LocalMachine) -> None:
         )
 
 
-def _sequences(opened: MoeModel) -> list[np.ndarray]:
+def sequences_of(opened: MoeModel) -> list[np.ndarray]:
     """Return the beginnings of held-out docstrings; random tokens for a model without a
     tokenizer."""
     length = _PREFILL + _DECODE
