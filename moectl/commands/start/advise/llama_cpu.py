@@ -42,7 +42,7 @@ _EXPERTS = re.compile(r"blk\.\d+\.ffn_\w+_exps\.weight")
 
 @dataclass(frozen=True, slots=True)
 class CpuWork:
-    """Work of a token: weights by type, layers, words of the vocabulary, and bytes that are read."""
+    """Work of a token: weights by type, layers, words of the vocabulary, and bytes it reads."""
 
     weights: dict[str, float]
     layers: int

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from artifacts.common.host_memory import num_cores
 from artifacts.errors import BadInput, BadUsage, first_line
+from artifacts.hardware.machines import Machine
 from artifacts.store.runs import RunInfo, utc_now
 from artifacts.store.store import Store, add_run
 from artifacts.store.verifications import (
@@ -81,36 +83,50 @@ def verified(
     path = Path(request.model)
     if log is None or path.suffix == ".gguf":
         _check_file(path)
-    machine = request.place.machine
     number = threads or num_cores()
     found = from_log(log, number) if log else run_llama_cpp(path, number)
-    uses_gpu = machine is not None if found.uses_gpu is None else found.uses_gpu
-    if uses_gpu:
-        predicted = advise_on(request, engine, trace).prediction
-        rate = predicted.tokens_per_second
-        expected = [predicted.low, predicted.high]
-        where = request.place.shown
-        setting = "as advised"
+    has_gpu = request.place.machine is not None
+    if has_gpu if found.uses_gpu is None else found.uses_gpu:
+        expected = _advised(request, engine, trace)
     else:
-        _check_file(path)
-        rate = tokens_per_second(CpuWork.of(path), found.threads, machine and machine.near_gbps)
-        expected = [rate / (1 + SPREAD), rate * (1 + SPREAD)]
-        where = here(found.threads)
-        setting = f"CPU, {found.threads} threads"
+        expected = _on_cpu(path, found.threads, request.place.machine)
     verification = Verification(
         model=path.name,
         digest=read_headers(path)[0].digest.hex() if path.is_file() else "",
         engine=engine.name,
         version=found.version,
-        machine=where,
-        setting=setting,
-        predicted=rate,
+        machine=expected.machine,
+        setting=expected.setting,
+        predicted=expected.rate,
         measured=median(found.rates),
         spread=found.spread,
         runs=len(found.rates),
     )
     earlier = kept(store, verification, started_at)
-    return line(verification, earlier, expected, clock=found.clock)
+    return line(verification, earlier, (expected.low, expected.high), clock=found.clock)
+
+
+class _Expected(NamedTuple):
+    """Tokens a second, between which they are expected, on which machine and in which setting."""
+
+    rate: float
+    low: float
+    high: float
+    machine: str
+    setting: str
+
+
+def _advised(request: PlanRequest, engine: Engine, trace: str | None) -> _Expected:
+    found = advise_on(request, engine, trace).prediction
+    place = request.place.shown
+    return _Expected(found.tokens_per_second, found.low, found.high, place, "as advised")
+
+
+def _on_cpu(path: Path, threads: int, machine: Machine | None) -> _Expected:
+    _check_file(path)
+    rate = tokens_per_second(CpuWork.of(path), threads, machine and machine.near_gbps)
+    between = (rate / (1 + SPREAD), rate * (1 + SPREAD))
+    return _Expected(rate, *between, here(threads), f"CPU, {threads} threads")
 
 
 def _check_file(path: Path) -> None:
