@@ -19,6 +19,19 @@ KINDS = {
             "servers log"
         ),
     ),
+    "llama.cpp": (
+        "llama_cpp",
+        (
+            "CSV of tracers on llama.cpp's eval callback: phase,token,layer,rank,expert or "
+            "pos,layer,id,id,... or, with --top-k, layer,expert"
+        ),
+    ),
+    "strata": ("strata", "the binary of Strata's --dump-routing"),
+    "sglang": (
+        "sglang",
+        "the .pt of SGLang's expert distribution recorder, mode per_token",
+    ),
+    "ds4": ("ds4", "text of LAYER ID ID ..., as a fork of ds4 writes with DS4_EXPERT_TRACE"),
     "flame-moe": (
         "flame_moe",
         "FLAME-MoE's Parquet with indices and scores: the folder of layers, or one layer's file",

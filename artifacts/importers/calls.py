@@ -1,12 +1,15 @@
 """Passes and requests of a log that only has the calls of each layer, one after the other."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 
 import numpy as np
 
 from artifacts.errors import BadInput
-from artifacts.importers.routing_log import RoutingLog
+from artifacts.importers.routing_log import LogOptions, RoutingLog
 from artifacts.traces.trace import DECODE, PREFILL
 
 
@@ -44,6 +47,45 @@ class Numbered:
             place=lambda row: where(rows[row]),
             notes=(*notes, *self.notes),
         )
+
+
+def log_of_lines(
+    path: Path, rows: Iterable[tuple[int, int, list[int]]], options: LogOptions, *, expected: str
+) -> RoutingLog:
+    """Return the log of lines in the order of computation: the number of the line, the layer and
+    the experts of a token. All tokens of a pass stand together in a layer, and a pass begins where
+    the layer falls. Raises BadInput, which says what a line is `expected` to be."""
+    lines = []
+    layers = []
+    experts = []
+    for number, layer, selected in rows:
+        if experts and len(selected) != len(experts[0]):
+            raise BadInput(
+                f"{path}, line {number} has {len(selected)} experts, line {lines[0]} "
+                f"{len(experts[0])}; expected: as many in every line"
+            )
+        lines.append(number)
+        layers.append(layer)
+        experts.append(selected)
+    if not lines:
+        raise BadInput(f"{path} has no line of a routed token; expected: {expected}")
+    layer = np.array(layers)
+    begins = np.append(True, layer[1:] != layer[:-1]) | (layer == layer[0]).all()
+    starts = np.flatnonzero(begins)
+    run = np.cumsum(begins) - 1
+    place = np.arange(len(layer)) - starts[run]
+
+    def where(row: int) -> str:
+        return f"{path}, line {lines[row]}"
+
+    numbered = number_calls(layer, _calls(layer, starts)[run], place, options.batch, where)
+    return numbered.log(layer, np.array(experts), None, where)
+
+
+def _calls(layer: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Return [R]: the number of each run of lines among the runs of its layer, from 0."""
+    calls = defaultdict(count)
+    return np.array([next(calls[name]) for name in layer[starts].tolist()])
 
 
 def number_calls(

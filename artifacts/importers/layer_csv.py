@@ -7,15 +7,11 @@ them, and further columns are not read.
 
 import csv
 import re
-from collections import defaultdict
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
-import numpy as np
-
 from artifacts.errors import BadInput
-from artifacts.importers.calls import number_calls
+from artifacts.importers.calls import log_of_lines
 from artifacts.importers.routing_log import LogOptions, RoutingLog
 from artifacts.importers.text_lines import lines_of
 
@@ -26,37 +22,7 @@ _NUMBERS = re.compile(r"\d{1,9}([\s,;]+\d{1,9})*")
 
 def read(path: Path, options: LogOptions) -> RoutingLog:
     """Return the log in a file. Raises BadInput."""
-    lines = []
-    layers = []
-    experts = []
-    for number, layer, selected in _rows(path):
-        if experts and len(selected) != len(experts[0]):
-            raise BadInput(
-                f"{path}, line {number} has {len(selected)} experts, line {lines[0]} "
-                f"{len(experts[0])}; expected: as many in every line"
-            )
-        lines.append(number)
-        layers.append(layer)
-        experts.append(selected)
-    if not lines:
-        raise BadInput(f"{path} has no line below its header; expected: {_EXPECTED}")
-    layer = np.array(layers)
-    begins = np.append(True, layer[1:] != layer[:-1]) | (layer == layer[0]).all()
-    starts = np.flatnonzero(begins)
-    run = np.cumsum(begins) - 1
-    place = np.arange(len(layer)) - starts[run]
-
-    def where(row: int) -> str:
-        return f"{path}, line {lines[row]}"
-
-    numbered = number_calls(layer, _calls(layer, starts)[run], place, options.batch, where)
-    return numbered.log(layer, np.array(experts), None, where)
-
-
-def _calls(layer: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return [R]: the number of each run of lines among the runs of its layer, from 0."""
-    calls = defaultdict(count)
-    return np.array([next(calls[name]) for name in layer[starts].tolist()])
+    return log_of_lines(path, _rows(path), options, expected=_EXPECTED)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, int, list[int]]]:

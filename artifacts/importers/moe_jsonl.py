@@ -4,6 +4,9 @@ its relatives).
 A line is `{"type": "route", "req_id", "token_idx", "layer", "topk_ids", "topk_weights"}`; lines of
 another type, as the first one's `meta`, are not read. `token_idx` counts either in one call of the
 layer, and begins anew with each, or in the request.
+
+`{"t", "layer", "experts", "phase"}` is read too, as alesha-pro/inference-optimization-playbook
+(tools/README.md) has it: `t` counts the tokens, and those of one run of `prefill` are one pass.
 """
 
 import re
@@ -16,12 +19,13 @@ from artifacts.errors import BadInput
 from artifacts.importers.calls import number_calls
 from artifacts.importers.routing_log import LogOptions, RoutingLog
 from artifacts.importers.text_lines import is_whole, json_lines
-from artifacts.traces.trace import DECODE
+from artifacts.traces.trace import DECODE, PREFILL
 
 _LAYER = ("layer", "layer_id", "layer_idx")
 _EXPERTS = ("topk_ids", "experts", "expert_ids", "selected_experts")
 _WEIGHTS = ("topk_weights", "gating_probs", "weights", "expert_weights", "selected_probs")
-_TOKEN = ("token_idx", "token", "token_index", "position")
+_TOKEN = ("token_idx", "token", "token_index", "position", "t")
+_PROMPT = ("prefill", "prompt")
 _REQUEST = ("req_id", "request_id", "request", "dataset", "problem_id")
 _EXPECTED = (
     '{"layer": 0, "token_idx": 0, "topk_ids": [3, 1], "topk_weights": [0.6, 0.4]}, weights in all '
@@ -29,7 +33,8 @@ _EXPECTED = (
 )
 _AS_CALLS = "token_idx begins anew with every call of a layer"
 _AS_POSITIONS = (
-    "token_idx is a position in its request, and each token is decoded in a pass of its own"
+    "token_idx is a position in its request, and each token is decoded in a pass of its own, "
+    "but for tokens of a prompt that are named so"
 )
 
 
@@ -43,6 +48,7 @@ class _Rows:
     experts: list[list[int]] = field(default_factory=list)
     weights: list[list[float]] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
+    is_prompt: list[bool] = field(default_factory=list)
     number: dict[tuple, int] = field(default_factory=dict)
 
     def add(self, place: str, line: object) -> None:
@@ -83,6 +89,7 @@ class _Rows:
         self.token.append(token)
         self.experts.append(experts)
         self.places.append(place)
+        self.is_prompt.append(line.get("phase") in _PROMPT)
 
 
 def read(path: Path, options: LogOptions) -> RoutingLog:
@@ -108,9 +115,15 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
     where = rows.places.__getitem__
     call = _calls(layer, token, request)
     if call is None and options.batch is None:
-        pass_ = np.unique(np.stack((request, token)), axis=1, return_inverse=True)[1].ravel()
+        tokens, row = np.unique(np.stack((request, token)), axis=1, return_inverse=True)
+        row = row.ravel()
+        is_prompt = np.zeros(tokens.shape[1], bool)
+        is_prompt[row[rows.is_prompt]] = True
+        # a token of a prompt is in the pass of the one before if that is one too
+        joins = is_prompt & np.append(False, is_prompt[:-1] & (tokens[0, 1:] == tokens[0, :-1]))
+        pass_ = np.cumsum(~joins)[row] - 1
         routed = (layer, token, experts, weights)
-        phase = np.full(len(layer), DECODE)
+        phase = np.where(is_prompt[row], PREFILL, DECODE)
         return RoutingLog(request, pass_, phase, *routed, where, notes=(_AS_POSITIONS,))
     call = np.zeros_like(layer) if call is None else call
     numbered = number_calls(layer, call, token, options.batch, where)

@@ -33,11 +33,12 @@ def import_trace(
     batch: Annotated[
         int | None,
         typer.Option(
-            min=1, help="moe-jsonl, csv: take the calls that decode so many requests together."
+            min=1, help="moe-jsonl, csv, llama.cpp, ds4: take calls that decode so many requests."
         ),
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option(min=1, help="router-logits: experts that a token selects.")
+        int | None,
+        typer.Option(min=1, help="router-logits, llama.cpp: experts that a token selects."),
     ] = None,
     json: Json = False,
 ) -> None:

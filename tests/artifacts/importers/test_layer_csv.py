@@ -78,7 +78,7 @@ def test_batches(tmp_path: Path) -> None:
             [HEADER, "0,1 2", "0,2 3", "1,1 2", "0,1 2", "1,1 2"],
             "call 0 of layer 0 has 2 tokens, of layer 1 1",
         ),
-        ([HEADER], "has no line below its header"),
+        ([HEADER], "has no line of a routed token"),
     ],
 )
 def test_what_is_refused(lines: list[str], says: str, tmp_path: Path) -> None:
