@@ -1,9 +1,9 @@
 """The .pt of SGLang's expert distribution recorder in its mode `per_token`.
 
 `records` has for each forward pass `topk_ids_of_layer` [L, T, 8 or more], -1 where nothing was
-selected, `positions` [T], and `extend_seq_lens` of the prompts in it; `last_physical_to_logical_map`
-[L, P] says which expert a physical one is. Requests are not named (sgl-project/sglang,
-python/sglang/srt/eplb/expert_distribution.py at 02295fe5).
+selected, `positions` [T], and `extend_seq_lens` of the prompts in it. The map
+`last_physical_to_logical_map` [L, P] says which expert a physical one is. Requests are not named
+(sgl-project/sglang, python/sglang/srt/eplb/expert_distribution.py at 02295fe5).
 """
 
 import pickle

@@ -103,9 +103,16 @@ TESTS = {
     "runtime/policies/miss/buddy.py": _policy(
         "miss", "buddy", f"{_POLICIES}/test_buddy.py", rows=_BUDDY_ROWS
     ),
+    "runtime/policies/miss/substitute.py": _policy("miss", "substitute", _MISSES),
     **{
-        f"runtime/policies/miss/{name}.py": _policy("miss", name, _MISSES)
-        for name in ("best_resident", "random_resident", "substitute", "zero")
+        f"runtime/policies/miss/controls/{name}.py": _policy("miss", name, _MISSES)
+        for name in ("best_resident", "random_resident", "zero")
+    },
+    **{
+        f"runtime/policies/miss/{name}.py": _policy(
+            "miss", name, f"{_POLICIES}/test_other_engines.py"
+        )
+        for name in ("share", "hybrid")
     },
     "runtime/policies/shared/misses.py": (_MISSES,),
     "runtime/session/session.py": ("tests/runtime/session/test_requests.py",),

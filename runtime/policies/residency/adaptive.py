@@ -1,5 +1,5 @@
-"""A tier of the experts that were used most lately, put in order every few tokens (Strata's adaptive
-tier)."""
+"""A tier of the experts that were used most lately, put in order every few tokens (Strata's
+adaptive tier)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +14,12 @@ from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step
 
 @dataclass
 class Adaptive(SimpleResidency):
-    """Every `every` decoded passes, experts move into the tier, at most `moves` of all layers, those
-    of the largest gain first; then all counts fall to `decay` of theirs. A count is the number of
-    tokens that used the expert. One that is outside may move from a count of 2 on: into an empty
-    slot of its layer, or into that of the least used inside if it is ahead of it by `margin`. The
-    one that leaves is outside at once, the one that comes is inside once its bytes have been moved.
+    """Every `every` decoded passes, experts move into the tier, at most `moves` of all layers,
+    those of the largest gain first; then all counts fall to `decay` of theirs. A count is the
+    number of tokens that used the expert. One that is outside may move from a count of 2 on: into
+    an empty slot of its layer, or into that of the least used inside if it is ahead of it by
+    `margin`. The one that leaves is outside at once, the one that comes is inside once its bytes
+    have been moved.
 
     Made for `near:fill=no,waits=no`, which computes all others near and leaves the tier alone.
 
