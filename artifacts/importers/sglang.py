@@ -16,6 +16,17 @@ from artifacts.errors import BadInput
 from artifacts.importers.routing_log import LogOptions, RoutingLog
 from artifacts.traces.trace import DECODE, PREFILL
 
+_BROKEN = (  # what a file that was cut off or made by hand raises
+    pickle.UnpicklingError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 _EXPECTED = "what /dump_expert_distribution_record writes with the recorder's mode per_token"
 _REQUESTS = (
     "the recorder names no requests: tokens that go on at a position are of the request that ended "
@@ -35,14 +46,20 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
         place = f"{path}, record {number}"
         ids = _array(record, "topk_ids_of_layer", 3, place)
         positions = record.get("positions")
-        if not isinstance(positions, list) or len(positions) != ids.shape[1]:
+        is_known = isinstance(positions, list) and all(isinstance(one, int) for one in positions)
+        if not is_known or len(positions) != ids.shape[1]:
             raise BadInput(f"{place} has no position for each of its tokens; expected: {_EXPECTED}")
-        if len(ids) != len(logical) or ids.max(initial=-1) >= logical.shape[1]:
+        is_mapped = ids.min(initial=0) >= -1 and ids.max(initial=-1) < logical.shape[1]
+        if len(ids) != len(logical) or not is_mapped:
             raise BadInput(f"{place} has experts that the map lacks; expected: {_EXPECTED}")
-        request = np.zeros(len(positions), np.int64)
+        request, phase = np.zeros((2, len(positions)), np.int64)
+        lengths = record.get("extend_seq_lens")
         ahead = []
-        for begin, end in _sequences(record.get("extend_seq_lens"), len(positions), place):
+        for begin, end in _sequences(lengths, len(positions), place):
             known = next((one for one in awaited if one[0] == positions[begin]), None)
+            # a batch of prompts may decode others, each with a length of 1
+            decodes = lengths is None or known is not None and end - begin == 1
+            phase[begin:end] = DECODE if decodes else PREFILL
             if known is None:
                 known = (positions[begin], num_requests)
                 num_requests += 1
@@ -51,7 +68,6 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
             request[begin:end] = known[1]
             ahead.append((positions[end - 1] + 1, known[1]))
         awaited = ahead + awaited
-        phase = DECODE if record.get("extend_seq_lens") is None else PREFILL
         parts.append((number, phase, request, np.array(positions), ids))
     return _log(path, parts, logical)
 
@@ -86,7 +102,7 @@ def _log(path: Path, parts: list[tuple], logical: np.ndarray) -> RoutingLog:
     return RoutingLog(
         request=np.tile(np.concatenate([part[2] for part in parts]), len(layers)),
         pass_=record,
-        phase=column([part[1] for part in parts]),
+        phase=np.tile(np.concatenate([part[1] for part in parts]), len(layers)),
         layer=np.repeat(layers, num_tokens),
         token=np.tile(np.concatenate([part[3] for part in parts]), len(layers)),
         experts=experts[:, :, :top_k].reshape(-1, top_k),
@@ -103,7 +119,7 @@ def _loaded(path: Path) -> dict:
         raise BadInput(f"there is no file {path}")
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError) as error:
+    except _BROKEN as error:
         raise BadInput(f"{path} is no .pt of tensors; expected: {_EXPECTED}") from error
     records = saved.get("records") if isinstance(saved, dict) else None
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):

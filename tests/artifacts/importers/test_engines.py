@@ -150,18 +150,19 @@ def test_strata_s_weights_are_kept_and_rejected_drafts_are_told(tmp_path: Path) 
 
 def test_requests_of_sglang_go_on_where_they_ended(tmp_path: Path) -> None:
     """Two prompts, of which a physical expert 0 is the logical 3, then a token of each, in the same
-    order, and one of a request that was not seen before."""
+    order, beside a prompt of one token."""
 
     def one(positions: list[int], lengths: list[int] | None) -> dict:
         ids = torch.arange(len(positions), dtype=torch.int32).reshape(1, -1, 1)
         return {"topk_ids_of_layer": ids, "positions": positions, "extend_seq_lens": lengths}
 
     saved = {
-        "records": [one([0, 1, 0, 1], [2, 2]), one([2, 2, 40], None)],
+        "records": [one([0, 1, 0, 1], [2, 2]), one([2, 2, 40], [1, 1, 1])],
         "last_physical_to_logical_map": torch.tensor([[3, 1, 2, 0]]),
     }
     trace = imported("sglang", tmp_path / "log", saved)
     assert trace.request.tolist() == [0, 0, 1, 1, 0, 1, 2]
+    assert trace.phase.tolist() == [PREFILL] * 4 + [DECODE] * 2 + [PREFILL]
     assert trace.experts.ravel().tolist() == [3, 1, 2, 0, 3, 1, 2]
 
 
@@ -184,6 +185,11 @@ def test_requests_of_sglang_go_on_where_they_ended(tmp_path: Path) -> None:
         ("sglang", {"records": []}, "has no last_physical_to_logical_map"),
         ("sglang", recorded() | {"records": []}, "has no token"),
         ("sglang", recorded() | {"records": [{}]}, "record 0 has no topk_ids_of_layer"),
+        (
+            "sglang",
+            recorded() | {"last_physical_to_logical_map": torch.zeros(3, 2, dtype=torch.int32)},
+            "record 0 has experts that the map lacks",
+        ),
     ],
 )
 def test_what_is_refused(kind: str, content: object, says: str, tmp_path: Path) -> None:
