@@ -109,7 +109,7 @@ def called(
     return builder.call(
         cgutils.get_or_insert_function(builder.module, kind, name),
         operands,
-        fastmath=("reassoc",) if "reduce" in name else (),
+        fastmath=("reassoc",) if "reduce.f" in name else (),
     )
 
 

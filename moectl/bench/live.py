@@ -46,6 +46,7 @@ PEERS_AS_THEY_ARE = (
     "peers: other programs in processes of their own, on this machine as it is, whatever link is "
     "emulated for presets"
 )
+ROUNDED = "tokens are rounded to 8 bits: row full tells what that alone loses, against no rounding"
 NO_ORACLE = "no oracle: nobody knows the future of a live run; --simulate has one"
 
 
@@ -97,6 +98,7 @@ def live(name: str, request: BenchRequest, phases: Phases, *, store: Path) -> Be
         request.stored,
         devices=request.devices,
         kv_cache_dtype=request.kv_cache_dtype,
+        activations=request.activations,
     )
     peers = PeerBench(opened, locate(name), text, threads=request.threads)
     finished = {} if request.again else ledger.finished()
@@ -115,6 +117,8 @@ def live(name: str, request: BenchRequest, phases: Phases, *, store: Path) -> Be
     if request.base != FULL_BITS or request.dense is not None or kept != AUTO:
         quality = bench.loss_of_base(checkpoint)
         notes.append(loss_of_base(quality, request.base, request.dense, kv_cache_dtype=kept))
+    if request.activations:
+        notes.append(ROUNDED)
     conditions = _conditions(request, text, here, taken_up, opened)
     return Benched(
         rows,
@@ -250,6 +254,8 @@ def _job(
     }
     if request.batch:
         conditions["batch"] = request.batch
+    if request.activations:
+        conditions["activations"] = request.activations
     if request.kv_cache_dtype != AUTO:
         conditions["kv_cache_dtype"] = request.kv_cache_dtype
     digest = data_digest(text.sequences)
@@ -277,6 +283,7 @@ def _conditions(
     dtype = request.kv_cache_dtype
     cache = f", keys and values in {dtype}" * (dtype != AUTO)
     fused = ", a token's experts fused" if request.experts == FUSED else ""
+    fused += f", activations of {request.activations} bits" * (request.activations is not None)
     spread = f", experts on {request.devices} devices" * (request.devices > 1)
     resumed = (
         f"; {taken_up} settings were measured by an earlier run of this command" if taken_up else ""

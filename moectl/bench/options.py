@@ -9,6 +9,7 @@ import typer
 from moectl.cli import completion
 from moectl.cli.options import (
     DEFAULT_THREADS,
+    Activations,
     Base,
     Clients,
     Data,
@@ -123,6 +124,7 @@ class BenchOptions:
     dense: Dense = None
     kv_cache_dtype: KvCacheDtype = "auto"
     experts: Experts = "exact"
+    activations: Activations = None
     device: Device = "auto"
     devices: Devices = 1
     threads: Threads = DEFAULT_THREADS

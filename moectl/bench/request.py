@@ -22,7 +22,7 @@ from profilers.workers.choose import LOCAL, check_executor
 from runtime.control import sizes
 from runtime.policies.presets import Preset, preset, presets
 from runtime.session.presets import find_presets
-from runtime.session.settings import EXACT, check_experts
+from runtime.session.settings import EXACT, check_activations, check_experts
 
 ALL = "all"
 AUTO = "auto"
@@ -62,6 +62,7 @@ class BenchRequest(BenchOptions):
             if name not in PEERS:
                 raise BadUsage(f"{unknown('peer', name, PEERS)} ({ALL}: every one)")
         check_experts(self.experts)
+        check_activations(self.activations, self.experts)
         check_base(self.base)
         check_dense(self.dense)
         kv_bits(self.kv_cache_dtype)

@@ -187,6 +187,13 @@ KvCacheDtype = Annotated[
         autocompletion=completion.words(("auto", "int8", "int4")),
     ),
 ]
+Activations = Annotated[
+    int | None,
+    typer.Option(
+        "--activations",
+        help="8: a CPU rounds tokens for q8_0, q4_0 and their kind, at a loss; else as computed.",
+    ),
+]
 AvgBits = Annotated[
     float | None,
     typer.Option(help="Bits of cold experts: 1 to 4, or 16."),
@@ -365,6 +372,7 @@ class RunOptions:
     dense: Dense = None
     kv_cache_dtype: KvCacheDtype = "auto"
     experts: Experts = "auto"
+    activations: Activations = None
     decide: Decide = "auto"
     reconfigure_every: ReconfigureEvery = None
     device: Device = "auto"

@@ -83,6 +83,8 @@ def settled(
     if settings.experts == ways.AUTO:
         settings, line = _with_kernels(opened, settings)
         told.append(line)
+    if settings.activations:
+        told.append("Activations 8: lossy, as llama.cpp rounds tokens; moectl bench has its price")
     is_free = settings.budget == FREE
     if is_free and (own := preset(settings.preset).budget):
         settings = replace(settings, budget=own)

@@ -227,7 +227,8 @@ class LinkEmulations:
 
 class Bench:
     """Measures settings of one model on one text; `stored` are presets of the store, by name. Keys
-    and values are kept as `kv_cache_dtype`, in the reference of quality too.
+    and values are kept as `kv_cache_dtype`, in the reference of quality too; `activations` is as in
+    `Settings`, and the reference has none.
     Raises BadInput for text that the model cannot read."""
 
     def __init__(
@@ -240,11 +241,13 @@ class Bench:
         *,
         devices: int = 1,
         kv_cache_dtype: str = AUTO,
+        activations: int | None = None,
     ) -> None:
         check_sequences(opened.model, text.sequences)
         self._stored = stored
         self._devices = devices
         self._kv_cache_dtype = kv_cache_dtype
+        self._activations = activations
         self._opened = opened
         self._artefacts = artefacts
         self._text = text
@@ -307,6 +310,7 @@ class Bench:
             budget=setting.budget,
             devices=self._devices,
             kv_cache_dtype=self._kv_cache_dtype,
+            activations=self._activations,
             **self.paces.of(setting.link),
         )
 

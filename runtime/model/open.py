@@ -52,6 +52,7 @@ class MoeModel:
     is not loaded, and for each table that cannot stay in the files. `dense` says how linear layers
     besides experts and routers are quantised; None: they are as published. Where layers store
     experts in different ways, `variants` has the number of each layer's in the store's layout.
+    `activations` are the bits to which compiled code rounds tokens; None: it does not.
     """
 
     model: PreTrainedModel
@@ -69,6 +70,7 @@ class MoeModel:
     unfollowed: tuple[str, ...] = ()
     variants: tuple[int, ...] = ()
     dense: DenseWidth | None = None
+    activations: int | None = None
 
     @property
     def weight_nbytes(self) -> float:

@@ -56,6 +56,7 @@ def build_parts(
     """Open every part and install the engine in the model. `undo` closes the opened parts, also
     where a later part fails. Raises BadUsage, BadInput, Incompatible and OutOfResources."""
     _check_opened_so(opened, settings.dense)
+    opened = replace(opened, activations=settings.activations)
     if settings.verify and artefacts.replicas:
         verify_files(artefacts.replicas)
     artefacts = _with_maps_to_learn(opened, artefacts) if settings.learn else artefacts
@@ -140,6 +141,11 @@ def _choose(
     has_replicas = fast.shadows is not None or any(bits != FULL_BITS for bits in policies.widths)
     fused = choose_backend(opened, num_devices=settings.devices, has_replicas=has_replicas)
     is_asked = settings.experts != EXACT and fused is not None
+    if opened.activations and not (is_asked and is_host(opened.model.device)):
+        raise BadUsage(
+            f"--activations 8 is of compiled kernels on a CPU, and {opened.family} on "
+            f"{kind_of(opened.model.device)} runs without: leave it out"
+        )
     link = resolve_link(
         opened,
         link=settings.link,

@@ -8,6 +8,7 @@ from artifacts.modelshapes.kv_cache import AUTO
 from artifacts.quantisation.widths import label
 from artifacts.shape import FULL_BITS
 from runtime.backends.choose import dequantised
+from runtime.backends.cpu.forms_published import BLOCKS_OF_32
 from runtime.control.splits import split_solver
 from runtime.control.splits.resplit import NOT_ANEW, Reconfiguration, tokens_between
 from runtime.devices import is_host, kind_of
@@ -51,6 +52,7 @@ def receipt(
         "decide": DEVICE if parts.engine.road else HOST,
         "experts_of_a_token": parts.fused.name if parts.is_fused else "torch",
         "kv_cache": _kv_cache(coding),
+        "activations": _activations(opened),
         "captured": _captured(parts),
         "dense": _dense(opened),
         "tables": _tables(opened),
@@ -95,6 +97,30 @@ def _kv_fallbacks(coding: KvCoding, *, is_fused: bool) -> list[str]:
     if is_fused:
         lines.append("kv cache: torch attends to keys and values of few bits, no compiled kernel")
     return lines
+
+
+def _activations(opened: MoeModel) -> dict[str, object]:
+    """Return to how many bits tokens are rounded for which expert formats, and which others take
+    them as computed, and the number of linear layers that round; empty where nothing does."""
+    if opened.activations is None:
+        return {}
+    layout = opened.store.layout
+    layouts = layout.variants if layout.codes == "mixed" else (layout,)
+    parts = [part.format for each in layouts for part in each.parts if part.format]
+    formats = sorted({form.name for form in parts} or {layout.format})
+    return {
+        "bits": opened.activations,
+        "experts": [name for name in formats if name in BLOCKS_OF_32],
+        "other_experts": [name for name in formats if name not in BLOCKS_OF_32],
+        "linear_layers": opened.dense.num_packed if opened.dense else 0,
+    }
+
+
+def _rounding_fallbacks(opened: MoeModel) -> list[str]:
+    """Return a line on what multiplies tokens as computed, although rounding was asked for."""
+    if others := _activations(opened).get("other_experts"):
+        return [f"activations: experts in {', '.join(others)} multiply tokens as computed"]
+    return []
 
 
 def _used(parts: Parts) -> dict[str, Origin]:
@@ -222,6 +248,7 @@ def fallbacks_of(parts: Parts, coding: KvCoding | None = None) -> list[str]:
         lines.append(line)
     if coding:
         lines += _kv_fallbacks(coding, is_fused=parts.dense is not None)
+    lines += _rounding_fallbacks(opened)
     if opened.dense:
         lines += _dense_fallbacks(
             opened, is_multiplied=parts.dense is not None and opened.dtype in AS_NUMPY

@@ -71,7 +71,7 @@ class Session:
         self.kv_coding = coding_of(opened.model, settings.kv_cache_dtype)
         with ExitStack() as undo:
             self.parts = build_parts(opened, settings, artefacts or Artefacts(), undo)
-            self.opened = opened
+            self.opened = self.parts.opened
             self.controller = self.parts.controller
             self.watcher = self.parts.watcher
             self.engine = self.parts.engine

@@ -52,6 +52,8 @@ class Settings:
     dense: int | None = None
     decide: str = HOST
     kv_cache_dtype: str = kv_cache.AUTO  # of keys and values: as computed, int8 or int4
+    # bits of tokens that compiled code on a CPU multiplies by blocks of 32 weights; None: as computed
+    activations: int | None = None
 
     def __post_init__(self) -> None:
         if self.scaled_to and (self.link != "auto" or self.near):
@@ -60,6 +62,7 @@ class Settings:
             )
         check_experts(self.experts)
         check_dense(self.dense)
+        check_activations(self.activations, self.experts)
         kv_cache.kv_bits(self.kv_cache_dtype)
         if self.decide not in (AUTO, HOST, DEVICE):
             raise BadUsage(unknown("who decides", self.decide, (AUTO, HOST, DEVICE)))
@@ -135,3 +138,12 @@ def check_experts(name: str) -> None:
     """Raise BadUsage unless `name` is a way to compute a token's experts."""
     if name not in (AUTO, EXACT, FUSED):
         raise BadUsage(unknown("way to compute experts", name, (AUTO, EXACT, FUSED)))
+
+
+def check_activations(bits: int | None, experts: str) -> None:
+    """Raise BadUsage unless tokens of so many bits can be multiplied where experts are computed in
+    this way."""
+    if bits not in (None, 8):
+        raise BadUsage(f"--activations {bits}: give 8, or leave it out for tokens as computed")
+    if bits and experts == EXACT:
+        raise BadUsage("--activations 8 is of compiled kernels: give --experts fused")

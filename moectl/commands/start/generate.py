@@ -213,6 +213,7 @@ def _digest(
         base,
         settings.dense,
         *[settings.kv_cache_dtype] * (settings.kv_cache_dtype != AUTO),
+        *[f"activations {settings.activations}"] * (settings.activations is not None),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 

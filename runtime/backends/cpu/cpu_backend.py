@@ -74,7 +74,7 @@ class CpuBackend(Backend):
     @staticmethod
     def timed_experts(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[], None]:
         first = opened.layers[0]
-        form = form_of(opened.store.layout, opened.dtype, first.experts)
+        form = form_of(opened.store.layout, opened.dtype, first.experts, opened.activations)
         hidden = first.hidden_size
         like = like_of(opened.dtype)
         x = np.zeros(hidden, np.float32)

@@ -229,7 +229,7 @@ def forms_of(
     coded = {bits: layout for bits, layout in layouts.items() if layout.codes == "trellis"}
     one = CpuTrellis(coded, opened.dtype) if coded else None
     return {
-        bits: one if bits in coded else form_of(layout, opened.dtype, module)
+        bits: one if bits in coded else form_of(layout, opened.dtype, module, opened.activations)
         for bits, layout in layouts.items()
     }
 
@@ -266,11 +266,15 @@ def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:
 
 
 def form_of(
-    layout: ExpertLayout | ReplicaLayout, dtype: torch.dtype, module: nn.Module | None = None
+    layout: ExpertLayout | ReplicaLayout,
+    dtype: torch.dtype,
+    module: nn.Module | None = None,
+    activations: int | None = None,
 ) -> CpuForm:
     """Return the backend of experts with this layout, for a model of this dtype. `module` has their
-    gate and dequantises those without kernels; None: they are gated by SiLU and have kernels."""
-    return _FORMS[layout.codes](layout, dtype, module)
+    gate and dequantises those without kernels; None: they are gated by SiLU and have kernels.
+    Blocks of 32 are multiplied by tokens of `activations` bits if these are given."""
+    return _FORMS[layout.codes](layout, dtype, module, activations)
 
 
 class CpuWhole(CpuForm):
@@ -401,9 +405,13 @@ def _gate_of(module: nn.Module | None) -> Gate:
 
 
 _FORMS: dict[str, Callable[..., CpuForm]] = {
-    "plain": lambda layout, _, module: CpuWhole(layout, _gate_of(module)),
-    "published": lambda layout, dtype, module: CpuPublished(layout, dtype, _gate_of(module)),
-    "mixed": lambda layout, dtype, module: CpuMixed(layout, dtype, _gate_of(module), module),
-    "packed": lambda layout, dtype, _: CpuPacked(layout, dtype),
-    "trellis": lambda layout, dtype, _: CpuTrellis({layout.bits: layout}, dtype),
+    "plain": lambda layout, _, module, __: CpuWhole(layout, _gate_of(module)),
+    "published": lambda layout, dtype, module, activations: CpuPublished(
+        layout, dtype, _gate_of(module), activations
+    ),
+    "mixed": lambda layout, dtype, module, activations: CpuMixed(
+        layout, dtype, _gate_of(module), module, activations
+    ),
+    "packed": lambda layout, dtype, *_: CpuPacked(layout, dtype),
+    "trellis": lambda layout, dtype, *_: CpuTrellis({layout.bits: layout}, dtype),
 }  # by the codes of a layout

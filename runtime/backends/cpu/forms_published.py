@@ -30,8 +30,15 @@ class CpuPublished(CpuForm):
 
     most_tokens = _MOST_TOKENS
 
-    def __init__(self, layout: ExpertLayout, dtype: torch.dtype, gate: Gate = SILU) -> None:
+    def __init__(
+        self,
+        layout: ExpertLayout,
+        dtype: torch.dtype,
+        gate: Gate = SILU,
+        activations: int | None = None,
+    ) -> None:
         self._layout = layout
+        self._activations = activations
         self._inner = GATE_UP if gate.has_up else UP
         self._dtype = dtype
         self._gate = gate
@@ -42,16 +49,23 @@ class CpuPublished(CpuForm):
         gate_up, down = (stored_matrices(self._layout, part) for part in (GATE_UP, DOWN))
         if not all(self._is_in_blocks_of_32(matrix) for matrix in (*gate_up, *down)):
             return None
-        rows = [row for matrix in gate_up for row in _places(matrix, 2 // len(gate_up))]
+        rows = [row for matrix in gate_up for row in self._places(matrix, 2 // len(gate_up))]
         sizes = down[0].num_outputs, down[0].num_inputs
-        return LayerForm(*sizes, (*rows, *_places(down[0], 1)), self._layout.nbytes)
+        return LayerForm(*sizes, (*rows, *self._places(down[0], 1)), self._layout.nbytes)
 
     def _is_in_blocks_of_32(self, matrix: StoredMatrix) -> bool:
         """Return whether the rows of this matrix are multiplied in the same way as rows of dense
         layers."""
         kind = matrix.codes.kind
-        has_blocks = kind in _BLOCKS and GGML[kind].num_weights == 32
-        return has_blocks and (self._dtype is not torch.float16 or kind not in _OF_FLOAT16)
+        is_alike = self._dtype is not torch.float16 or kind not in _OF_FLOAT16
+        return kind in BLOCKS_OF_32 and (is_alike or self._activations is not None)
+
+    def _places(self, matrix: StoredMatrix, count: int) -> list[tuple[int, int]]:
+        """Return the kind and offset of `count` matrices of equal size, into which the rows of a
+        matrix in blocks are divided."""
+        codes = matrix.codes
+        kind = _number(codes.kind, self._activations)
+        return [(kind, codes.start + i * (codes.nbytes // count)) for i in range(count)]
 
     @cached_property
     def rows(self) -> RowShares:
@@ -59,7 +73,7 @@ class CpuPublished(CpuForm):
         for them."""
         described = [stored_matrices(self._layout, part) for part in (self._inner, DOWN)]
         biases = [-1 if first.bias is None else first.bias for first, *_ in described]
-        matrices = (_rows_of(each, self._dtype) for each in described)
+        matrices = (_rows_of(each, self._dtype, self._activations) for each in described)
         return RowShares(*matrices, self._dtype, gate=self._gate, biases=biases)
 
 
@@ -93,10 +107,15 @@ class CpuMixed(CpuForm):
     most_tokens = _MOST_TOKENS
 
     def __init__(
-        self, layout: ExpertLayout, dtype: torch.dtype, gate: Gate, module: nn.Module
+        self,
+        layout: ExpertLayout,
+        dtype: torch.dtype,
+        gate: Gate,
+        module: nn.Module,
+        activations: int | None,
     ) -> None:
         self._forms = [
-            CpuPublished(each, dtype, gate)
+            CpuPublished(each, dtype, gate, activations)
             if has_kernels(each)
             else CpuDequantised(each, dtype, module)
             for each in layout.variants
@@ -133,8 +152,11 @@ def _is_multiplied(part: Part, layout: ExpertLayout) -> bool:
     return is_described(part) and (part.format.name in MULTIPLIED or part.format.name not in GGML)
 
 
-def _rows_of(matrices: Sequence[StoredMatrix], dtype: torch.dtype) -> list[Rows]:
-    """Return the matrices of one part, each with its kernel for x in this dtype."""
+def _rows_of(
+    matrices: Sequence[StoredMatrix], dtype: torch.dtype, activations: int | None
+) -> list[Rows]:
+    """Return the matrices of one part, each with its kernel for x in this dtype, or of so many
+    bits."""
     rows = []
     first = 0
     lanes = kernels("cpu.lanes")
@@ -148,29 +170,31 @@ def _rows_of(matrices: Sequence[StoredMatrix], dtype: torch.dtype) -> list[Rows]
             )
             first += matrix.num_outputs
             continue
-        module, name, narrow = others.get(_kind(matrix.codes), by_row)
+        kind = _kind(matrix.codes)
+        is_rounded = activations is not None and kind in BLOCKS_OF_32
+        module, name, narrow = _KERNELS[kind] if is_rounded else others.get(kind, by_row)
         is_narrow = dtype in narrow and (lanes.HAS_PAIRS or name in _OF_INTEGERS)
         nbytes = matrix.codes.nbytes // matrix.num_outputs
         kernel = getattr(kernels(module), name)
-        rows.append(Rows(first, matrix.num_outputs, nbytes, _fields(matrix), kernel, is_narrow))
+        fields = _fields(matrix, activations)
+        rows.append(Rows(first, matrix.num_outputs, nbytes, fields, kernel, is_narrow))
         first += matrix.num_outputs
     return rows
 
 
-def _places(matrix: StoredMatrix, count: int) -> list[tuple[int, int]]:
-    """Return the kind and offset of `count` matrices of equal size, into which the rows of a matrix
-    in blocks are divided."""
-    codes = matrix.codes
-    kind = getattr(kernels("cpu.published.published"), codes.kind)
-    return [(kind, codes.start + i * (codes.nbytes // count)) for i in range(count)]
+def _number(kind: str, activations: int | None) -> int:
+    """Return the number of a kind, for tokens of so many bits."""
+    names = kernels("cpu.published.published")
+    is_rounded = activations is not None and kind in BLOCKS_OF_32
+    return getattr(names, kind) + names.IN_BYTES * is_rounded
 
 
-def _fields(matrix: StoredMatrix) -> np.ndarray:
+def _fields(matrix: StoredMatrix, activations: int | None) -> np.ndarray:
     """Return the fields of `runtime.kernels.cpu.published.published`."""
     names = kernels("cpu.published.published")
     codes = matrix.codes
     fields = np.full(names.NUM_FIELDS, -1)
-    fields[names.KIND] = getattr(names, _kind(codes))
+    fields[names.KIND] = _number(_kind(codes), activations)
     fields[names.CODES] = codes.start
     fields[names.BITS] = codes.bits
     fields[names.HEIGHT] = 1
@@ -227,6 +251,9 @@ _BLOCKS = (
     *("Q8_0", "Q5_0", "Q4_0", "IQ4_NL", "MXFP4"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
 )
+BLOCKS_OF_32 = tuple(name for name in _BLOCKS if GGML[name].num_weights == 32)
+"""ggml's types that kernels also multiply by tokens of 8 bits."""
+
 _GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 MULTIPLIED = (*_BLOCKS, *_GRIDS, "Q2_0")
 """ggml's types that the kernels multiply."""

@@ -36,6 +36,12 @@ class CompiledLinear:
         layers = [layer for layer in opened.model.modules() if layer not in routers]
         self._plain = {layer for layer in layers if _is_plain(layer)}
         self._packed = {layer for layer in layers if _is_packed(layer)}
+        self.round_to(None)
+
+    def round_to(self, bits: int | None) -> None:
+        """Multiply low-bit matrices by tokens of so many bits from here on; None: as they are."""
+        for layer in self._packed:
+            layer.activations = bits
 
     def are_whole(self, layers: Iterable[nn.Linear | QuantisedLinear]) -> bool:
         """Return whether all of these layers are replaced and computed on one thread."""
@@ -69,14 +75,15 @@ def _is_packed(layer: nn.Module) -> bool:
 def linear_operand(layer: nn.Linear | QuantisedLinear) -> tuple[int, int, int]:
     """Return a linear layer as an operand of larger kernels, which read it by its addresses: its
     kind, the address of its matrix, and that of its bias or 0."""
-    names = kernels("cpu.published.published")
     bias = 0 if layer.bias is None else layer.bias.data_ptr()
-    kind = (
-        getattr(names, layer.form.name)
-        if isinstance(layer, QuantisedLinear)
-        else kernels("cpu.linear").PLAIN
-    )
+    is_packed = isinstance(layer, QuantisedLinear)
+    kind = _kind_of(layer) if is_packed else kernels("cpu.linear").PLAIN
     return kind, stored(layer).data_ptr(), bias
+
+
+def _kind_of(layer: QuantisedLinear) -> int:
+    names = kernels("cpu.published.published")
+    return getattr(names, layer.form.name) + names.IN_BYTES * (layer.activations is not None)
 
 
 class PackedLinear:
@@ -88,7 +95,7 @@ class PackedLinear:
         is_narrow = layer.dtype is torch.bfloat16 and kernels("cpu.lanes").HAS_PAIRS
         names = kernels("cpu.published.published")
         fields = np.full(names.NUM_FIELDS, -1)
-        fields[names.KIND] = getattr(names, layer.form.name)
+        fields[names.KIND] = _kind_of(layer)
         fields[names.CODES] = layer.blocks.data_ptr()
         fields[names.BLOCK_NBYTES] = layer.form.nbytes
         kernel = kernels("cpu.published.blocks").multiply_blocks_of_32

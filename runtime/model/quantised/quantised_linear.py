@@ -13,7 +13,10 @@ from runtime.model.quantised.quantised_matrix import QuantisedMatrix
 class QuantisedLinear(nn.Module):
     """Replacement of `nn.Linear` with its matrix in few bits: x [.., I] -> [.., O]. `blocks`, uint8
     [O, bytes of a row], hold the matrix in `form`. `dtype` is the dtype of the plain layer's matrix
-    and of the product. The matrix is dequantised at each use."""
+    and of the product. The matrix is dequantised at each use; compiled code
+    multiplies it where it lies, by tokens of `activations` bits if these are given."""
+
+    activations: int | None = None
 
     def __init__(
         self,

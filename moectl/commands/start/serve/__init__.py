@@ -16,6 +16,7 @@ from moectl.bundled import demo_model
 from moectl.cli.groups import fill
 from moectl.cli.options import (
     DEFAULT_THREADS,
+    Activations,
     Base,
     Dense,
     Device,
@@ -156,6 +157,7 @@ class ServeOptions:
     dense: Dense = None
     kv_cache_dtype: KvCacheDtype = "auto"
     experts: Experts = "auto"
+    activations: Activations = None
     device: Device = "auto"
     threads: Threads = DEFAULT_THREADS
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -207,15 +207,19 @@ class CompiledBlock(TokenBlock):
 
     def __init__(self, module: nn.Module, parts: BlockParts, *, num_outputs: int) -> None:
         super().__init__(module, parts, num_outputs=num_outputs)
-        heads = parts.attention.heads
-        self._like = like_of(heads.dtype)
-        self._run = partial(
+        self._like = like_of(parts.attention.heads.dtype)
+
+    @cached_property
+    def _run(self) -> Callable[..., None]:
+        """The kernel, on the layers as they are at its first call."""
+        heads = self.parts.attention.heads
+        return partial(
             kernels("cpu.decoder.block").attend_block.of(self._like),
             heads.query.in_features,
             heads.sizes,
             tuple(map(linear_operand, heads.linear)),
-            tuple(map(norm_operand, parts.norms)),
-            parts.attention.rotation.order,
+            tuple(map(norm_operand, self.parts.norms)),
+            self.parts.attention.rotation.order,
             heads.scaling,
             heads.sinks_address,
         )

@@ -32,6 +32,7 @@ class CompiledDecoder:
             module: recognise_norm(module, opened.dtype, NUMBA) for module in opened.model.modules()
         }
         blocks = compiled_blocks(opened, self._attentions, norms)
+        self._linear.round_to(opened.activations)  # what is tried before must equal the modules
         self._blocks = {
             module: block
             for module, block in blocks.items()

@@ -71,6 +71,7 @@ from runtime.kernels.cpu.published.block_codes import (
     words_6k,
     words_iq4,
 )
+from runtime.kernels.cpu.published.byte_tokens import products_of_bytes
 from runtime.kernels.cpu.published.grid_vectors import EIGHT, products_of_32
 from runtime.kernels.cpu.published.published import (
     FLOATS_4,
@@ -335,24 +336,27 @@ def _whole_products(builder: ir.IRBuilder, codes: ir.Value, x: ir.Value, less: i
     return builder.sitofp(builder.add(*products), EIGHT)
 
 
-def _four_whole(nbytes: int, scales_of: Callable, codes_of: Callable) -> _Add:
-    """Return the step over four blocks of 32 codes with x in whole numbers of 16 bits. `offsets`
-    has the worth of one in each block, float32."""
+def _whole(
+    nbytes: int, scales_of: Callable, codes_of: Callable, *, products_of: Callable, count: int
+) -> _Add:
+    """Return the step over `count` blocks of 32 codes with x in whole numbers, which `products_of`
+    multiplies, 64 bytes for each block. `offsets` has the worth of one in each block, float32."""
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
         builder = step.builder
-        blocks = step.own(step.codes, 4 * nbytes)
-        x = step.own(step.x, 2 * STEP)
-        worth = load(builder, step.own(step.offsets, 16), vector(F32, 4))
-        scales = builder.fmul(scales_of(builder, blocks, nbytes, 4), worth)
-        for two in (0, 2):
+        blocks = step.own(step.codes, count * nbytes)
+        x = step.own(step.x, 64 * count)
+        worth = load(builder, step.own(step.offsets, 4 * count), vector(F32, count))
+        scales = builder.fmul(scales_of(builder, blocks, nbytes, count), worth)
+        for first in range(0, count, 2):
+            two = range(first, min(first + 2, count))
             own = []
-            for block in (two, two + 1):
+            for block in two:
                 (codes,) = codes_of(builder, builder.add(blocks, I64(block * nbytes)))
-                products = products_of_32(builder, codes, builder.add(x, I64(64 * block)))
+                products = products_of(builder, codes, builder.add(x, I64(64 * block)))
                 own.append(builder.sitofp(builder.add(*products), EIGHT))
-            factors = _each(builder, scales, [two, two + 1])
-            sums = [*sums[1:], plus_product(builder, sums[0], joined(builder, own), factors)]
+            both = joined(builder, [*own, filled(EIGHT, 0.0)][:2])
+            sums = [*sums[1:], plus_product(builder, sums[0], both, _each(builder, scales, two))]
         return sums
 
     return add
@@ -454,16 +458,29 @@ _IN_FLOATS = {
     IQ4_NL: partial(_floats, 18, halves, codes_iq4, _numbers),
 }
 _IN_WHOLE = {
-    Q5_0: _four_whole(22, halves, codes_5_signed),
-    Q4_0: _four_whole(18, halves, codes_4_signed),
-    IQ4_NL: _four_whole(18, halves, codes_iq4),
-    MXFP4: _four_whole(17, half_exponents, codes_e2m1),
+    Q8_0: partial(_whole, 34, halves, codes_8),
+    Q5_0: partial(_whole, 22, halves, codes_5_signed),
+    Q4_0: partial(_whole, 18, halves, codes_4_signed),
+    IQ4_NL: partial(_whole, 18, halves, codes_iq4),
+    MXFP4: partial(_whole, 17, half_exponents, codes_e2m1),
 }
 _256_IN_PAIRS = {kind: _of_256(form, _IN_PAIRS[kind]) for kind, form in _PAIRED_FORMS.items()}
 # by what x is: bfloat16, float16 as two tokens in bfloat16, float32
 _PAIRED, _PAIRED_256 = (_FOURS_IN_PAIRS, _256_IN_PAIRS) if HAS_PAIRS else ({}, {})
 dot_fours = _rows_of(_PAIRED)
-dot_fours_whole = _rows_of({kind: add for kind, add in _IN_WHOLE.items() if kind not in _PAIRED})
+dot_fours_whole = _rows_of(
+    {
+        kind: form(products_of=products_of_32, count=4)
+        for kind, form in _IN_WHOLE.items()
+        if kind != Q8_0 and kind not in _PAIRED
+    }
+)
+dot_fours_in_bytes, dot_one_in_bytes = (
+    _rows_of(
+        {kind: form(products_of=products_of_bytes, count=count) for kind, form in _IN_WHOLE.items()}
+    )
+    for count in (4, 1)
+)
 dot_fours_in_two = _rows_of(_PAIRED, 2)
 dot_fours_wide = _rows_of({kind: form(count=4) for kind, form in _IN_FLOATS.items()})
 dot_64 = _rows_of({Q2_0: _sixty_four})

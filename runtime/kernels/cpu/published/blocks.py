@@ -15,14 +15,18 @@ from runtime.kernels.cpu.published.block_vectors import (
     dot_256_whole,
     dot_256_wide,
     dot_fours,
+    dot_fours_in_bytes,
     dot_fours_in_two,
     dot_fours_whole,
     dot_fours_wide,
+    dot_one_in_bytes,
     dot_rest,
 )
+from runtime.kernels.cpu.published.byte_tokens import round_block
 from runtime.kernels.cpu.published.published import (
     BLOCK_NBYTES,
     CODES,
+    IN_BYTES,
     IQ4_XS,
     KIND,
     MATRIX,
@@ -245,10 +249,35 @@ def _add_rest(kind, blocks, x, y):
             y[row] += dot_rest(kind, own, rest, 0, num_blocks - first)
 
 
+@part
+def _add_in_bytes(kind, blocks, x, y):
+    """Add x [I], rounded to 8 bits, times a matrix of blocks of 32 to y [O]."""
+    num_blocks = len(x) // 32
+    token = np.empty(64 * num_blocks, np.int8)
+    worth = np.empty(num_blocks, np.float32)
+    first = num_blocks // 4 * 4
+    nbytes = nbytes_of(kind)
+    for block in range(num_blocks):
+        own = x.ctypes.data + 128 * block
+        round_block(own, token.ctypes.data + 64 * block, worth.ctypes.data + 4 * block)
+    for row in range(len(y)):
+        own = blocks + row * num_blocks * nbytes
+        places = token.ctypes.data, worth.ctypes.data
+        y[row] += dot_fours_in_bytes(kind, own, places[0], places[1], first // 4)
+        if first < num_blocks:
+            own += first * nbytes
+            rest = places[0] + 64 * first, places[1] + 4 * first
+            y[row] += dot_one_in_bytes(kind, own, rest[0], rest[1], num_blocks - first)
+
+
 @kernel("void(int64, int64, float32[::1], float32[::1], boolean)", nogil=True)
 def add_blocks_of_32(kind, blocks, x, y, is_narrow):
     """Add x [I] times a matrix of Q8_0, Q5_0, Q4_0, IQ4_NL or MXFP4, whose blocks are at this
-    address, to y [O]. `is_narrow` says that x is in bfloat16."""
+    address, to y [O]. `is_narrow` says that x is in bfloat16; with `IN_BYTES` in its kind, x is
+    rounded to 8 bits."""
+    if kind >= IN_BYTES:
+        _add_in_bytes(kind - IN_BYTES, blocks, x, y)
+        return
     is_narrow = is_narrow and kind != Q8_0
     is_whole = is_narrow and (kind == Q5_0 or not HAS_PAIRS)
     row_nbytes = len(x) // 32 * nbytes_of(kind)

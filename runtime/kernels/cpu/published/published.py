@@ -39,6 +39,7 @@ FLOATS_4, INTEGERS_4, E4M3, E5M2, INT8, UINT8, STREAM = range(7)  # of KIND
 Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, MXFP4, Q2_K, Q3_K, IQ4_NL, IQ4_XS = range(7, 17)
 IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, Q2_0, Q5_0 = range(17, 24)
 PLAIN_BFLOAT16, PLAIN_FLOAT16, PLAIN_FLOAT32 = range(24, 27)  # the same, of plain numbers
+IN_BYTES = 32  # added to a KIND of blocks of 32: x is rounded to 8 bits
 FLOAT32, FLOAT16, BFLOAT16, E8M0, FLOAT8 = range(5)  # of SCALE_TYPE
 
 MATRIX = "int64[::1], int64, float32[::1], float32[::1], boolean"  # fields, start, x, y, is_narrow
