@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -111,9 +111,11 @@ def table(name: str, folder: Path, dtype: torch.dtype, *, rounds: int, tokens: i
     return _table(name, str(dtype).removeprefix("torch."), seconds, rounds=rounds, tokens=tokens)
 
 
-def same_files(name: str, folder: Path, *, rounds: int, tokens: int) -> list[Table]:
-    """One table of GGUF files in few bits, each read by moectl and by llama.cpp; none where that
-    cannot be."""
+def same_files(
+    name: str, folder: Path, *, rounds: int, tokens: int, threads: int = 1
+) -> list[Table]:
+    """One table of GGUF files in few bits, each read by moectl, with tokens as computed and rounded
+    to 8 bits, and by llama.cpp; none where that cannot be."""
     rows = []
     ratios = {}
     for type_, dense in SAME_FILES.items():
@@ -121,21 +123,28 @@ def same_files(name: str, folder: Path, *, rounds: int, tokens: int) -> list[Tab
             path = exported(stack, open_model(str(folder), dtype=torch.bfloat16), folder, type_)
             if path is None:
                 return []
-            settings = Settings("full", experts=FUSED, dense=dense)
-            session = stack.enter_context(Session(open_model(str(path), dense=dense), settings))
-            model = session.opened.model
-            vocab_size = session.opened.model.config.vocab_size
+            settings = Settings("full", experts=FUSED, dense=dense, threads=threads)
+            rounded = replace(settings, activations=8)
+            sessions = [
+                stack.enter_context(Session(open_model(str(path), dense=dense), own))
+                for own in (settings, rounded)
+            ]
+            vocab_size = sessions[0].opened.model.config.vocab_size
             ids = torch.from_numpy(
                 np.random.default_rng(0).integers(3, vocab_size, (1, PROMPT + tokens))
             )
-            llama = LlamaCpp(path, threads=1, num_tokens=ids.shape[1], vocab_size=vocab_size)
-            ours = Contender("ours", partial(decode_seconds, model))
-            theirs = partial(decode_by_llama_cpp, llama)
-            seconds = run_rounds([ours, Contender("theirs", theirs)], ids, rounds=rounds)
-        ratios[f"{name}, {type_} file"] = ratio = Ratio.of(seconds["ours"], seconds["theirs"])
-        rows.append(
-            (type_, *(f"{median(own) * 1e3:.2f}" for own in seconds.values()), *ratio.cells())
-        )
+            llama = LlamaCpp(path, threads=threads, num_tokens=ids.shape[1], vocab_size=vocab_size)
+            contenders = [
+                Contender(own, partial(decode_seconds, session.opened.model))
+                for own, session in zip(("", ", activations 8"), sessions, strict=True)
+            ]
+            theirs = Contender("theirs", partial(decode_by_llama_cpp, llama))
+            seconds = run_rounds([*contenders, theirs], ids, rounds=rounds)
+        of_llama = seconds.pop("theirs")
+        for own, each in seconds.items():
+            ratios[f"{name}, {type_} file{own}"] = ratio = Ratio.of(each, of_llama)
+            medians = (f"{median(times) * 1e3:.2f}" for times in (each, of_llama))
+            rows.append((f"{type_}{own}", *medians, *ratio.cells()))
     columns = (
         "GGUF file",
         "moectl, ms/token",
@@ -145,7 +154,7 @@ def same_files(name: str, folder: Path, *, rounds: int, tokens: int) -> list[Tab
     )
     note = (
         "experts fused and `--dense` of as many bits; llama.cpp rounds activations to 8 bits, "
-        "moectl does not"
+        f"moectl does with `--activations 8`; {threads} thread{'s' * (threads > 1)}"
     )
     return [Table(f"{name}, the same file in few bits", columns, rows, note, ratios)]
 
