@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import torch
 
+from artifacts.hardware import numa
+
 HUGE_PAGE = 2 << 20  # bytes: those of x86-64, and of ARM where small pages have 4 KiB
 _IS_OFFERED = hasattr(mmap, "MADV_HUGEPAGE")  # only on Linux
 _MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -36,7 +38,8 @@ class _Held(NamedTuple):
 
 def anonymous(nbytes: int) -> torch.Tensor:
     """Return new memory of zeros, uint8 [nbytes], aligned to a page. From 2 MiB on it is aligned to
-    2 MiB, and every part that fills a huge page lies in one where there are any. A page takes
+    2 MiB, and every part that fills a huge page lies in one where there are any. Its pages are spread
+    over the nodes of a machine that has several. A page takes
     memory when it is first written, and returns it with the tensor. Raises OSError."""
     if nbytes < HUGE_PAGE or not _IS_OFFERED:
         return torch.frombuffer(_mapped(nbytes), dtype=torch.uint8)
@@ -45,6 +48,7 @@ def anonymous(nbytes: int) -> torch.Tensor:
     # a kernel without huge pages: the memory is as good in small ones, and `shares` says so
     with suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE, first, nbytes // HUGE_PAGE * HUGE_PAGE)
+    numa.interleave(addressof(c_char.from_buffer(mapping, first)), nbytes, numa.several_nodes())
     return torch.frombuffer(mapping, dtype=torch.uint8, count=nbytes, offset=first)
 
 

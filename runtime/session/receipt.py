@@ -4,6 +4,7 @@ is silent."""
 import numpy as np
 import torch
 
+from artifacts.hardware import numa
 from artifacts.modelshapes.kv_cache import AUTO
 from artifacts.quantisation.widths import label
 from artifacts.shape import FULL_BITS
@@ -69,6 +70,7 @@ def receipt(
         "predictors": parts.watcher.predictor.receipt() if parts.watcher.predictor else {},
         "maps": policies.matching.receipt() if policies.matching else {},
         "huge_pages": {"mode": huge_pages.mode()} | huge_pages.shares(parts.memory),
+        "numa": _numa(parts),
         "pinned_bytes": parts.tiers.pinned_nbytes,
         "prefetch_window_bytes": parts.window,
         "link": parts.tiers.link.conditions(),
@@ -97,6 +99,15 @@ def _kv_fallbacks(coding: KvCoding, *, is_fused: bool) -> list[str]:
     if is_fused:
         lines.append("kv cache: torch attends to keys and values of few bits, no compiled kernel")
     return lines
+
+
+def _numa(parts: Parts) -> dict[str, object]:
+    """Return the number of nodes with memory and, where there are several, the policy that is in
+    force for each kind of memory."""
+    nodes = numa.nodes_with_memory()
+    memory = parts.memory if len(nodes) > 1 else {}
+    policies = {name: numa.policy_of(held[0].data_ptr()) for name, held in memory.items()}
+    return {"nodes": len(nodes)} | policies
 
 
 def _activations(opened: MoeModel) -> dict[str, object]:

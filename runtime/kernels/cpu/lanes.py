@@ -20,8 +20,15 @@ HAS_QUADS = all(name in FEATURES for name in ("avx512vnni", "avx512vbmi"))
 """True if the processor multiplies bytes by fours, and shifts each by itself; if not, LLVM writes
 that out as well."""
 
+HAS_WORD_TABLES = "avx512bw" in FEATURES
+"""True if it looks up words of 16 bits in two vectors at once."""
+
 HAS_WIDE_HALVES = "avx512f" in FEATURES
 """True if it widens 16 float16 at once."""
+
+AHEAD = 4096
+"""Bytes ahead of its products at which a kernel fetches a matrix's weights. The processor fetches
+ahead by itself, but begins anew at the border of each page of 4 KiB."""
 
 LANES = 16  # sums in a vector, each of pairs
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from artifacts.formats.gguf.ggml import GGML
 from runtime.control.splits.resplit import NOT_ANEW
 from runtime.model.quantised.dense_bits import DenseWidth
 from runtime.policies.base import Origin
@@ -42,6 +43,8 @@ def parts_of(**own: object) -> SimpleNamespace:
             modules=lambda: (),
         ),
         dense=own.pop("width", None),
+        activations=own.pop("activations", None),
+        store=SimpleNamespace(layout=own.pop("layout", None)),
         unfollowed=own.pop("unfollowed", ()),
     )
     cache = SimpleNamespace(num_slots=4, shape=opened.shape, shadows=own.pop("resident", None))
@@ -139,6 +142,10 @@ def test_what_is_there_has_a_receipt_of_its_own() -> None:
     assert said["experts_of_a_token"] == "fused"
     few = receipt(parts_of(width=DenseWidth(8, 5, 2)), None, fallbacks=[])["dense"]
     assert few == {"bytes": 12, "bits": 8, "matrices": 5, "as_published": 2}
+    rounded = parts_of(activations=8, layout=MIXED, width=DenseWidth(8, 5, 2))
+    said = receipt(rounded, None, fallbacks=[])["activations"]
+    own = {"bits": 8, "experts": ["Q8_0"], "other_experts": ["Q6_K"], "linear_layers": 5}
+    assert said == own and receipt(parts_of(), None, fallbacks=[])["activations"] == {}
 
 
 @pytest.mark.parametrize(
@@ -184,6 +191,14 @@ NOT_FUSED = "experts of olmoe on {} are not fused: torch computes"
 FROM_DISK = "link disk reads more than a segment for each: use a link from RAM"
 LEFT = "dense: 2 linear layers stay as published: too small, or no whole blocks of 32"
 AT_USE = "dense: {} bits are dequantised at each use on {}: {}"
+UNROUNDED = "activations: experts in Q6_K multiply tokens as computed"
+MIXED = SimpleNamespace(
+    codes="mixed",
+    variants=[
+        SimpleNamespace(parts=[SimpleNamespace(format=GGML[name])], format="gguf")
+        for name in ("Q8_0", "Q6_K", "Q8_0")
+    ],
+)
 SPLIT = SimpleNamespace(split="split", holds=lambda shape: False)
 
 
@@ -191,6 +206,7 @@ SPLIT = SimpleNamespace(split="split", holds=lambda shape: False)
     ("own", "lines"),
     [
         ({}, []),
+        ({"activations": 8, "layout": MIXED}, [UNROUNDED]),
         ({"experts": EXACT, "is_fused": True}, []),
         ({"experts": FUSED, "is_fused": True}, []),
         ({"experts": FUSED}, [NOT_FUSED.format("cpu")]),

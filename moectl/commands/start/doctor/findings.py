@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from artifacts.hardware.numa import nodes_with_memory, several_nodes
 from artifacts.hardware.profile import COLD, COMMAND, HardwareProfile
 from artifacts.quantisation.replicas import typical
 from artifacts.shape import FULL_BITS, Shape
@@ -107,7 +108,7 @@ def _extra(name: str, purpose: str) -> DoctorFinding:
 def of_machine(here: LocalMachine, shape: Shape | None) -> list[DoctorFinding]:
     """Report the GPU, threads and load, and memory for experts of a known shape."""
     memory = [_memory(here, shape), _pinning(here, shape)] if shape else []
-    return [_gpu(here, shape), *memory, _threads(here), *_load(here)]
+    return [_gpu(here, shape), *memory, *_nodes(), _threads(here), *_load(here)]
 
 
 def of_disk(profile: HardwareProfile) -> list[DoctorFinding]:
@@ -259,6 +260,17 @@ def _pinning(here: LocalMachine, shape: Shape) -> DoctorFinding:
     remedy = "--link disk; or `ulimit -l unlimited` and more RAM"
     is_enough = wanted <= here.available_nbytes
     return DoctorFinding("page-locked memory", says, None if is_enough else remedy)
+
+
+def _nodes() -> list[DoctorFinding]:
+    nodes = nodes_with_memory()
+    if len(nodes) < 2:
+        return []
+    says = f"{len(nodes)} nodes: experts are spread over them"
+    if several_nodes():
+        return [DoctorFinding("numa", says)]
+    says = f"{len(nodes)} nodes, and the process has a memory policy of its own, or may not ask"
+    return [DoctorFinding("numa", says, "numactl --interleave=all before the command")]
 
 
 def _threads(here: LocalMachine) -> DoctorFinding:

@@ -16,7 +16,7 @@ from artifacts.common.llvm_vectors import (
     vector,
 )
 from artifacts.formats.codes import E2M1_DOUBLED, IQ4
-from runtime.kernels.cpu.lanes import LANES, NUMBERS, PAIRS, SUMS
+from runtime.kernels.cpu.lanes import HAS_WORD_TABLES, LANES, NUMBERS, PAIRS, SUMS, chosen
 
 STEP = 8 * LANES  # weights whose codes of 4 bits are 64 bytes
 
@@ -43,6 +43,12 @@ def exponents(builder: ir.IRBuilder, block: ir.Value, nbytes: int, count: int) -
 def _first_of_each(
     builder: ir.IRBuilder, block: ir.Value, kind: ir.Type, nbytes: int, count: int
 ) -> ir.Value:
+    if kind == I16 and count == 4 and HAS_WORD_TABLES:
+        last = 2 * ((3 * nbytes - 62) // 2) if 3 * nbytes >= 64 else 0
+        words = [load(builder, block, NUMBERS, start) for start in (0, last)]
+        places = [i * nbytes // 2 for i in range(count)]
+        places = [own if own < 32 else 32 + own - last // 2 for own in places]
+        return chosen(builder, *words, places)
     out = ir.Constant(vector(kind, count), ir.Undefined)
     for i in range(count):
         out = builder.insert_element(out, load(builder, block, kind, i * nbytes), I32(i))
@@ -138,8 +144,9 @@ def codes_8(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
 def codes_4(builder: ir.IRBuilder, block: ir.Value, start: int) -> list[ir.Value]:
     """Return the codes in 16 bytes behind a scale of `start` bytes: the low halves, then the high
     ones."""
-    packed = load(builder, block, vector(I8, LANES), start)
-    return [joined(builder, [_bits(builder, packed, 0xF), _bits(builder, packed, 0xF, 4)])]
+    twice = spread(builder, load(builder, block, vector(I32, 4), start), [*range(4)] * 2)
+    codes = builder.lshr(twice, ir.Constant(twice.type, [0] * 4 + [4] * 4))
+    return [_bits(builder, builder.bitcast(codes, vector(I8)), 0xF)]
 
 
 def codes_iq4(builder: ir.IRBuilder, block: ir.Value, start: int = 2) -> list[ir.Value]:

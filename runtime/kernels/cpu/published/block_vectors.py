@@ -28,6 +28,7 @@ from artifacts.common.llvm_vectors import (
     vector,
 )
 from runtime.kernels.cpu.lanes import (
+    AHEAD,
     HAS_PAIRS,
     LANES,
     NUMBERS,
@@ -38,6 +39,7 @@ from runtime.kernels.cpu.lanes import (
     looked_up,
     pairs_added,
     plus_product,
+    prefetch,
     switched,
 )
 from runtime.kernels.cpu.published.block_codes import (
@@ -112,6 +114,14 @@ class _Step(NamedTuple):
         """Return the address of this step's part of an operand that has `nbytes` bytes per step."""
         return advanced(self.builder, operand, self.number, nbytes)
 
+    def blocks(self, nbytes: int) -> ir.Value:
+        """Return the address of this step's blocks, of `nbytes`, and fetch those that come later:
+        by itself a core asks too late for what lies behind a page's border."""
+        own = self.own(self.codes, nbytes)
+        for line in range(0, nbytes, 64):
+            prefetch(self.builder, own, AHEAD + line)
+        return own
+
     def add_products(self, sums: ir.Value, numbers: ir.Value, x: ir.Value, place: int) -> ir.Value:
         """Add the products of `numbers` with the numbers at `place`, in bytes, of each token at
         x."""
@@ -178,7 +188,7 @@ def _four_blocks(start: int, scales_of: Callable, table: int) -> _Add:
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
         builder = step.builder
         x = step.own(step.x, 2 * STEP * step.num_tokens)
-        blocks = step.own(step.codes, 4 * nbytes)
+        blocks = step.blocks(4 * nbytes)
         own = _looked_up_times(step, table, of_blocks(builder, blocks, start, nbytes), x)
         scales = _each(builder, scales_of(builder, blocks, nbytes, 4), range(4))
         return [*sums[1:], plus_product(builder, sums[0], own, scales)]
@@ -205,7 +215,7 @@ def _of_256(form: _Blocks, products_of: Callable[..., _Products]) -> _Add:
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
         builder = step.builder
-        block = step.own(step.codes, form.nbytes)
+        block = step.blocks(form.nbytes)
         scales = form.scales_of(builder, block)
         for own, factors in products_of(step, block, scales):
             sums = [*sums[1:], plus_product(builder, sums[0], own, factors)]
@@ -298,7 +308,7 @@ def _sixty_four(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
     """Add a block of Q2_0, whose bytes have four codes each. `offsets` [blocks, 16] correct codes
     that are too large by one."""
     builder = step.builder
-    block = step.own(step.codes, 18)
+    block = step.blocks(18)
     words = builder.zext(load(builder, block, vector(I8, LANES), 2), PAIRS)
     own = load(builder, step.own(step.offsets, 4 * LANES), SUMS)
     own = builder.fadd(own, _quads_times(builder, words, 2, step.own(step.x, 2 * STEP)))
@@ -344,7 +354,7 @@ def _whole(
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
         builder = step.builder
-        blocks = step.own(step.codes, count * nbytes)
+        blocks = step.blocks(count * nbytes)
         x = step.own(step.x, 64 * count)
         worth = load(builder, step.own(step.offsets, 4 * count), vector(F32, count))
         scales = builder.fmul(scales_of(builder, blocks, nbytes, count), worth)
@@ -369,7 +379,7 @@ def _floats(
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
         builder = step.builder
-        blocks = step.own(step.codes, count * nbytes)
+        blocks = step.blocks(count * nbytes)
         x = step.own(step.x, count * STEP)
         scales = scales_of(builder, blocks, nbytes, count)
         for block in range(count):

@@ -13,7 +13,17 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from artifacts.common.llvm_vectors import F32, FEATURES, I64, advanced, called, filled, load, vector
-from runtime.kernels.cpu.lanes import HAS_PAIRS, LANES, NUMBERS, SUMS, BFloat, add_pairs, added_up
+from runtime.kernels.cpu.lanes import (
+    AHEAD,
+    HAS_PAIRS,
+    LANES,
+    NUMBERS,
+    SUMS,
+    BFloat,
+    add_pairs,
+    added_up,
+    prefetch,
+)
 
 HAS_BFDOT = "bf16" in FEATURES
 HAS_DOT = HAS_PAIRS or HAS_BFDOT
@@ -48,6 +58,8 @@ def write_dot(
     groups = builder.sdiv(steps, I64(_AT_ONCE))
     with cgutils.for_range(builder, groups, intp=I64) as loop:
         places = [advanced(builder, start, loop.index, 2 * STEP * _AT_ONCE) for start in (row, x)]
+        for line in range(0, 2 * STEP * _AT_ONCE, 64):
+            prefetch(builder, places[0], AHEAD + line)
         for turn, total in enumerate(sums):
             add_step(total, places, 2 * STEP * turn)
     done = builder.mul(groups, I64(_AT_ONCE))
