@@ -46,7 +46,6 @@ PEERS_AS_THEY_ARE = (
     "peers: other programs in processes of their own, on this machine as it is, whatever link is "
     "emulated for presets"
 )
-ROUNDED = "tokens are rounded to 8 bits: row full tells what that alone loses, against no rounding"
 NO_ORACLE = "no oracle: nobody knows the future of a live run; --simulate has one"
 
 
@@ -113,12 +112,11 @@ def live(name: str, request: BenchRequest, phases: Phases, *, store: Path) -> Be
     notes = [NO_ORACLE] + [PEERS_AS_THEY_ARE] * bool(request.peer_names)
     if text.shortfall:
         notes.append(f"only {text.shortfall}")
-    kept = request.kv_cache_dtype
-    if request.base != FULL_BITS or request.dense is not None or kept != AUTO:
+    own = {"kv_cache_dtype": request.kv_cache_dtype, "activations": request.activations}
+    is_lossy = request.kv_cache_dtype != AUTO or request.activations
+    if request.base != FULL_BITS or request.dense is not None or is_lossy:
         quality = bench.loss_of_base(checkpoint)
-        notes.append(loss_of_base(quality, request.base, request.dense, kv_cache_dtype=kept))
-    if request.activations:
-        notes.append(ROUNDED)
+        notes.append(loss_of_base(quality, request.base, request.dense, **own))
     conditions = _conditions(request, text, here, taken_up, opened)
     return Benched(
         rows,

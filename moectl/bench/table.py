@@ -107,18 +107,24 @@ def _best(is_fastest: bool, is_exact: bool) -> str:
 
 
 def loss_of_base(
-    quality: Quality, base: int, dense: int | None = None, *, kv_cache_dtype: str = AUTO
+    quality: Quality,
+    base: int,
+    dense: int | None = None,
+    *,
+    kv_cache_dtype: str = AUTO,
+    activations: int | None = None,
 ) -> str:
-    """One line on the loss of the base itself, or of dense weights, keys and values of few bits, to
-    which the losses of the rows add."""
+    """One line on the loss of the base itself, or of dense weights, keys and values or activations
+    of few bits, to which the losses of the rows add."""
     experts = f"every expert is a replica of {base} bits, budgets are of these bytes" * (
         base != FULL_BITS
     )
     lost = loss_words(quality.perplexity_ratio - 1, quality.loss_error)
     others = "" if dense is None else f"linear layers besides experts and routers have {dense} bits"
     kept = f"keys and values are in {kv_cache_dtype}" * (kv_cache_dtype != AUTO)
+    rounded = f"activations have {activations} bits" * (activations is not None)
     return (
-        f"the base: {' and '.join(filter(None, (experts, others, kept)))}; quality is against it, "
+        f"the base: {' and '.join(filter(None, (experts, others, kept, rounded)))}; quality is against it, "
         f"and it loses of perplexity to the checkpoint itself: {lost} (KL {quality.kl:.4f}, top-1 "
         f"{quality.top1_agreement:.4f})"
     )

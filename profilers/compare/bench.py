@@ -227,8 +227,8 @@ class LinkEmulations:
 
 class Bench:
     """Measures settings of one model on one text; `stored` are presets of the store, by name. Keys
-    and values are kept as `kv_cache_dtype`, in the reference of quality too; `activations` is as in
-    `Settings`, and the reference has none.
+    and values are kept as `kv_cache_dtype`, and `activations` are rounded to so many bits, in the
+    reference of quality too.
     Raises BadInput for text that the model cannot read."""
 
     def __init__(
@@ -256,13 +256,19 @@ class Bench:
 
     def read_full(self) -> None:
         """Read the text with the full model, as the reference of quality."""
-        settings = Settings("full", kv_cache_dtype=self._kv_cache_dtype)
+        settings = Settings(
+            "full",
+            kv_cache_dtype=self._kv_cache_dtype,
+            activations=self._activations,
+            experts=FUSED if self._activations else EXACT,
+        )
         with Session(self._opened, settings) as session:
             self._full = read(session, self._text.sequences, prefill=self._text.prefill)
 
     def loss_of_base(self, checkpoint: MoeModel) -> Quality:
-        """Return the quality of the full model on this base, with keys and values as they are kept,
-        against the original checkpoint. No session may be open."""
+        """Return the quality of the full model on this base, with keys and values as they are kept
+        and activations as they are rounded, against the original checkpoint. No session may be
+        open."""
         if self._full is None:
             self.read_full()
         with Session(checkpoint, Settings("full")) as session:

@@ -19,6 +19,7 @@ from tests.helpers.said import problems
         (["--batch", "8"], "--batch is of --tasks"),
         (["--clients", "8"], "--clients is of --simulate"),
         (["--kv-cache-dtype", "int8", "--simulate"], "--kv-cache-dtype is of a live bench"),
+        (["--activations", "8"], "--activations 8 is of compiled kernels: give --experts fused"),
         (["--kv-cache-dtype", "int3"], "unknown type of keys and values 'int3'"),
     ],
 )

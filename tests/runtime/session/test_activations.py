@@ -7,7 +7,7 @@ from artifacts.errors import BadUsage
 from moectl.bundled import demo_model
 from moectl.shared.opening import settled
 from moectl.shared.text import read_text
-from profilers.compare.bench import Bench, BenchSample, BenchSetting, LinkEmulations
+from profilers.compare.bench import Bench, BenchSetting, LinkEmulations
 from profilers.export.gguf import export_gguf
 from runtime.model.open import MoeModel, open_model
 from runtime.policies.base import Artefacts
@@ -24,19 +24,19 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> MoeModel:
     return open_model(str(path), dense=8)
 
 
-def test_bench_prices_them_against_the_model_without(opened: MoeModel) -> None:
+def test_bench_prices_them_once(opened: MoeModel) -> None:
+    """Against the model without; a preset that loses nothing adds nothing."""
     text = read_text(opened, "builtin:held-out", length=48, num_tokens=48, seed=0)
-    paces = LinkEmulations(opened, {}, experts=FUSED)
 
-    def measured(activations: int | None) -> BenchSample:
-        bench = Bench(opened, Artefacts(), text, paces, activations=activations)
-        bench.read_full()
-        return bench.measure(BenchSetting("full", "100%"))
+    def bench(activations: int | None) -> Bench:
+        paces = LinkEmulations(opened, {}, experts=FUSED)
+        return Bench(opened, Artefacts(), text, paces, activations=activations)
 
-    first, rounded, again = map(measured, (None, 8, None))
-    assert (again.kl, again.perplexity_ratio) == (first.kl, first.perplexity_ratio)
-    assert first.kl != rounded.kl < 2e-3
-    assert abs(rounded.perplexity_ratio - 1) < 0.01
+    exact, rounded = bench(None), bench(8)
+    lost = rounded.loss_of_base(opened)
+    assert 1e-6 < lost.kl < 2e-3 and abs(lost.perplexity_ratio - 1) < 0.01
+    assert rounded.measure(BenchSetting("full", "100%")).kl == pytest.approx(0, abs=1e-9)
+    assert exact.loss_of_base(opened).kl == pytest.approx(0, abs=1e-9), "nothing stays behind"
 
 
 def test_a_run_says_what_it_rounds(opened: MoeModel) -> None:
