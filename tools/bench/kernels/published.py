@@ -4,12 +4,13 @@ bfloat16, by compiled kernels.
     OMP_NUM_THREADS=1 python -m tools.bench.kernels.published
     OMP_NUM_THREADS=1 python -m tools.bench.kernels.published --dtype float16
     OMP_NUM_THREADS=1 python -m tools.bench.kernels.published --only GGUF --ggml FOLDER
+    OMP_NUM_THREADS=1 python -m tools.bench.kernels.published --only GGUF --activations 8
 
 Eight experts a call, of models in bfloat16 or in float16. A format and bfloat16 take turns in
 rounds, so that what else the machine does falls on both alike; times are of the processor, the
 least of all rounds. Experts are cold: each has as many copies as no cache holds, which take turns.
 With `--ggml`, a folder with llama.cpp's libraries or a file that is all of them, GGUF's types are
-measured beside its products of the same rows, too.
+measured beside its products of the same rows, too. With `--activations 8` tokens are rounded.
 """
 
 import argparse
@@ -61,7 +62,15 @@ def main() -> None:
     torch.set_num_threads(1)
     dtype = getattr(torch, options.dtype)
     results = [
-        measure(name, make, SHAPES, rounds=options.rounds, dtype=dtype, ggml=options.ggml)
+        measure(
+            name,
+            make,
+            SHAPES,
+            rounds=options.rounds,
+            dtype=dtype,
+            ggml=options.ggml,
+            activations=options.activations,
+        )
         for name, make in _chosen(options, dtype)
     ]
     show_sheet(sheet(results, rounds=options.rounds, dtype=options.dtype))
@@ -88,6 +97,7 @@ def measure(
     rounds: int,
     dtype: torch.dtype = torch.bfloat16,
     ggml: str = "",
+    activations: int | None = None,
 ) -> Result:
     """One format in models of this dtype against bfloat16, on experts of each of `shapes`."""
     ratios = {}
@@ -96,7 +106,7 @@ def measure(
     for hidden, neurons in shapes:
         made = make(hidden, neurons)
         plain = plain_expert(hidden, neurons)
-        own = _multiplier(*made, hidden, dtype)
+        own = _multiplier(*made, hidden, dtype, activations)
         theirs = _multiplier(*plain, hidden, torch.bfloat16)
         ratios[hidden, neurons] = least_ratio(own, theirs, rounds)
         bits = 16 * made[0].nbytes / plain[0].nbytes
@@ -117,10 +127,14 @@ def random_replica(bits: int, hidden: int, neurons: int) -> tuple[ReplicaLayout,
 
 
 def _multiplier(
-    layout: ExpertLayout | ReplicaLayout, content: torch.Tensor, hidden: int, dtype: torch.dtype
+    layout: ExpertLayout | ReplicaLayout,
+    content: torch.Tensor,
+    hidden: int,
+    dtype: torch.dtype,
+    activations: int | None = None,
 ) -> Callable[[int], None]:
     """A function that multiplies a token by the next `NUM_EXPERTS` of many copies of an expert."""
-    form: CpuForm = form_of(layout, dtype)
+    form: CpuForm = form_of(layout, dtype, activations=activations)
     next_starts = _cold_starts(layout, content)
     token = torch.randn(hidden).to(dtype).float().numpy()
     y = np.zeros((NUM_EXPERTS, hidden), np.float32)
@@ -186,6 +200,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--dtype", default="bfloat16", choices=("bfloat16", "float16"), help="of the model"
     )
+    parser.add_argument("--activations", type=int, choices=(8,), help="bits of tokens")
     parser.add_argument(
         "--ggml",
         default="",
