@@ -225,10 +225,13 @@ def test_timed_experts_multiply_one_token_together(
             x, rows, y, like = operands
             calls.append((places, starts, x.shape, rows.tolist(), y.shape, like.dtype))
 
-    monkeypatch.setattr(cpu_backend, "form_of", lambda layout, dtype, module: Form())
+    monkeypatch.setattr(cpu_backend, "form_of", lambda *_: Form())
     layer = SimpleNamespace(hidden_size=H, experts=None)
     opened = SimpleNamespace(
-        store=SimpleNamespace(layout=None), dtype=torch.float32, layers=[layer]
+        store=SimpleNamespace(layout=None),
+        dtype=torch.float32,
+        layers=[layer],
+        activations=None,
     )
     contents = [SimpleNamespace(data_ptr=lambda start=start: start) for start in (10, 20)]
     work = CpuBackend.timed_experts(opened, contents)

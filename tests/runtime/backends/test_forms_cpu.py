@@ -109,7 +109,9 @@ def kernels_of(form: str, threads: KernelThreads) -> TokenKernels:
     layer = SimpleNamespace(
         hidden_size=HIDDEN, experts=experts_with("GELU" if form.endswith("GELU") else "SiLU")
     )
-    kernels = TokenKernels(SimpleNamespace(dtype=dtype, layers=[layer]), resident, threads)
+    kernels = TokenKernels(
+        SimpleNamespace(dtype=dtype, layers=[layer], activations=None), resident, threads
+    )
     kernels.take(torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(0)).to(dtype))
     return kernels
 

@@ -64,7 +64,9 @@ def _tiny(family: str) -> PreTrainedModel:
 
 def _decoder(model: PreTrainedModel) -> CompiledDecoder:
     """Of a model without a checkpoint, which has the attributes that are read."""
-    opened = SimpleNamespace(model=model, layers=moe_layers(model), dtype=model.dtype)
+    opened = SimpleNamespace(
+        model=model, layers=moe_layers(model), dtype=model.dtype, activations=None
+    )
     return CompiledDecoder(opened, KernelThreads(1))
 
 
