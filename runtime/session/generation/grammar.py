@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from transformers import LogitsProcessor
 
 from artifacts.errors import BadInput, BadUsage, first_line
+from runtime.devices import is_host
 from runtime.model.open import MoeModel
 
 if TYPE_CHECKING:
@@ -25,7 +27,9 @@ LIMIT_S = 2  # of processor time to try a grammar, which usually takes some mill
 LIMIT_NBYTES = 1 << 30
 MOST_CHARACTERS = 1 << 18
 _NUM_KEPT = 256
+_FEW = 1024  # words of a mask whose tokens are sooner gathered than the others barred
 _INFINITY = -0x800000  # the bits of minus infinity in float32, as a whole number
+_BESIDE = ThreadPoolExecutor(1, "grammar")  # llguidance computes without the GIL
 _CHILD = Path(__file__).with_name("grammar_child.py")
 
 
@@ -106,21 +110,40 @@ class GrammarRule(LogitsProcessor):
 
     def __init__(self, matcher: "LLMatcher", num_tokens: int) -> None:
         self._matcher = matcher
-        self._num_tokens = num_tokens
-
-    @property
-    def is_complete(self) -> bool:
-        """True if nothing may follow but the end."""
-        return self._matcher.is_stopped()
+        self.num_tokens = num_tokens
+        self.is_complete = False  # if nothing may follow but the end
+        self._mask: np.ndarray | None = None  # of the next token, once it is asked for
+        self._coming: Future[bytes] | None = None  # which computes it meanwhile
 
     def allows(self, token: int) -> bool:
         """Return whether a token may be the next one."""
-        return token < self._num_tokens and self._matcher.validate_tokens([token]) == 1
+        if self._coming:
+            mask = self._next_mask()
+            return token < 8 * len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
+        return token < self.num_tokens and self._matcher.validate_tokens([token]) == 1
+
+    def few(self, num_tokens: int) -> torch.Tensor | None:
+        """Return the tokens that may be the next one [N] int64, in their order and below
+        `num_tokens`; None where they are many, or none."""
+        mask = self._next_mask()
+        words = mask.view(np.uint32)
+        places = np.flatnonzero(words)
+        if len(places) > _FEW:
+            return None
+        bytes_of = words[places, None].view(np.uint8)
+        found, bits = np.nonzero(np.unpackbits(bytes_of, axis=1, bitorder="little"))
+        tokens = places[found] * 32 + bits
+        tokens = tokens[tokens < num_tokens]
+        return torch.from_numpy(tokens) if len(tokens) else None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Bar tokens in the scores [1, V] float32, in place."""
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._check()
+        mask = self._next_mask()
+        if is_host(scores.device):
+            from runtime.session.generation.mask_loops import bar
+
+            bar(scores[0].numpy(), mask)
+            return scores
         # of a vocabulary larger than the grammar's the rest is barred
         allowed = np.unpackbits(mask, bitorder="little", count=scores.shape[-1])
         bits = torch.from_numpy(allowed).to(scores.device, torch.int32) - 1
@@ -129,8 +152,23 @@ class GrammarRule(LogitsProcessor):
 
     def note(self, token: int) -> None:
         """Go on by the token that was drawn. Raises BadInput for one that is barred."""
+        was_asked = self._mask is not None
+        self._mask = None
+        self._coming = None
         self._matcher.consume_token(token)
         self._check()
+        self.is_complete = self._matcher.is_stopped()
+        if was_asked and not self.is_complete:  # the next one may be too: beside the model's pass
+            self._coming = _BESIDE.submit(self._matcher.compute_bitmask)
+
+    def _next_mask(self) -> np.ndarray:
+        """Return the bits of the tokens that may be the next one, eight in a uint8. Raises
+        BadInput."""
+        if self._mask is None:
+            bits = self._coming.result() if self._coming else self._matcher.compute_bitmask()
+            self._mask = np.frombuffer(bits, np.uint8).copy()
+            self._check()
+        return self._mask
 
     def _check(self) -> None:
         if self._matcher.is_error():

@@ -42,8 +42,13 @@ def test_the_selection_of_the_suite_is_followed() -> None:
     assert (found.narrow, found.ended, found.drawn) == (6, 156, 156), found.told
 
 
-def test_a_greedy_answer_is_the_best_of_what_is_allowed(session: Session) -> None:
-    """The most probable token is taken without a mask where it is allowed."""
+@pytest.mark.parametrize("few", [0, 99])
+def test_a_greedy_answer_is_the_best_of_what_is_allowed(
+    session: Session, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The most probable token is taken without a mask where it is allowed; otherwise the allowed
+    ones are gathered, or the others barred."""
+    monkeypatch.setattr(grammar_module, "_FEW", few)
     grammar = Grammar("regex", "[a-m]{4}[ -~]{6}[n-z]{4}")
     found = list(session.generate(PROMPT, Sampling(20, grammar=grammar)))
     ids = torch.cat([PROMPT, torch.tensor([[token.token_id for token in found]])], dim=1)

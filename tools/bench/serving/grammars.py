@@ -4,6 +4,7 @@
     python -m tools.bench.serving.grammars                                    the selection in tests/data
     python -m tools.bench.serving.grammars --pairs 8        tokens with and without a grammar, by turns
     python -m tools.bench.serving.grammars --vocabulary FILE    masks of a vocabulary, a token a line in base64
+    python -m tools.bench.serving.grammars --vocabulary FILE --pairs 8    the bundled model with this vocabulary
 
 Exits 1 where a schema that is accepted lets an invalid text through.
 """
@@ -14,10 +15,9 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from statistics import median
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from tools.arguments import parser_of
 SELECTION = Path(__file__).parents[3] / "tests" / "data" / "json_schema" / "draft2020-12.json"
 _NUM_DRAWN = 4  # answers of each schema, of as many bytes at most
 _NUM_BYTES = 400
+_NUM_MASKED = 9  # records
 _RECORD = {
     "type": "object",
     "properties": {
@@ -136,26 +137,6 @@ def judge(groups: Iterable[dict]) -> Figures:
     return figures
 
 
-def pairs(num: int) -> str:
-    """Run the bundled model with and without a grammar by turns; return the processor time of a
-    token in both, and the median of the ratios."""
-    greedy = {"max_new_tokens": 64, "ignore_eos": True}
-    ruled = Sampling(**greedy, grammar=Grammar.of_schema(_RECORDS))
-    with Session.open(demo_model(), Settings("on-demand", budget="100%", threads=1)) as session:
-        prompt = session.encode("Return the number of")
-
-        def token_ms(sampling: Sampling) -> float:
-            begin_s = time.process_time()
-            num_tokens = sum(1 for _ in session.generate(prompt, sampling))
-            return (time.process_time() - begin_s) / num_tokens * 1e3
-
-        token_ms(ruled)
-        taken = [(token_ms(Sampling(**greedy)), token_ms(ruled)) for _ in range(num)]
-    free, kept = (median(one) for one in zip(*taken, strict=True))
-    ratio = median(with_it / without for without, with_it in taken)
-    return f"{free:.2f} ms a token free, {kept:.2f} with a grammar: ratio {ratio:.3f}"
-
-
 class _Vocabulary(ByteVocabulary):
     def __init__(self, path: Path) -> None:
         lines = path.read_bytes().splitlines()
@@ -174,6 +155,50 @@ class _Vocabulary(ByteVocabulary):
         return found
 
 
+def pairs(num: int, path: Path | None) -> Iterator[str]:
+    """Run the bundled model with and without a grammar by turns. Yield lines of the processor time
+    and the time of a token in both, and the median of the ratios. A `path` gives the model that
+    vocabulary, with random numbers for the tokens that are new to it."""
+    grammar = Grammar.of_schema(_RECORDS)
+    with Session.open(demo_model(), Settings("on-demand", budget="100%", threads=1)) as session:
+        if path:
+            vocabulary = _Vocabulary(path)
+            model = session.opened.model
+            model.resize_token_embeddings(len(vocabulary.tokens), mean_resizing=False)
+            session.grammars.vocabulary = LLTokenizer(TokenizerWrapper(vocabulary))
+        prompt = session.encode("Return the number of")
+
+        def token_ms(sampling: Sampling) -> np.ndarray:
+            begin = np.array([time.process_time(), time.perf_counter()])
+            num_tokens = sum(1 for _ in session.generate(prompt, sampling))
+            return (np.array([time.process_time(), time.perf_counter()]) - begin) / num_tokens * 1e3
+
+        for name, drawn in (("greedy", {}), ("temperature 1, top-k 50", {"temperature": 1.0})):
+            free = Sampling(64, ignore_eos=True, **drawn)
+            ruled = replace(free, grammar=grammar)
+            token_ms(ruled)
+            taken = np.array([(token_ms(free), token_ms(ruled)) for _ in range(num)])
+            without, kept = np.median(taken, axis=0)
+            ratio, wall_ratio = np.median(taken[:, 1] / taken[:, 0], axis=0)
+            yield (
+                f"{name}: {without[0]:.2f} ms of processor time a token free, {kept[0]:.2f} with a "
+                f"grammar: ratio {ratio:.3f}; time {without[1]:.2f} and {kept[1]:.2f}: ratio "
+                f"{wall_ratio:.3f}"
+            )
+
+
+def _token_us(rule: GrammarRule, ids: Sequence[int], *, masked: bool) -> float:
+    scores = torch.randn(1, rule.num_tokens)
+    begin_ns = time.process_time_ns()
+    for token in ids:
+        if not masked:
+            rule.allows(token)
+        elif rule.few(scores.shape[1]) is None:
+            rule(torch.empty(1, 0), scores)
+        rule.note(token)
+    return (time.process_time_ns() - begin_ns) / len(ids) / 1e3
+
+
 def masks(path: Path) -> Iterator[str]:
     """Yield lines of what masks of a vocabulary cost while a record is written."""
     record = {"name": "Ada Lovelace of London", "age": 36, "email": "ada@example.org"}
@@ -181,33 +206,31 @@ def masks(path: Path) -> Iterator[str]:
     vocabulary = _Vocabulary(path)
     tokens = LLTokenizer(TokenizerWrapper(vocabulary))
     num = len(vocabulary.tokens)
-    scores = torch.randn(1, num)
     for name, grammar in (("a record", Grammar.of_schema(_RECORD)), ("any object", JSON_OBJECT)):
         begin_s = time.process_time()
         state = matcher(tokens, grammar.kind, grammar.text)
         compiled_ms = (time.process_time() - begin_s) * 1e3
-        rule = GrammarRule(state, num)
-        mask_us, check_us = [], []
-        for token in vocabulary(json.dumps(record).encode()):
-            given = scores.clone()
-            begin_ns = time.process_time_ns()
-            rule(torch.empty(1, 0), given)
-            mask_us.append((time.process_time_ns() - begin_ns) / 1e3)
-            begin_ns = time.process_time_ns()
-            rule.allows(token)
-            rule.note(token)
-            check_us.append((time.process_time_ns() - begin_ns) / 1e3)
+        ids = vocabulary(json.dumps(record).encode())
+
+        taken = [
+            [
+                _token_us(GrammarRule(state.deep_copy(), num), ids, masked=masked)
+                for masked in (True, False)
+            ]
+            for _ in range(_NUM_MASKED)
+        ]
+        mask_us, check_us = np.median(taken, axis=0)
         yield (
-            f"{num} tokens, {name}: compiled in {compiled_ms:.1f} ms; a mask {np.mean(mask_us):.0f} "
-            f"us (median {median(mask_us):.0f}, at most {max(mask_us):.0f}), a check of the most "
-            f"probable token {np.mean(check_us):.0f} us"
+            f"{num} tokens, {name}: compiled in {compiled_ms:.1f} ms; a token by its mask "
+            f"{mask_us:.0f} us, by a check of the most probable one {check_us:.0f} us"
         )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser_of(__doc__, suite=SELECTION, pairs=0, vocabulary=Path).parse_args(arguments)
     if given.pairs:
-        print(pairs(given.pairs))
+        for line in pairs(given.pairs, given.vocabulary):
+            print(line)
     elif given.vocabulary:
         torch.set_num_threads(1)
         for line in masks(given.vocabulary):
