@@ -177,6 +177,9 @@ class AnswerFormat:
             "completion_tokens": num_tokens,
             "total_tokens": self.num_prompt_tokens + num_tokens,
             "prompt_tokens_details": {"cached_tokens": self._num_cached(dones)},
+            "completion_tokens_details": {
+                "reasoning_tokens": sum(done.num_reasoning for done in dones)
+            },
         }
 
     def _num_cached(self, dones: Sequence[Done]) -> int:

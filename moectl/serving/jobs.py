@@ -30,13 +30,14 @@ class Encoded:
 class Done:
     """The end of an answer: `reason` is `stop`, `length` or `tool_calls`, `took` holds its counters
     and times; `num_cached` tokens of its prompt were known from earlier ones; `stop` is the one of
-    the request's stops that ended it."""
+    the request's stops that ended it; `num_reasoning` of its tokens are reasoning."""
 
     reason: str
     num_tokens: int
     took: dict[str, object]
     num_cached: int = 0
     stop: str | None = None
+    num_reasoning: int = 0
 
 
 @dataclass(frozen=True, slots=True)

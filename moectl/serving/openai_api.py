@@ -23,7 +23,7 @@ from moectl.serving.api.formats import ResponseFormat, biases_of
 from moectl.shared.terminal.messages import text_of
 from runtime.session.generation.grammar import Grammar
 from runtime.session.generation.sampling import Sampling
-from runtime.session.prompts.chat_prompt import ChatPrompt
+from runtime.session.prompts.chat_prompt import NO_THOUGHTS, ChatPrompt
 
 _SHORT = 16  # default max_tokens of a completion, as in OpenAI's API
 
@@ -358,9 +358,7 @@ class ChatBody(RequestBody):
         option that no template has."""
         tools = self._offered
         is_formed = self.form is not None
-        # a form leaves no room for thoughts
-        asked = self.reasoning_effort or ("none" if is_formed or self._must_call else None)
-        effort = {} if asked is None else _efforts(asked)
+        effort = {} if self.reasoning_effort is None else _efforts(self.reasoning_effort)
         return ChatPrompt(
             [message.turn for message in self.messages],
             [tool.model_dump(exclude_none=True) for tool in tools],
@@ -407,7 +405,7 @@ class ChatBody(RequestBody):
 def _efforts(effort: Effort) -> dict[str, object]:
     """Return the variables by which templates are told how much to think."""
     if effort == "none":
-        return {"enable_thinking": False, "thinking": False}
+        return NO_THOUGHTS
     return {"reasoning_effort": effort}
 
 

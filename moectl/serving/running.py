@@ -15,10 +15,11 @@ from moectl.show.answers import in_a_line_of_many
 from runtime.control.counters import by_layer, totals
 from runtime.session.generation.batch import KeptPrompts, RowResult
 from runtime.session.generation.charges import Charge
+from runtime.session.generation.grammar import NoToken
 from runtime.session.generation.logprobs import Logprobs
 from runtime.session.generation.round_robin import RoundRobin, open_batch, why_one_by_one
 from runtime.session.generation.stream import Detokeniser, Stops, TokenTiming
-from runtime.session.replies.pieces import CallPiece, Piece, TextPiece
+from runtime.session.replies.pieces import CallPiece, Piece, ReasoningPiece, TextPiece
 from runtime.session.session import Session
 
 USUAL_ROWS = 32
@@ -167,12 +168,13 @@ class RunningRequests:
 
 
 def failed(error: BaseException) -> Failed:
-    """Return the failure that a client is told: the message of a Problem; for any other error its
-    type, and the error is logged."""
+    """Return the failure that a client is told: the message of a Problem, with status 400 if the
+    options of the request leave no token; for any other error its type, and the error is logged."""
     is_ours = isinstance(error, Problem)
     if not is_ours:
         _log.error("a request failed", exc_info=error)
-    return Failed(str(error) if is_ours else f"internal error: {type(error).__name__}", 500)
+    told = str(error) if is_ours else f"internal error: {type(error).__name__}"
+    return Failed(told, 400 if isinstance(error, NoToken) else 500)
 
 
 class ActiveRequest:
@@ -193,6 +195,8 @@ class ActiveRequest:
         self._log = _TokenLog(session.grammars.bytes_of)
         self._told: list[Piece] = []  # in the present pass
         self._num_calls = 0
+        self._num_reasoning = 0
+        self._num_unplaced = 0  # tokens of which no piece is known yet
         self._ends = _end_tokens(opened.model.generation_config.eos_token_id)
         self.waited_s = time.perf_counter() - job.arrived_s
         self._ids: list[int] = []
@@ -210,7 +214,7 @@ class ActiveRequest:
         if self._is_enough:
             self._end("stop", result.num_reused)
         elif result.is_over:
-            self._finish(result.num_reused)
+            self._finish(result)
         for event in (*self._log.release(self._stops.num_held), *self._told):
             self.job.tell(event)
         self._told.clear()
@@ -230,14 +234,20 @@ class ActiveRequest:
             self._tally.per_token.observe(now - before)
         text = self._text.add(token_id)
         self._log.add(token_id, logprobs, len(text))
-        self._tell(self._parser.add(text))
+        pieces = self._parser.add(text)
+        self._num_unplaced += 1
+        if pieces:
+            is_reasoning = isinstance(pieces[-1], ReasoningPiece)
+            self._num_reasoning += self._num_unplaced * is_reasoning
+            self._num_unplaced = 0
+        self._tell(pieces)
 
     @property
     def _is_enough(self) -> bool:
         most = self._form.max_calls
         return self._stops.is_met or (most is not None and self._num_calls > most)
 
-    def _finish(self, num_cached: int) -> None:
+    def _finish(self, result: RowResult) -> None:
         text = self._text.rest()
         self._log.grow(len(text))
         self._tell([*self._parser.add(text), *self._parser.rest()])
@@ -246,7 +256,8 @@ class ActiveRequest:
         # The model's generation settings may end a text otherwise, by `stop_strings` for one.
         is_stopped = self._is_enough or len(self._ids) < self.job.encoded.sampling.max_new_tokens
         is_stopped |= bool(self._ids) and self._ids[-1] in self._ends
-        self._end("stop" if is_stopped else "length", num_cached)
+        is_stopped |= result.is_complete
+        self._end("stop" if is_stopped else "length", result.num_reused)
 
     def _tell(self, pieces: list[Piece]) -> None:
         """Tell the client, up to the first stop in the text or one call too many."""
@@ -275,7 +286,14 @@ class ActiveRequest:
         if reason == "stop" and self._num_calls:
             reason = "tool_calls"
         self._tally.took.observe(time.perf_counter() - self.job.arrived_s)
-        self.done = Done(reason, len(self._ids), self._took(), num_cached, self._stops.met)
+        self.done = Done(
+            reason,
+            len(self._ids),
+            self._took(),
+            num_cached,
+            self._stops.met,
+            self._num_reasoning,
+        )
 
     def _took(self) -> dict[str, object]:
         layers = by_layer(self._charge.counters)

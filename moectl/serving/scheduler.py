@@ -315,7 +315,8 @@ def _encoded(
         room = [longest - num_prompt] if longest else []
         num_new = min([*room, job.max_tokens or unasked or _ENDLESS])
         session.prepare(job.sampling)
-        return Encoded(ids, replace(job.sampling, max_new_tokens=num_new), prompt.form)
+        sampling = replace(job.sampling, max_new_tokens=num_new, thoughts=prompt.thoughts)
+        return Encoded(ids, sampling, prompt.form)
     except Problem as problem:
         return Failed(str(problem), 400, code_of(problem))
     except (ValueError, OverflowError) as error:

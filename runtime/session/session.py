@@ -233,7 +233,8 @@ class Session:
         """Continue a text, or the turns of a chat, piece by piece. Raises BadInput for a prompt
         that cannot be encoded."""
         encoded = self.prompts.encode(prompt)
-        generate = partial(self.generate, encoded.ids, sampling or Sampling())
+        sampling = replace(sampling or Sampling(), thoughts=encoded.thoughts)
+        generate = partial(self.generate, encoded.ids, sampling)
         return Stream(
             generate,
             tokenizer=self.opened.tokenizer,
@@ -295,7 +296,8 @@ class Session:
         """Return the rules for an answer to a prompt [1, S] int64. Raises BadInput for a prompt or
         a grammar that cannot be used."""
         model = self.opened.model
-        rule = self.grammars.rule(sampling.grammar) if sampling.grammar else None
+        grammar = sampling.grammar
+        rule = self.grammars.rule(grammar, sampling.thoughts) if grammar else None
         prompt = prompt.to(model.device)
         return Sampler(model, prompt, sampling, tokenizer=self.opened.tokenizer, rule=rule)
 

@@ -310,7 +310,7 @@ class ResponseFormat:
                 "input_tokens": self.num_prompt_tokens,
                 "input_tokens_details": {"cached_tokens": done.num_cached},
                 "output_tokens": done.num_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},  # not counted apart
+                "output_tokens_details": {"reasoning_tokens": done.num_reasoning},
                 "total_tokens": self.num_prompt_tokens + done.num_tokens,
             },
         }

@@ -39,7 +39,8 @@ _MANY_PASSES = 1000
 class RowResult:
     """Result of one pass for a request: its token, if it got one; whether the request is over, and
     the error that ended it; and its charge for the pass. `num_reused` tokens of its prompt were
-    known from other prompts. `logprobs` are the token's, if they were asked for."""
+    known from other prompts. `logprobs` are the token's, if they were asked for. An answer that
+    `is_complete` is a text of its grammar that nothing may follow."""
 
     request: int
     owner: Hashable
@@ -49,6 +50,7 @@ class RowResult:
     error: Exception | None = None
     num_reused: int = 0
     logprobs: Logprobs | None = None
+    is_complete: bool = False
 
     @classmethod
     def failed(cls, request: int, owner: Hashable, error: Exception) -> "RowResult":
@@ -354,9 +356,16 @@ class RequestBatch(RequestQueue):
             self.cancel(request)
         error = detached(token) if isinstance(token, Exception) else None
         reused = row.prompt.num_reused
-        logprobs = None if token is None else row.sampler.logprobs
         return RowResult(
-            request, row.owner, None if error else token, is_over, charge, error, reused, logprobs
+            request,
+            row.owner,
+            None if error else token,
+            is_over,
+            charge,
+            error,
+            reused,
+            None if token is None else row.sampler.logprobs,
+            row.sampler.is_complete,
         )
 
     def _leave(self, line: RowLine) -> None:

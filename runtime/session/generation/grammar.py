@@ -19,6 +19,7 @@ from transformers import LogitsProcessor
 from artifacts.errors import BadInput, BadUsage, first_line
 from runtime.devices import is_host
 from runtime.model.open import MoeModel
+from runtime.session.generation.thoughts import Thoughts, ThoughtsRule
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -31,6 +32,10 @@ _FEW = 1024  # words of a mask whose tokens are sooner gathered than the others 
 _INFINITY = -0x800000  # the bits of minus infinity in float32, as a whole number
 _BESIDE = ThreadPoolExecutor(1, "grammar")  # llguidance computes without the GIL
 _CHILD = Path(__file__).with_name("grammar_child.py")
+
+
+class NoToken(BadInput):
+    """A request whose grammar or other options leave no token to draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +66,13 @@ class Grammars:
         not supported, or exceeds the limits; BadUsage where llguidance is not installed."""
         self._compiled(grammar)
 
-    def rule(self, grammar: Grammar) -> "GrammarRule":
-        """Return the rule for one answer. Raises as `prepare`."""
-        return GrammarRule(self._compiled(grammar).deep_copy(), self.vocabulary.vocab_size)
+    def rule(
+        self, grammar: Grammar, thoughts: Thoughts | None = None
+    ) -> "GrammarRule | ThoughtsRule":
+        """Return the rule for one answer, with `thoughts` for what follows them. Raises as
+        `prepare`."""
+        rule = GrammarRule(self._compiled(grammar).deep_copy(), self.vocabulary.vocab_size)
+        return ThoughtsRule(rule, thoughts, self._ends) if thoughts else rule
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return the bytes for which a token stands, incomplete characters too; those of its name
@@ -86,14 +95,19 @@ class Grammars:
         model = self._opened.model
         # A model may have more embeddings than the tokenizer has tokens, and rarely fewer.
         num_tokens = max(len(tokenizer), model.get_input_embeddings().num_embeddings)
-        ends = model.generation_config.eos_token_id
-        ends = tokenizer.eos_token_id if ends is None else ends
         try:
-            return from_tokenizer(tokenizer, n_vocab=num_tokens, eos_token=ends)
+            return from_tokenizer(tokenizer, n_vocab=num_tokens, eos_token=self._ends or None)
         except Exception as error:  # of a tokenizer that is not written in Rust, among others
             raise BadInput(
                 f"the tokenizer cannot be used with a grammar: {first_line(error)}"
             ) from error
+
+    @property
+    def _ends(self) -> list[int]:
+        """Return the tokens that end an answer."""
+        ends = self._opened.model.generation_config.eos_token_id
+        ends = self._opened.tokenizer.eos_token_id if ends is None else ends
+        return ends if isinstance(ends, list) else [ends] * (ends is not None)
 
     def _compile(self, grammar: Grammar) -> "LLMatcher":
         vocabulary = self.vocabulary
@@ -151,7 +165,8 @@ class GrammarRule(LogitsProcessor):
         return scores.add_(bits.bitwise_and_(_INFINITY).view(torch.float32))
 
     def note(self, token: int) -> None:
-        """Go on by the token that was drawn. Raises BadInput for one that is barred."""
+        """Go on by the token that was drawn. Raises NoToken for one that is barred, or
+        where the grammar turns out too complex."""
         was_asked = self._mask is not None
         self._mask = None
         self._coming = None
@@ -163,7 +178,7 @@ class GrammarRule(LogitsProcessor):
 
     def _next_mask(self) -> np.ndarray:
         """Return the bits of the tokens that may be the next one, eight in a uint8. Raises
-        BadInput."""
+        NoToken where the grammar turns out too complex."""
         if self._mask is None:
             bits = self._coming.result() if self._coming else self._matcher.compute_bitmask()
             self._mask = np.frombuffer(bits, np.uint8).copy()
@@ -173,7 +188,7 @@ class GrammarRule(LogitsProcessor):
     def _check(self) -> None:
         if self._matcher.is_error():
             reason = first_line(Exception(self._matcher.get_error()))
-            raise BadInput(f"the answer cannot go on by its grammar: {reason}")
+            raise NoToken(f"the answer cannot go on by its grammar, make it simpler: {reason}")
 
 
 def _try(grammar: Grammar) -> None:

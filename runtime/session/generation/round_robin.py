@@ -84,9 +84,9 @@ class RoundRobin(RequestQueue):
             token, charge = self.session.step(asked.generation)
         except Exception as error:
             return RowResult.failed(request, asked.owner, detached(error))
-        logprobs = asked.generation.sampler.logprobs
-        is_over = asked.generation.is_over
-        return RowResult(request, asked.owner, token, is_over, charge, logprobs=logprobs)
+        sampler = asked.generation.sampler
+        said = {"logprobs": sampler.logprobs, "is_complete": sampler.is_complete}
+        return RowResult(request, asked.owner, token, sampler.is_over, charge, **said)
 
     def _free(self, asked: _Request) -> None:
         if asked.generation is not None:

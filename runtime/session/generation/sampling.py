@@ -25,9 +25,10 @@ from transformers import (
 from artifacts.errors import BadInput, BadUsage
 from runtime.devices import is_host
 from runtime.session.generation.finite import NotFinite
-from runtime.session.generation.grammar import Grammar, GrammarRule
+from runtime.session.generation.grammar import Grammar, GrammarRule, NoToken
 from runtime.session.generation.logprobs import Logprobs
 from runtime.session.generation.penalties import Penalties
+from runtime.session.generation.thoughts import Thoughts, ThoughtsRule
 
 # bounds of divisors of logits: with larger or smaller ones logits are no longer finite
 _LEAST = 1e-4
@@ -52,7 +53,8 @@ class Sampling:
     `repetition_penalty`, the one of the model's generation_config.json holds. Presence and
     frequency penalties count generated tokens only; `logit_bias` has token ids with what is added
     to their logits. With `num_logprobs`, each token has its log probability and those of as many
-    others. The text is one of `grammar`. Raises BadUsage for a value out of range."""
+    others. The text is one of `grammar`, after `thoughts` if there are any. Raises BadUsage for a
+    value out of range."""
 
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -67,6 +69,7 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_logprobs: int | None = None
     grammar: Grammar | None = None
+    thoughts: Thoughts | None = None
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -160,7 +163,7 @@ class Sampler:
         sampling: Sampling,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        rule: GrammarRule | None = None,
+        rule: GrammarRule | ThoughtsRule | None = None,
     ) -> None:
         """`prompt` [1, S] int64, `rule` that of the sampling's grammar. Raises BadInput for a
         prompt that the model cannot take."""
@@ -200,6 +203,11 @@ class Sampler:
         return self._rule is None or self._rule.allows(highest)
 
     @property
+    def is_complete(self) -> bool:
+        """True if the answer is a text of its grammar that nothing may follow."""
+        return self._rule is not None and self._rule.is_complete
+
+    @property
     def tokens(self) -> torch.Tensor:
         """The prompt and the tokens that were drawn after it [1, S]."""
         return self._ids[:, : self.length]
@@ -210,7 +218,7 @@ class Sampler:
         return int(self._ids[0, self.length - 1])
 
     def choose(self, logits: torch.Tensor) -> int:
-        """Return the next token by logits [1, V] float32. Raises BadInput where the options leave
+        """Return the next token by logits [1, V] float32. Raises NoToken where the options leave
         none."""
         ids = None  # of the scores, where these are not of the whole vocabulary
         scores = logits
@@ -230,7 +238,7 @@ class Sampler:
         if self._generator is None:
             place = highest(scores)[1][0]
             if self._rule and not scores[0, place] > -float("inf"):
-                raise BadInput(_NO_TOKEN)
+                raise NoToken(_NO_TOKEN)
             return place
         try:
             return int(
@@ -239,7 +247,7 @@ class Sampler:
         except RuntimeError as error:
             if _NO_PROBABILITY not in str(error):
                 raise
-            raise BadInput(_NO_TOKEN) from None
+            raise NoToken(_NO_TOKEN) from None
 
     def append(self, token: int, logits: torch.Tensor) -> None:
         """Note the token that was chosen by logits [1, V]."""
@@ -248,7 +256,7 @@ class Sampler:
         self.is_over = token in self._ends or self.length >= self._longest
         if self._rule:
             self._rule.note(token)
-            self.is_over |= self._rule.is_complete
+            self.is_over |= self.is_complete
         if self._others and not self.is_over:
             self.is_over = bool(self._others(self.tokens, logits).all())
 
@@ -294,7 +302,7 @@ def _next(
 
 
 def _own_processors(
-    sampling: Sampling, num_prompt_tokens: int, rule: GrammarRule | None
+    sampling: Sampling, num_prompt_tokens: int, rule: GrammarRule | ThoughtsRule | None
 ) -> LogitsProcessorList:
     """Return the processors that generate() has none of, each only if it has something to do."""
     own = LogitsProcessorList()

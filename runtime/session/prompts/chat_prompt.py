@@ -16,14 +16,18 @@ _OURS = (
     "truncation max_length tokenizer_kwargs"
 )
 
+NO_THOUGHTS = {"enable_thinking": False, "thinking": False}
+"""The variables by which templates are told that a model should not think."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """A chat to answer. `tools` are as OpenAI's reference has them; `options` are variables of the
     model's template, JSON values by name; at most `max_calls` tools are called. With `must_call`
     the sampling makes the reply one call, as a JSON object of `name` and `arguments`; with
-    `is_formed` its grammar holds the whole reply, which is not taken apart. Raises BadUsage for an
-    option that would replace what is not the caller's to give."""
+    `is_formed` its grammar holds the reply, in which no calls are looked for. Reasoning may come
+    before either where its marks are a token each; other models are told not to think. Raises
+    BadUsage for an option that would replace what is not the caller's to give."""
 
     turns: Sequence[Turn]
     tools: Sequence[Mapping[str, object]] = ()

@@ -2,8 +2,8 @@
 positions of the model is refused before it is encoded."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -13,9 +13,11 @@ from transformers import PreTrainedTokenizerBase
 from artifacts.errors import BadInput
 from runtime.model.open import MoeModel
 from runtime.session.generation.sampling import TooLong, num_positions
-from runtime.session.prompts.chat_prompt import ChatPrompt, Turn
+from runtime.session.generation.thoughts import Thoughts
+from runtime.session.prompts.chat_prompt import NO_THOUGHTS, ChatPrompt, Turn
 from runtime.session.prompts.chat_template import ChatTemplates, template_of
 from runtime.session.replies.form import PLAIN, ReplyForm, form_of
+from runtime.session.replies.registry import REASONING, WHOLE, kind_of
 
 # a text, or a chat, which may be its messages alone
 Prompt = str | Sequence[Turn] | ChatPrompt
@@ -38,10 +40,12 @@ _BYTES = {f"<0x{byte:02X}>" for byte in range(256)}
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """Token ids [1, S] int64 of a prompt, and the form of a reply to it."""
+    """Token ids [1, S] int64 of a prompt, and the form of a reply to it. Where a grammar holds the
+    reply, `thoughts` may come before."""
 
     ids: torch.Tensor
     form: ReplyForm = PLAIN
+    thoughts: Thoughts | None = None
 
 
 class PromptEncoder:
@@ -74,16 +78,34 @@ class PromptEncoder:
 
     def _by_template(self, chat: ChatPrompt) -> EncodedPrompt:
         tokenizer = self._opened.tokenizer
+        is_held = chat.must_call or chat.is_formed
+        template = template_of(tokenizer, chat)
+        marks = self._marks(template) if is_held else None
+        if is_held and not marks:  # a grammar could not tell where thoughts end
+            chat = replace(chat, options=NO_THOUGHTS | dict(chat.options))
         rendered = self._templates.render(tokenizer, chat)
         form = form_of(
-            template_of(tokenizer, chat),
+            template,
             prompt_end=rendered,
             tools=chat.tools,
             max_calls=chat.max_calls,
             must_call=chat.must_call,
+            is_formed=chat.is_formed,
         )
         ids = self._ids(rendered, add_special_tokens=False)  # the template has written them
-        return EncodedPrompt(ids, PLAIN if chat.is_formed else form)
+        thoughts = _thoughts(rendered.rstrip(), marks) if marks else None
+        if is_held and not thoughts:
+            form = replace(form, kinds=tuple(k for k in form.kinds if k.finds != REASONING))
+        return EncodedPrompt(ids, form, thoughts)
+
+    def _marks(self, template: str) -> dict[str, int] | None:
+        """Return the marks that begin and end the reasoning of a model with this template, with
+        their tokens; None where it has none, or one is not a token."""
+        kind = None if kind_of(template, WHOLE) else kind_of(template, REASONING)
+        marks = kind.markers if kind else ()
+        ids = {mark: self._ids(mark, add_special_tokens=False)[0].tolist() for mark in marks}
+        is_token = bool(ids) and all(len(one) == 1 for one in ids.values())
+        return {mark: one[0] for mark, one in ids.items()} if is_token else None
 
     def check(self, text: str) -> None:
         """Raise TooLong for a text that cannot fit into the model's positions, without encoding
@@ -113,6 +135,14 @@ class PromptEncoder:
             else torch.zeros(1, 0)
         )
         return ids.to(torch.int64)
+
+
+def _thoughts(prompt: str, marks: Mapping[str, int]) -> Thoughts | None:
+    """Return the thoughts that may follow a prompt; None where it has ended them."""
+    (opening, begin), (closing, end) = marks.items()
+    if prompt.endswith(closing):
+        return None
+    return Thoughts(None if prompt.endswith(opening) else begin, end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,14 +50,18 @@ def form_of(
     tools: Sequence[Mapping[str, object]] = (),
     max_calls: int | None = None,
     must_call: bool = False,
+    is_formed: bool = False,
 ) -> ReplyForm:
     """Return the form of replies to a prompt that a chat template made, with the tools, as OpenAI's
     reference has them, that the model may call. Calls are looked for only where there are tools;
-    with `must_call` the reply is one, as JSON."""
-    kind = _FORCED if must_call else kind_of(template, WHOLE)
-    calls = kind_of(template, CALLS) if tools and not kind else None
-    reasoning = None if kind else kind_of(template, REASONING)
-    found = tuple(one for one in (kind, reasoning, calls) if one is not None)
+    with `must_call` what follows reasoning is one, as JSON, and with `is_formed` text."""
+    whole = kind_of(template, WHOLE)
+    is_held = must_call or is_formed
+    reasoning = None if whole else kind_of(template, REASONING)
+    kind = None if is_held else whole
+    calls = kind_of(template, CALLS) if tools and not (whole or is_held) else None
+    forced = _FORCED if must_call else None
+    found = tuple(one for one in (kind, reasoning, calls, forced) if one is not None)
     functions = [tool["function"] for tool in tools]
     schemas = {one["name"]: one.get("parameters") or {} for one in functions}
     context = Context(prompt_end[-_END:], schemas, calls.breaks if calls else ())

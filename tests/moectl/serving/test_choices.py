@@ -2,6 +2,7 @@
 client."""
 
 import json
+from functools import partial
 from typing import Literal
 
 import httpx2
@@ -12,7 +13,11 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 from runtime.model.open import MoeModel
+from runtime.session.generation import grammar_child
 from runtime.session.generation.sampling import Sampling
+from runtime.session.replies import registry
+from runtime.session.replies.kinds import thinking
+from runtime.session.replies.registry import REASONING, known_kinds, reply_kind
 from runtime.session.session import Session
 from tests.helpers.serving import SETTINGS, Running
 
@@ -171,12 +176,53 @@ def test_a_form_is_the_whole_reply_of_a_model_that_thinks(
     asked = DRAWN | CHAT | {"extra_body": {"regex": "ab{3}"}}
     formed = client.chat.completions.create(**asked)
     assert formed.choices[0].message.content == "abbb" and formed.usage.prompt_tokens == 5
+    just = client.chat.completions.create(**asked | {"max_tokens": 4}).choices[0]
+    assert (just.message.content, just.finish_reason) == ("abbb", "stop")
     thinks = client.chat.completions.create(**asked, reasoning_effort="high").choices[0].message
     assert thinks.content == "abbb" and not hasattr(thinks, "reasoning_content")
     tool = {"type": "function", "function": {"name": "look"}}
     with pytest.raises(openai.BadRequestError, match="a regex calls no tool"):
         client.chat.completions.create(**asked, tools=[tool])
     assert client.chat.completions.create(**asked, tools=[tool], tool_choice="none")
+
+
+@pytest.mark.parametrize("begun", ["", "["])
+def test_a_model_thinks_before_a_form_or_a_call(
+    begun: str, server: Running, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the marks of its thoughts are a token each, whoever begins them."""
+    monkeypatch.setattr(registry, "_KINDS", dict(known_kinds()))
+    parse = partial(thinking._between, opening="[", closing="]")
+    reply_kind("waves", REASONING, signs=("{# waves #}",), markers=("[", "]"))(parse)
+    tokenizer = server.scheduler.session.opened.tokenizer
+    template = "{{ messages[0].content }}{{ tools and '' }}" + begun + "{# waves #}"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    begin, end = tokenizer.convert_tokens_to_ids(["[", "]"])
+    asked = DRAWN | CHAT | {"max_tokens": 200, "logit_bias": {begin: 9, end: 4}}
+    formed = client.chat.completions.create(**asked, extra_body={"regex": "ab{3}"})
+    thought = formed.choices[0].message.reasoning_content
+    assert thought and formed.choices[0].message.content == "abbb"
+    told = formed.usage.completion_tokens_details.reasoning_tokens
+    assert formed.usage.completion_tokens == told + len("]abbb")
+    assert told >= len(thought) + (not begun)
+    tool = {"type": "function", "function": {"name": "look"}}
+    [choice] = client.chat.completions.create(**asked, tools=[tool], tool_choice="required").choices
+    assert choice.finish_reason in ("tool_calls", "length")
+    assert choice.message.reasoning_content and choice.message.tool_calls[0].function.name == "look"
+
+
+def test_a_mask_that_fails_ends_its_answer_in_one_line(
+    client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = partial(grammar_child.LLParserLimits, max_lexer_states=20)
+    monkeypatch.setattr(grammar_child, "LLParserLimits", few)
+    asked = DRAWN | CHAT | {"extra_body": {"regex": "(a|b){0,3}c(d|e){3,9}f"}}
+    with pytest.raises(openai.BadRequestError) as failed:
+        client.chat.completions.create(**asked)
+    assert failed.value.body["message"] == (
+        "the answer cannot go on by its grammar, make it simpler: lexer error: too many states: "
+        "20 >= 20"
+    )
 
 
 def test_beside_tools_a_form_leaves_room_for_a_call(

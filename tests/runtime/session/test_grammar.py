@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from runtime.model.open import open_model
 from runtime.session.generation import grammar as grammar_module
 from runtime.session.generation.grammar import JSON_OBJECT, Grammar, GrammarRule, Grammars
 from runtime.session.generation.sampling import Sampling
+from runtime.session.generation.thoughts import Thoughts
 from runtime.session.session import Session
 from runtime.session.settings import Settings
 from tests.conftest import Checkpoint
@@ -87,6 +89,31 @@ def test_answers_are_texts_of_their_grammar(session: Session) -> None:
         assert text_of(session, Sampling(**drawn, grammar=gbnf)) in ("yes", "no!", "no?")
         cut = text_of(session, Sampling(**drawn | {"max_new_tokens": 5}, grammar=JSON_OBJECT))
         assert cut.startswith("{")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("begun", [False, True])
+def test_thoughts_come_before_what_a_grammar_holds(
+    session: Session, temperature: float, begun: bool
+) -> None:
+    """They have no end but theirs; an answer without thoughts is held at once."""
+    begin, end = session.opened.tokenizer.convert_tokens_to_ids(["[", "]"])
+    thoughts = Thoughts(None if begun else begin, end)
+    sampling = Sampling(90, temperature, 0, grammar=Grammar("regex", "x{3}"), thoughts=thoughts)
+
+    def answer(**biases: float) -> list[int]:
+        given = tuple(
+            (session.opened.tokenizer.convert_tokens_to_ids(k), v) for k, v in biases.items()
+        )
+        taken = replace(sampling, logit_bias=(*given, (END, 30.0)), frequency_penalty=2.0)
+        return [token.token_id for token in session.generate(PROMPT, taken)]
+
+    [x] = session.encode("x")[0].tolist()
+    found = answer(**{"[": 50.0, "]": 20.0})
+    assert found[-4:] == [end, x, x, x] and END not in found and found.index(end) == len(found) - 4
+    assert begun or found[0] == begin
+    if not begun:
+        assert answer(**{"[": -100.0}) == [x, x, x]
 
 
 def test_a_grammar_holds_beside_every_other_option(session: Session) -> None:

@@ -41,6 +41,7 @@ def test_defaults_are_greedy() -> None:
         (),
         None,
         None,
+        None,
     ]
     assert sampling.options() == FOUND | {"max_new_tokens": 128}
 
