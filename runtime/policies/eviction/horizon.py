@@ -9,13 +9,13 @@ from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 from runtime.policies.shared.block import in_one_block
 
-# time constants of the running frequencies; the last is a mean
-_TOKENS = np.array([1.0, 4.0, 16.0, 64.0, np.inf])
+# time constants of the running frequencies; one more is a mean
+_TOKENS = (1, 4, 16, 64)
 _PRIOR_TOKENS = 4  # tokens of even use that the mean starts from
-_RIDGE = 20.0  # observations that the first guess of the regression counts for
+_RIDGE = 20  # observations that the first guess of the regression counts for
 _MEMORY = 1024  # tokens remembered
 # a past token with nothing in common weighs exp(-15) of one that agrees everywhere
-_SHARPNESS = np.array([15.0, 40.0])
+_SHARPNESS = (15, 40)
 # weights: what is never used waits 5 passes, what always is, 1
 _GUESS = np.array([5, 0, -0.2, -0.8, 0, 0, -2, -1])
 
@@ -42,24 +42,27 @@ class Horizon(SimpleEviction):
         self._shape = shape
         num_layers = shape.num_layers
         num_experts = shape.num_experts
-        even = shape.top_k / shape.num_experts
+        even = horizon_kernels.SURE * shape.top_k // num_experts
         self._recall = _Recall(shape)
         self._ahead = _Ahead(shape, 0)
         self._state, views = in_one_block(
-            np.zeros(len(_TOKENS)),
-            _GUESS,
+            np.zeros(len(_TOKENS) + 1),
+            np.rint(_GUESS * horizon_kernels.ONE),
             np.zeros(num_experts),
             np.zeros((num_layers, num_experts)),
-            np.full((num_layers, num_experts), horizon_kernels.LONGEST),
-            np.full((num_layers, num_experts), -float("inf")),
+            np.full((num_layers, num_experts), horizon_kernels.MOST),
             np.full((num_layers, len(_GUESS) - 1, num_experts), even),
             np.zeros((num_layers, len(_GUESS), num_experts)),
+            dtype=np.int64,
         )
         # as in `on_use`
-        self._gains, weights, self._share, self._used, _, nearness, _, self._known = views
+        self._gains, weights, self._share, self._used, _, _, self._known = views
         self._before = self._known.copy()
-        self.ranks = nearness.reshape(-1), np.zeros(shape.num_keys, np.int64)
-        self._waits = _Regression(weights)
+        self._nearness = np.full((num_layers, num_experts), -float("inf"))
+        self.ranks = self._nearness.reshape(-1), np.zeros(shape.num_keys, np.int64)
+        self._weights = weights
+        self._moments = np.eye(len(weights), dtype=np.int64) * (_RIDGE * horizon_kernels.ONE)
+        self._products = _RIDGE * weights
         self._nothing = np.zeros((0, 0, num_experts), np.float32), np.zeros(0, np.int64)
         self._num_tokens = self._pass_index = 0
 
@@ -85,6 +88,7 @@ class Horizon(SimpleEviction):
             predicted,
             last,
             self._state,
+            self._nearness,
             recall.experts,
             recall.common,
             recall.like,
@@ -96,19 +100,18 @@ class Horizon(SimpleEviction):
         return (self.ranks[0][keys],)
 
     def _shares(self, step: Step) -> np.ndarray:
-        """Return the share [E] of the step's tokens that used each expert."""
+        """Return the share [E] of the step's tokens that used each expert, of SURE."""
         kept = step.selected[step.selected >= 0]
-        return np.bincount(kept, minlength=self._shape.num_experts) / len(step.selected)
+        uses = np.bincount(kept, minlength=self._shape.num_experts)
+        return uses * self._kernels.SURE // len(step.selected)
 
     # Once a pass
 
     def _begin_pass(self, step: Step, now: Now) -> None:
         if self._num_tokens and self._is_decode:
-            waits = self._waits
-            self._kernels.learn(
-                waits.weights, self._before, self._known, self._used, waits.moments, waits.products
-            )
-            waits.solve()
+            fitted = self._moments, self._products
+            self._kernels.learn(self._weights, self._before, self._known, self._used, *fitted)
+            self._kernels.solve(*fitted, self._weights)
         self._ahead.solve()
         self._before[:] = self._known
         num_tokens = len(step.selected)
@@ -117,8 +120,11 @@ class Horizon(SimpleEviction):
         self._is_prompt = not (self._is_decode or self._is_single)
         self._num_tokens += num_tokens
         self._pass_index = now.pass_index
-        slow = num_tokens / (self._num_tokens + _PRIOR_TOKENS)
-        self._gains[:] = np.maximum(1 - (1 - 1 / _TOKENS) ** num_tokens, slow)
+        sure = self._kernels.SURE
+        slow = num_tokens * sure // (self._num_tokens + _PRIOR_TOKENS)
+        for place, tokens in enumerate(_TOKENS):
+            self._gains[place] = max(sure - power(sure - sure // tokens, num_tokens), slow)
+        self._gains[-1] = slow
         self._recall.begin_pass(num_tokens if self._is_prompt else 1)
 
     # Predictions
@@ -135,17 +141,28 @@ class Horizon(SimpleEviction):
         return np.array(foreseen, np.float32, order="C"), last
 
 
-class _Regression:
-    """Least squares over single observations, each weighted by the inverse of its target's
-    variance; `weights` [F] is the solution, at first a guess, and is written in place."""
+def power(share: int, times: int) -> int:
+    """Return a share, of 2^30, to the power of `times`."""
+    found = 1 << 30
+    while times:
+        if times & 1:
+            found = found * share >> 30
+        share = share * share >> 30
+        times >>= 1
+    return found
 
-    def __init__(self, weights: np.ndarray) -> None:
-        self.weights = weights
-        self.moments = np.eye(len(weights)) * _RIDGE
-        self.products = self.moments @ weights
 
-    def solve(self) -> None:
-        self.weights[:] = np.linalg.solve(self.moments, self.products)
+_LN2 = 744261118  # of 2^30
+
+
+def faded(exponent: int) -> int:
+    """Return exp(-exponent) of 2^20, with the exponent in units of 2^-30."""
+    halvings, rest = divmod(exponent, _LN2)
+    found = term = 1 << 30
+    for place in range(1, 12):
+        term = (term * rest >> 30) // place
+        found += -term if place % 2 else term
+    return found >> min(10 + halvings, 62)
 
 
 class _Ahead:
@@ -197,7 +214,13 @@ class _Recall:
         # [L + 1, N] by age, the newest first: experts in common at each layer, and in all
         self.common = np.zeros((shape.num_layers + 1, _MEMORY), np.int16)
         most = shape.top_k * (shape.num_layers + 1)
-        self.like = np.exp(-_SHARPNESS[:, None] / most * np.arange(most + 1)).astype(np.float32)
+        self.like = np.array(
+            [
+                [faded((sharp * less << 30) // most) for less in range(most + 1)]
+                for sharp in _SHARPNESS
+            ],
+            np.int32,
+        )
         self.newest = self.num_tokens = 0
 
     def begin_pass(self, num_rows: int) -> None:

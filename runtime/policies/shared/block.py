@@ -4,10 +4,12 @@ called with."""
 import numpy as np
 
 
-def in_one_block(*arrays: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return a block [n] of float64 that holds a copy of each array, one after another, and views
+def in_one_block(
+    *arrays: np.ndarray, dtype: type = np.float64
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return a block [n] of `dtype` that holds a copy of each array, one after another, and views
     of them in it."""
-    block = np.concatenate([array.ravel() for array in arrays]).astype(np.float64)
+    block = np.concatenate([array.ravel() for array in arrays]).astype(dtype)
     views = []
     start = 0
     for array in arrays:

@@ -1,6 +1,7 @@
 """What must hold of horizon, and that no online policy has more hits than it on the checked-in
 trace."""
 
+from collections.abc import Iterable
 from functools import cache
 
 import numpy as np
@@ -60,6 +61,12 @@ def after(shape: Shape, passes: Passes, predicted: np.ndarray | None = None) -> 
     return policy, now
 
 
+def levels(shape: Shape, tokens: Iterable[int]) -> np.ndarray:
+    """Return what is known [F, E] of layer 0 after tokens that use one expert each, unrooted."""
+    policy, _ = after(shape, [[[[expert]]] for expert in tokens])
+    return (policy._known[0] / policy._known[0, 0, 0]) ** 2
+
+
 def test_what_every_pass_uses_outlasts_what_none_does() -> None:
     shape = Shape(num_layers=2, num_experts=6, top_k=2, expert_nbytes=1)
     order = ranked(shape, [[[[0, 1 + turn % 2]], [[5, 4]]] for turn in range(30)])
@@ -81,12 +88,10 @@ def test_tokens_count_by_what_they_have_in_common_with_the_newest() -> None:
     token that agrees everywhere outweighs the others, and what followed it counts .45 as much with
     every token between."""
     shape = Shape(num_layers=1, num_experts=8, top_k=1, expert_nbytes=1)
-    *_, broad, sharp = after(shape, [[[[turn]]] for turn in range(8)])[0]._known[0] ** 2
+    *_, broad, sharp = levels(shape, range(8))
     assert broad == pytest.approx(np.full(8, 1 / 8)) and sharp == pytest.approx(broad)
-    *_, mean, broad, sharp = (
-        after(shape, [[[[turn]]] for turn in (0, 1, 2, 3, 4, 0)])[0]._known[0] ** 2
-    )
-    counts = np.array([0, 1, 0.45, 0.45**2, 0.45**3, 0, 0, 0])
+    *_, mean, broad, sharp = levels(shape, (0, 1, 2, 3, 4, 0))
+    counts = np.array([0, 1024, 461, 207, 93, 0, 0, 0]) / 1024  # powers of .45
     assert broad == pytest.approx((counts + 0.5 * mean) / (counts.sum() + 0.5), abs=1e-5)
     assert sharp == pytest.approx(broad, abs=1e-5)
 
@@ -136,8 +141,8 @@ def looked_ahead(
     nearness = np.zeros((2, 4))
     moments = np.zeros((1, 3, 3))
     last = np.arange(len(predicted))
-    used = np.zeros((2, 4))
-    waits = np.full((2, 4), 4.0)
+    used = np.zeros((2, 4), np.int64)
+    waits = np.full((2, 4), 4 * horizon_kernels.ONE)
     known = np.ones((1, 2, 3, 4))
     fitted = known, np.array([weights]), moments, np.zeros((1, 3))
     horizon_kernels.look_ahead(0, 7, 1, predicted, last, used, waits, nearness, is_pending, *fitted)
@@ -162,14 +167,14 @@ def test_a_wait_below_a_pass_weighs_as_a_pass_does() -> None:
 
     heard = []
     for weight in (1.0, -0.5):
-        moments = np.zeros((1, 1))
-        products = np.zeros(1)
-        known = np.ones((1, 1, 3))
-        horizon_kernels.learn(
-            np.array([weight]), known, 0 * known, np.array([[1.0, 0, 0]]), moments, products
-        )
+        moments = np.zeros((1, 1), np.int64)
+        products = np.zeros(1, np.int64)
+        known = np.full((1, 1, 3), horizon_kernels.ONE)
+        weights = np.array([int(weight * horizon_kernels.ONE)])
+        used = np.array([[1, 0, 0]])
+        horizon_kernels.learn(weights, known, 0 * known, used, moments, products)
         heard.append((moments.item(), products.item()))
-    assert heard[0] == heard[1] == (3, 3)
+    assert heard[0] == heard[1] == (3 * horizon_kernels.ONE, 3 * horizon_kernels.ONE)
 
 
 def test_prompts_longer_than_the_memory_and_layers_of_many_experts() -> None:
