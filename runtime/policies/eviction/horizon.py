@@ -144,11 +144,9 @@ class Horizon(SimpleEviction):
 def power(share: int, times: int) -> int:
     """Return a share, of 2^30, to the power of `times`."""
     found = 1 << 30
-    while times:
-        if times & 1:
-            found = found * share >> 30
-        share = share * share >> 30
-        times >>= 1
+    while times and found:
+        found = found * share >> 30
+        times -= 1
     return found
 
 

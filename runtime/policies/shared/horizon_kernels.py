@@ -451,5 +451,5 @@ def learn(weights, known, later, used, moments, products):
             for other in range(num_kinds):
                 moment = np.int64(0)
                 for expert in range(num_experts):
-                    moment += weighed[kind, expert] * change[other, expert]
-                moments[kind, other] += moment >> 24
+                    moment += (weighed[kind, expert] * change[other, expert]) >> 24
+                moments[kind, other] += moment
