@@ -148,7 +148,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         library = compiled(Path(folder))
         for real, path in present(chosen):
-            prepared = Prepared(real, path, chosen.tokens)
+            prepared = Prepared.of_file(real, path, chosen.tokens)
             both = Both(library)
             prepared.replayed({}, Scope.GLOBAL, 0.25, eviction=both)
             in_c_us = microseconds(library, prepared.trace, prepared.shape)

@@ -184,14 +184,17 @@ class Prepared:
     """The first tokens of a trace, and its resamplings: unit u of `units` [P] counts `weights` [B,
     U] times. An expert is one byte of `shape`."""
 
-    def __init__(self, real: RealTrace, path: Path, tokens: int) -> None:
-        self.trace = first_passes(
-            read_parquet(path, num_experts=real.num_experts), tokens, apart=real.apart
-        )
-        self.shape = Shape(self.trace.num_layers, real.num_experts, self.trace.top_k, 1)
+    def __init__(self, trace: Trace, num_experts: int) -> None:
+        self.trace = trace
+        self.shape = Shape(trace.num_layers, num_experts, trace.top_k, 1)
         self.units, self.unit = units_of(self.trace)
         self.weights = resampled(int(self.units.max()) + 1)[1:]
         self._future = NextUse.of(self.trace, self.shape)
+
+    @classmethod
+    def of_file(cls, real: RealTrace, path: Path, tokens: int) -> "Prepared":
+        trace = read_parquet(path, num_experts=real.num_experts)
+        return cls(first_passes(trace, tokens, apart=real.apart), real.num_experts)
 
     def has_choice(self, scope: Scope, size: float) -> bool:
         """Return whether a layer has more slots than a token selects; always true with global
@@ -233,7 +236,7 @@ def measured(
     real: RealTrace, path: Path, tokens: int, *, prefetch: str = "none", window: int = 0
 ) -> Table:
     """Replay every policy in every scope and size; return the table."""
-    prepared = Prepared(real, path, tokens)
+    prepared = Prepared.of_file(real, path, tokens)
     trace = prepared.trace
     shape = prepared.shape
     policies, left_out = allowed(trace)
