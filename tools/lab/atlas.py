@@ -159,7 +159,7 @@ def stack_distances(place: Place) -> np.ndarray:
         used = np.unique(step.experts)
         since = (own[None, :] > own[used][:, None]).sum(axis=1)
         found.append(np.where(own[used] < 0, np.inf, since))
-        own[used] = number
+        own[used] = number * shape.num_experts + used  # of one step the lower goes first
     return np.concatenate(found)
 
 

@@ -33,7 +33,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def agree(library: ctypes.CDLL, name: str, tokens: int) -> Both:
     real = next(real for real in TRACES if real.name == name)
     both = Both(library)
-    Prepared.of_file(real, _path(real, None), tokens).replayed({}, Scope.GLOBAL, 0.25, eviction=both)
+    Prepared.of_file(real, _path(real, None), tokens).replayed(
+        {}, Scope.GLOBAL, 0.25, eviction=both
+    )
     assert (both.other_steps, both.other_victims) == (0, 0)
     return both
 
