@@ -23,7 +23,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
     folder = tmp_path_factory.mktemp("wheel")
     for name in PACKAGES:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     done = subprocess.run(
         [sys.executable, "-c", BUILD, "built"],
@@ -58,7 +58,9 @@ def test_nothing_in_it_runs_when_it_is_installed(wheel: ZipFile) -> None:
     executable."""
     files = [each for each in wheel.infolist() if not each.is_dir()]
     own = {each.filename.partition("/")[2] for each in files if ".dist-info/" in each.filename}
-    assert own == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt"}
+    licences = {"licenses/LICENSE", "licenses/moectl/traces/LICENSE.Apache-2.0"}
+    assert own - licences == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt"}
+    assert licences <= own
     assert {
         each.filename.split("/")[0] for each in files if ".dist-info/" not in each.filename
     } == {*PACKAGES}

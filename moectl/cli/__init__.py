@@ -11,10 +11,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from moectl.shared.terminal.neighbours import refuse_foreign
+from moectl.shared.terminal.neighbours import refuse_surroundings
 
 # before the imports below, which would fail somewhere inside another distribution's `artifacts`
-refuse_foreign()
+refuse_surroundings()
 
 from artifacts.errors import BadUsage  # noqa: E402
 from moectl.cli.groups import flattened  # noqa: E402

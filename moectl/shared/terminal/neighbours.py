@@ -1,5 +1,5 @@
-"""Other distributions that own a top-level name of ours: `artifacts` and `runtime` are names that
-others use too.
+"""What stops every command: Windows, and other distributions that own a top-level name of ours
+(`artifacts` and `runtime` are names that others use too).
 
 Only the standard library is imported here: this is asked before the first import of `artifacts`.
 """
@@ -12,21 +12,22 @@ from pathlib import Path
 PACKAGES = ("artifacts", "runtime", "profilers")
 # the exit code of artifacts.errors.Incompatible, which may not be importable here
 _INCOMPATIBLE = 5
+_WINDOWS = "Windows has no file locks and reads that moectl needs: use it in WSL (`wsl --install`)"
 REMEDY = "install moectl in a virtual environment of its own"
 
 
-def refuse_foreign() -> None:
-    """Exit with one line on stderr and code 5 where Python would import another distribution's
-    package for ours."""
-    problem = foreign()
+def refuse_surroundings() -> None:
+    """Exit with one line on stderr and code 5 on Windows, or where Python would import another
+    distribution's package for ours."""
+    problem = _WINDOWS if sys.platform == "win32" else foreign()
     if problem:
-        print(f"moectl: {problem}: {REMEDY}", file=sys.stderr)
+        print(f"moectl: {problem}", file=sys.stderr)
         raise SystemExit(_INCOMPATIBLE)
 
 
 def foreign() -> str | None:
     """Return a sentence on the first of the three packages that did not come with moectl: its name,
-    its owner and its place. Return None if all are ours."""
+    its owner, its place and the remedy. Return None if all are ours."""
     home = Path(__file__).parents[3]
     for name in PACKAGES:
         spec = find_spec(name)
@@ -34,14 +35,14 @@ def foreign() -> str | None:
         if origin is None or Path(origin).parents[1] != home:
             return (
                 f"the package {name} that Python finds ({origin or 'none'}) is that of "
-                f"{_owner(name)}, not moectl's"
+                f"{_owner(name)}, not moectl's: {REMEDY}"
             )
     try:
         from artifacts.errors import Problem  # noqa: F401
     except ImportError:
         return (
             f"files of the package artifacts in {home} are those of {_owner('artifacts')}, not "
-            "moectl's"
+            f"moectl's: {REMEDY}"
         )
     return None
 

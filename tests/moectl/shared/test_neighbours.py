@@ -51,6 +51,16 @@ def test_ours_are_ours(site: Path) -> None:
     assert started(site).returncode == 0
 
 
+def test_windows_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(SystemExit, match="5"):
+        neighbours.refuse_surroundings()
+    [line] = capsys.readouterr().err.splitlines()
+    assert "WSL" in line
+
+
 def test_another_package_before_ours_is_named_with_its_owner(site: Path, tmp_path: Path) -> None:
     before = tmp_path / "before"
     (before / "artifacts").mkdir(parents=True)
