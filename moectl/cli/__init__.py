@@ -17,6 +17,7 @@ from moectl.shared.terminal.neighbours import refuse_surroundings
 refuse_surroundings()
 
 from artifacts.errors import BadUsage  # noqa: E402
+from moectl.cli.examples import epilog  # noqa: E402
 from moectl.cli.groups import flattened  # noqa: E402
 from moectl.shared.terminal.exit_codes import exit_code_of  # noqa: E402
 from moectl.shared.terminal.streams import prepare_streams  # noqa: E402
@@ -65,7 +66,8 @@ class _Commands(Mapping[str, TyperCommand]):
         stem = name.replace("-", "_")
         module = import_module(f"moectl.commands.{chapter}.{stem}")
         alone = typer.Typer(add_completion=False)
-        alone.command(name, rich_help_panel=chapter.title())(flattened(getattr(module, stem)))
+        named = alone.command(name, rich_help_panel=chapter.title(), epilog=epilog(name))
+        named(flattened(getattr(module, stem)))
         return get_command(alone)
 
     def get(self, name: str, default: None = None) -> TyperCommand | None:

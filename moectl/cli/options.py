@@ -384,7 +384,9 @@ class RunOptions:
 class SamplingOptions:
     """Options of the sampler: the choice of the next token, and the end of the text."""
 
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 128
+    max_new_tokens: Annotated[
+        int, typer.Option("-n", "--max-new-tokens", min=1, help="Tokens to generate.")
+    ] = 128
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the most probable token.")] = (
         False
     )

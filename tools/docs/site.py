@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from artifacts.store.schema import SCHEMA_VERSION, TABLES, StoredColumn
 from moectl.cli import app
+from moectl.cli.examples import EXAMPLES
 from tools import ROOT
 
 # The page that describes a command at length, where it has another name.
@@ -93,10 +94,12 @@ def _command(name: str, command: TyperCommand) -> str:
     tables = [_arguments(arguments)] if arguments else []
     tables += [_titled(title, _options(group)) for title, group in _by_panel(options)]
     table = "\n\n".join(tables)
+    examples = "\n".join(EXAMPLES.get(name, ()))
     page = TOLD.get(name, name)
     told = f"More: [{page}](../{page}.md)."
     return (
-        f"# moectl {name}\n\n{_line(command.help)}\n\n```text\n{usage}\n```\n\n{table}\n\n{told}\n"
+        f"# moectl {name}\n\n{_line(command.help)}\n\n```text\n{usage}\n\n{examples}\n```\n\n"
+        f"{table}\n\n{told}\n"
     )
 
 

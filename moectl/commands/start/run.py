@@ -39,7 +39,7 @@ def run(
     *,
     model: Model = None,
     prompt: Annotated[
-        str | None, typer.Option(help="The text to go on from; else it chats.")
+        str | None, typer.Option("-p", "--prompt", help="The text to go on from; else it chats.")
     ] = None,
     is_chat: Annotated[bool, typer.Option("--chat", help="Chat, as without --prompt.")] = False,
     chosen: PresetOptions,

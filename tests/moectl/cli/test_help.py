@@ -1,5 +1,6 @@
 """`--help` at 80 columns, and command lines that are refused in one line."""
 
+import shlex
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 from typer.main import get_command
 
 from moectl.cli import app, main
+from moectl.cli.examples import EXAMPLES
 from moectl.cli.panels import PANELS
 from tests import ROOT
 
@@ -39,6 +41,16 @@ def test_every_command_has_its_line_in_a_chapter(capsys: pytest.CaptureFixture[s
         if "│" in line
     ]
     assert lines == COMMANDS  # a line each, and none that goes on
+
+
+def test_every_command_has_examples_that_it_can_read() -> None:
+    assert set(EXAMPLES) == set(COMMANDS)
+    commands = get_command(app).commands
+    for name, examples in EXAMPLES.items():
+        for example in examples:
+            program, verb, *arguments = shlex.split(example.replace("MODEL", "bundled"))
+            assert (program, verb) == ("moectl", name)
+            commands[name].make_context(name, arguments)
 
 
 def test_options_stand_in_panels(capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,7 +69,8 @@ def plan(
     dense: options.Dense = None,
     kv_cache_dtype: options.KvCacheDtype = "auto",
     context: Annotated[
-        int, typer.Option(help="Tokens of a request that the attention cache holds.")
+        int,
+        typer.Option("-c", "--context", help="Tokens of a request that the attention cache holds."),
     ] = 4096,
     clients: options.Clients = None,
     details: Annotated[

@@ -91,7 +91,11 @@ class ServerOptions:
     ctx_size: Annotated[
         int | None,
         typer.Option(
-            min=1, show_default="the model's", help="Tokens of a prompt and its answer, at most."
+            "-c",
+            "--ctx-size",
+            min=1,
+            show_default="the model's",
+            help="Tokens of a prompt and its answer, at most.",
         ),
     ] = None
     rows: Annotated[
@@ -112,6 +116,8 @@ class ServerOptions:
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
+            "-n",
+            "--max-new-tokens",
             min=1,
             show_default="the model's",
             help="The longest answer that may be asked for.",
