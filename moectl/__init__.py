@@ -1,1 +1,61 @@
-"""The user interface: parse a command, call one function, render its result."""
+"""Run Mixture-of-Experts models bigger than memory, and know what each shortcut costs.
+
+    from moectl import Sampling, load
+
+    with load("unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M", budget="8GB") as session:
+        print(session.generate("Why is the sky blue?", Sampling(max_new_tokens=64)).text)
+
+Each name is imported when it is first used: `import moectl` imports no torch (docs/api.md).
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from artifacts.errors import BadInput, BadUsage, Incompatible, OutOfResources, Problem
+    from moectl.shared.opening import load
+    from moectl.shared.trace_source import simulate
+    from runtime.policies import register_policy
+    from runtime.replay.settings import Outcome, Setting
+    from runtime.session.generation.round_robin import answer_all
+    from runtime.session.generation.sampling import Sampling
+    from runtime.session.generation.stream import Answer
+    from runtime.session.session import Session
+    from runtime.session.settings import Settings
+
+_HOMES = {
+    "artifacts.errors": ("BadInput", "BadUsage", "Incompatible", "OutOfResources", "Problem"),
+    "moectl.shared.opening": ("load",),
+    "moectl.shared.trace_source": ("simulate",),
+    "runtime": ("Answer", "Outcome", "Sampling", "Session", "Setting", "Settings"),
+    "runtime.policies": ("register_policy",),
+    "runtime.session.generation.round_robin": ("answer_all",),
+}
+__all__ = [
+    "Answer",
+    "BadInput",
+    "BadUsage",
+    "Incompatible",
+    "OutOfResources",
+    "Outcome",
+    "Problem",
+    "Sampling",
+    "Session",
+    "Setting",
+    "Settings",
+    "answer_all",
+    "load",
+    "register_policy",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> object:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module 'moectl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

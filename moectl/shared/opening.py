@@ -11,7 +11,9 @@ from artifacts.errors import BadInput
 from artifacts.modelshapes.attention import attention_of
 from artifacts.modelshapes.kv_cache import AUTO, kept_share
 from artifacts.store.runs import ModelInfo
+from moectl.bundled import demo_model
 from moectl.shared.defaults import FREE
+from moectl.shared.preset_choice import AUTO as AUTO_PRESET
 from moectl.shared.preset_choice import with_choice
 from moectl.shared.terminal.obtaining import obtain
 from runtime.backends.choose import choose_backend, dequantised
@@ -167,6 +169,33 @@ def _cache_width(opened: MoeModel, config: dict[str, object]) -> int:
     if latent := attention.latent:  # transformers keeps what it makes of the compressed ones
         return attention.heads * (latent.nope + latent.rope + latent.value)
     return attention.cache_width
+
+
+def load(
+    model: str | Path | None = None,
+    *,
+    budget: str | float = FREE,
+    preset: str = AUTO_PRESET.name,
+    store: str | Path | None = None,
+) -> Session:
+    """Open a model as `moectl run` does: a folder, a GGUF file, a hub id or a name; by default the
+    bundled one.
+
+    `budget`: fast memory for experts, as a size (`8GB`) or a share of them all (`.25`, `25%`), by
+    default what is free. `preset`: by default the fastest that loses nothing; another may need
+    artefacts of `store`. For other options open a `Session` with `Settings`. Raises a Problem,
+    whose text says what to do.
+    """
+    name = str(model or demo_model())
+    share = budget if isinstance(budget, str) else f"{100 * budget:g}%"
+    if share != FREE:
+        sizes.check_budget(share)
+    settings = Settings(
+        AUTO_PRESET if preset == AUTO_PRESET.name else preset, budget=share, experts=ways.AUTO
+    )
+    path = None if store is None else Path(store)
+    opened = open_quietly(name)
+    return open_session(opened, settled(opened, settings, path), store=path, name=name)
 
 
 def open_session(opened: MoeModel, chosen: Settled, **own: object) -> Session:

@@ -1,6 +1,7 @@
 """The trace that a command replays: from a Parquet file, from a run of the store, or synthetic; and
 its model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from artifacts.traces.parquet import from_table, read_parquet
 from artifacts.traces.synthetic import generate, parse_dials
 from artifacts.traces.trace import Trace
 from moectl.bundled import bundled_trace, demo_model
+from moectl.shared.timed_machine import timed_machine
 from runtime.policies.base import Artefacts
+from runtime.replay.settings import Outcome, Setting
+from runtime.replay.workload import Workload
 from runtime.session.artefacts import load_artefacts
 
 _SYNTHETIC_MODEL = "olmoe-1b-7b"
@@ -69,6 +73,21 @@ def open_source(source: TraceSource) -> OpenedTrace:
             "to take a trace from: `moectl profile --trace` makes one"
         )
     return _from_store(source)
+
+
+def simulate(
+    trace: str | Path,
+    settings: Sequence[Setting],
+    *,
+    machine: str = "a100-pcie4",
+    model: str | None = None,
+) -> list[Outcome]:
+    """Replay a trace, a Parquet file or the name of a bundled one, by each setting in virtual time,
+    as `moectl simulate` does. `model`: whose shape it has, where the trace does not say. Raises a
+    Problem."""
+    opened = open_source(TraceSource(Path(trace), model=model))
+    workload = Workload(opened.trace, opened.model, timed_machine(machine))
+    return [workload.run(setting) for setting in settings]
 
 
 def _from_file(source: TraceSource) -> OpenedTrace:

@@ -3,7 +3,7 @@ answer."""
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -39,6 +39,7 @@ from runtime.session.generation.stream import Effort, Stream, Token
 from runtime.session.parts import observe, reconfiguration
 from runtime.session.prompts.encoder import Prompt, PromptEncoder
 from runtime.session.receipt import fallbacks_of, receipt
+from runtime.session.replies.reply import Reply
 from runtime.session.settings import Settings
 from runtime.tiers.slots import Slots
 
@@ -242,6 +243,13 @@ class Session:
             effort=self.effort(first_pass=self.num_passes),
             receipt=self.receipt,
         )
+
+    def chat(
+        self, turns: Sequence[Mapping[str, object]], sampling: Sampling | None = None
+    ) -> Reply:
+        """Return the reply to the turns of a chat, taken apart: what it says, what the model
+        thought before, and the tools that it calls. Raises BadInput."""
+        return Reply.of(self.stream(turns, sampling).pieces())
 
     def encode(self, prompt: Prompt) -> torch.Tensor:
         """Return token ids [1, S] int64; those of a chat by the tokenizer's template. Without a

@@ -1,9 +1,11 @@
 """Requests of a batch that share no pass: they take turns, with the same calls and results."""
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from artifacts.errors import detached
 from runtime.model.kv_cache import cache_nbytes
@@ -11,14 +13,18 @@ from runtime.model.rows.attention import reason_not_joined
 from runtime.policies import describe
 from runtime.session.generation.batch import (
     ROOM,
+    ROWS,
     TILE,
     KeptPrompts,
     RequestBatch,
     RequestQueue,
     RowResult,
 )
+from runtime.session.generation.charges import Charge
 from runtime.session.generation.sampling import Sampling, check_prompt
 from runtime.session.generation.single import Generation
+from runtime.session.generation.stream import Answer, Effort, TokenTiming
+from runtime.session.prompts.encoder import Prompt
 from runtime.session.session import Session
 
 # Passes of a request before the next one's turn: more delay the others, fewer lower the hit rate,
@@ -113,6 +119,45 @@ def open_batch(
     if rows > 1 and line not in session.fallbacks:
         session.fallbacks.append(line)
     return RoundRobin(session)
+
+
+def answer_all(
+    session: Session, prompts: Sequence[Prompt], sampling: Sampling | None = None
+) -> list[Answer]:
+    """Return the answers to many prompts, which share passes where the model can: an expert that is
+    loaded serves all of them. Raises BadInput for a prompt that cannot be encoded or answered."""
+    sampling = sampling or Sampling()
+    encoded = [session.encode(prompt) for prompt in prompts]
+    begin_s = perf_counter()
+    with open_batch(session, rows=ROWS) as batch:
+        asked = {batch.add(ids, sampling): _Answered() for ids in encoded}
+        while not batch.is_idle:
+            for result in batch.step():
+                if result.error:
+                    raise result.error
+                asked[result.request].take(result, perf_counter() - begin_s)
+    tokenizer = session.opened.tokenizer
+    receipt = session.receipt()
+    return [one.answer(tokenizer, receipt) for one in asked.values()]
+
+
+@dataclass(slots=True)
+class _Answered:
+    token_ids: list[int] = field(default_factory=list)
+    timing: TokenTiming = field(default_factory=TokenTiming)
+    charge: Charge = field(default_factory=Charge)
+
+    def take(self, result: RowResult, seconds: float) -> None:
+        self.charge += result.charge
+        if result.token_id is not None:
+            self.token_ids.append(result.token_id)
+            self.timing.seconds.append(seconds)
+
+    def answer(self, tokenizer: PreTrainedTokenizerBase, receipt: dict[str, object]) -> Answer:
+        text = tokenizer.decode(self.token_ids, skip_special_tokens=True)
+        timing = self.timing
+        effort = Effort.of(self.charge)
+        return Answer(self.token_ids, text, effort, timing.ttft_ms, timing.tpot_ms, receipt)
 
 
 def why_one_by_one(session: Session) -> str | None:
