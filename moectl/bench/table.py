@@ -124,7 +124,7 @@ def loss_of_base(
     kept = f"keys and values are in {kv_cache_dtype}" * (kv_cache_dtype != AUTO)
     rounded = f"activations have {activations} bits" * (activations is not None)
     return (
-        f"the base: {' and '.join(filter(None, (experts, others, kept, rounded)))}; quality is against it, "
-        f"and it loses of perplexity to the checkpoint itself: {lost} (KL {quality.kl:.4f}, top-1 "
+        f"the base: {' and '.join(filter(None, (experts, others, kept, rounded)))}; quality is "
+        f"against it, and it loses of perplexity to the checkpoint itself: {lost} (KL {quality.kl:.4f}, top-1 "
         f"{quality.top1_agreement:.4f})"
     )

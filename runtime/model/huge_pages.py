@@ -38,8 +38,8 @@ class _Held(NamedTuple):
 
 def anonymous(nbytes: int) -> torch.Tensor:
     """Return new memory of zeros, uint8 [nbytes], aligned to a page. From 2 MiB on it is aligned to
-    2 MiB, and every part that fills a huge page lies in one where there are any. Its pages are spread
-    over the nodes of a machine that has several. A page takes
+    2 MiB, and every part that fills a huge page lies in one where there are any. Its pages are
+    spread over the nodes of a machine that has several. A page takes
     memory when it is first written, and returns it with the tensor. Raises OSError."""
     if nbytes < HUGE_PAGE or not _IS_OFFERED:
         return torch.frombuffer(_mapped(nbytes), dtype=torch.uint8)

@@ -1,5 +1,5 @@
-"""A light replay: one pool of slots for all layers, as other engines have it, whose counts are those
-of the simulator and whose times take a hundredth of its work."""
+"""A light replay: one pool of slots for all layers, as other engines have it, whose counts are
+those of the simulator and whose times take a hundredth of its work."""
 
 from dataclasses import dataclass
 

@@ -15,8 +15,8 @@ from runtime.control.plan import NO_SLOT, Place, Plan
 
 @dataclass(slots=True)
 class PassTime:
-    """One pass, `num_decoded` of whose tokens are decoded; `num_heads` of them pass the head. Of its
-    `seconds` compute waited `stall_s` for the link; the near tier computed for `near_s`."""
+    """One pass, `num_decoded` of whose tokens are decoded; `num_heads` of them pass the head. Of
+    its `seconds` compute waited `stall_s` for the link; the near tier computed for `near_s`."""
 
     num_tokens: int
     num_decoded: int

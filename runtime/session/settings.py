@@ -52,7 +52,8 @@ class Settings:
     dense: int | None = None
     decide: str = HOST
     kv_cache_dtype: str = kv_cache.AUTO  # of keys and values: as computed, int8 or int4
-    # bits of tokens that compiled code on a CPU multiplies by blocks of 32 weights; None: as computed
+    # bits of tokens that compiled code on a CPU multiplies by blocks of 32 weights; None: as
+    # computed
     activations: int | None = None
 
     def __post_init__(self) -> None:

@@ -301,8 +301,8 @@ def _state_ahead(block, distance, num_layers, num_experts):
 
 @kernel(
     "void(int64[::1], int64, int64, int64, int64, boolean, boolean, int64, float32[:, :, ::1], "
-    "int64[::1],int64[::1], float64[:, ::1], uint8[:, :, ::1], int16[:, ::1], int32[:, ::1], int64, "
-    "float64[::1])"
+    "int64[::1],int64[::1], float64[:, ::1], uint8[:, :, ::1], int16[:, ::1], int32[:, ::1], "
+    "int64, float64[::1])"
 )
 def on_use(
     keys, layer, step, newest, num_tokens, is_single, is_remembered, top_k, predicted, last,

@@ -23,8 +23,8 @@ def lines(advice: Advice) -> Iterator[str]:
     ram = f", {human_bytes(place.ram_nbytes)} of RAM" if place.ram_nbytes else ""
     yield f"{advice.needs.model.name} on {place.shown}{ram}, for {engine.name} {engine.version}"
     yield (
-        f"speed: {rounded(prediction.tokens_per_second)} tokens/s, between {rounded(prediction.low)} "
-        f"and {rounded(prediction.high)}: {prediction.of_limit:.0%} of the byte limit "
+        f"speed: {rounded(prediction.tokens_per_second)} tokens/s, between "
+        f"{rounded(prediction.low)} and {rounded(prediction.high)}: {prediction.of_limit:.0%} of the byte limit "
         f"{rounded(prediction.limit)}"
     )
     yield f"placement: {_placement(advice)}"
@@ -108,8 +108,8 @@ def _cache(advice: Advice) -> str:
         )
     on = max((pair for pair in advice.tried if pair[0].cache_nbytes), key=lambda pair: pair[1])
     return (
-        f"turn it off: on, with {on[0].cache_nbytes // MIB} MiB, it gives {rounded(on[1])} tokens/s; "
-        f"off, {_whole(advice, placed)}, {rounded(advice.prediction.tokens_per_second)}"
+        f"turn it off: on, with {on[0].cache_nbytes // MIB} MiB, it gives {rounded(on[1])} "
+        f"tokens/s; off, {_whole(advice, placed)}, {rounded(advice.prediction.tokens_per_second)}"
     )
 
 
