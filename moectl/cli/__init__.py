@@ -26,7 +26,7 @@ __all__ = ["app", "main"]
 
 _CHAPTERS = {
     "start": "demo run generate serve plan advise models doctor",
-    "measure": "bench tune simulate report fit-trace",
+    "measure": "bench price tune simulate report fit-trace",
     "build": "profile build-buddies quantize split build-maps build-predictor",
     "store": "inspect export merge import-trace pack",
 }

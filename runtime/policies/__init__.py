@@ -68,12 +68,18 @@ from runtime.policies.residency.split import SplitResidency
 from runtime.policies.residency.uniform import Uniform
 from runtime.policies.routing.cache_aware import CacheAware
 from runtime.policies.routing.pre_gated import PreGated
+from runtime.policies.routing.pruned import Pruned
 from runtime.policies.routing.standard import Standard
 from runtime.policies.shared.maps import Matching
 
 _GROUP = "moectl.policies"
 POLICIES: dict[str, dict[str, type]] = {
-    "routing": {"standard": Standard, "cache_aware": CacheAware, "pre_gated": PreGated},
+    "routing": {
+        "standard": Standard,
+        "cache_aware": CacheAware,
+        "pre_gated": PreGated,
+        "pruned": Pruned,
+    },
     "prefetch": {
         "none": NoPrefetch,
         "next_gate": NextGate,

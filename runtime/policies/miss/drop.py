@@ -1,4 +1,4 @@
-"""Leave out the weaker experts of a token when they are absent (lossy); the stronger are
+"""Leave out the weaker experts of a token when they are absent, or always (lossy); the stronger are
 fetched."""
 
 from dataclasses import dataclass
@@ -22,6 +22,9 @@ class Drop(Simple):
     """Ranks at or beyond `rank` are dropped when absent. With `renormalise` the other ranks share
     their weight.
 
+    With `always`, they are dropped when resident too: fewer experts a token. With `layer` all this
+    is of that layer alone; `rank=0,always=yes,layer=3` skips the routed experts of layer 3.
+
     With `tolerance`, ranks are dropped from the weakest on, while the square of the share of weight
     that a token drops, times the layer's sensitivity (1 on average), is at most `tolerance`
     (AdapMoE).
@@ -30,12 +33,18 @@ class Drop(Simple):
     rank: int = 1
     renormalise: bool = False
     tolerance: float = inf
+    always: bool = False
+    layer: int | None = None
 
     def __post_init__(self) -> None:
         if self.rank < 0:
             raise BadUsage(f"drop needs rank >= 0, not {self.rank}")
         if self.tolerance < 0:
             raise BadUsage(f"drop needs tolerance >= 0, not {self.tolerance:g}")
+
+    @property
+    def every_step(self) -> bool:
+        return self.always
 
     @property
     def wants(self) -> frozenset[str]:
@@ -48,7 +57,11 @@ class Drop(Simple):
         self.fallbacks = (_ALIKE,) if self.wants and artefacts.sensitivity is None else ()
 
     def choose(self, step: Step, residents: Residents) -> Choice:
-        dropped = residents.absent[step.selected]
+        if self.layer not in (None, step.layer):
+            return Choice(step.selected)
+        dropped = np.ones_like(step.selected, bool)
+        if not self.always:
+            dropped = residents.absent[step.selected]
         dropped[:, : self.rank] = False
         if self.tolerance < inf:
             left_out = np.where(dropped, step.shares, 0.0)[:, ::-1].cumsum(axis=1)[:, ::-1]

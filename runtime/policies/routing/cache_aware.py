@@ -49,8 +49,8 @@ class CacheAware(Simple):
         z = np.log(np.maximum(step.probabilities, np.finfo(np.float32).tiny), dtype=np.float64)
         self._note(step.layer, z)
         biased = z + self.strength * self._spread[step.layer] * resident
-        biased[_rows(step), step.selected[:, : self.keep]] = np.inf
-        selected = _strongest(biased, step)
+        biased[rows(step), step.selected[:, : self.keep]] = np.inf
+        selected = strongest(biased, step)
         changed = (np.sort(selected, axis=1) != np.sort(step.selected, axis=1)).any(
             axis=1, keepdims=True
         )
@@ -67,22 +67,22 @@ class CacheAware(Simple):
     def _weigh(self, step: Step, selected: np.ndarray) -> np.ndarray:
         """Return float32 weights [T, K] of `selected`."""
         total = step.weights.sum(axis=1, keepdims=True)
-        old, new = (step.probabilities[_rows(step), ids] for ids in (step.selected, selected))
+        old, new = (step.probabilities[rows(step), ids] for ids in (step.selected, selected))
         divisor = (new if self.renormalise else old).sum(axis=1, keepdims=True)
         return (new * (total / divisor)).astype(np.float32)
 
 
-def _strongest(biased: np.ndarray, step: Step) -> np.ndarray:
+def strongest(biased: np.ndarray, step: Step) -> np.ndarray:
     """Return [T, K] experts of the largest `biased` [T, E], the router's own first among ties, by
     falling probability."""
     is_own = np.zeros(biased.shape, bool)
-    rows = _rows(step)
-    is_own[rows, step.selected] = True
+    tokens = rows(step)
+    is_own[tokens, step.selected] = True
     chosen = np.lexsort((~is_own, -biased), axis=1)[:, : step.selected.shape[1]]
     chosen.sort(axis=1)
-    return chosen[rows, np.argsort(-step.probabilities[rows, chosen], axis=1, kind="stable")]
+    return chosen[tokens, np.argsort(-step.probabilities[tokens, chosen], axis=1, kind="stable")]
 
 
-def _rows(step: Step) -> np.ndarray:
+def rows(step: Step) -> np.ndarray:
     """Return token numbers [T, 1], to index [T, E] by [T, *] expert ids."""
     return np.arange(len(step.selected))[:, None]

@@ -118,6 +118,16 @@ def test_drop_leaves_out_as_much_as_the_layer_bears() -> None:
     assert beyond.choose(taken, residents()).selected.tolist() == [[0, 1, -1]]
 
 
+def test_drop_may_leave_out_residents_too_and_one_layer_alone() -> None:
+    there = residents(*range(6))
+    always = prepared("miss", "drop:rank=1,always=yes")
+    assert always.every_step
+    assert always.choose(step([[4, 2, 0]]), there).selected.tolist() == [[4, -1, -1]]
+    skipped = prepared("miss", "drop:rank=0,always=yes,layer=1")
+    assert skipped.choose(step([[4, 2, 0]], layer=1), there).selected.tolist() == [[-1, -1, -1]]
+    assert skipped.choose(step([[4, 2, 0]]), there).selected.tolist() == [[4, 2, 0]]
+
+
 def test_zero_drops_every_miss_and_may_keep_the_sum() -> None:
     choice = prepared("miss", "zero").choose(step([[0, 1], [2, 0]]), residents(0))
     assert choice.selected.tolist() == [[0, -1], [-1, 0]] and choice.weights is None

@@ -80,6 +80,26 @@ def test_negative_strengths_are_refused() -> None:
         parse("routing", "cache_aware:strength=-1")
 
 
+def test_the_strongest_that_are_left_take_the_place_of_the_pruned() -> None:
+    """Experts 1 and 2 of layer 0 are pruned: expert 3 comes in, in the sum of the token's
+    weights; what is resident says nothing, and a token without a pruned expert keeps its step."""
+    weights = [[0.6, 0.3]]
+    routed = route("pruned:experts=6", resident(1, 2), weights)
+    assert routed.selected.tolist() == [[0, 3]]
+    assert routed.weights == pytest.approx(0.9 * P[:, [0, 3]] / P[0, [0, 3]].sum())
+    own = step([[0, 1]], P.tolist())
+    assert prepared("routing", "pruned:experts=c").route(own, resident()) is own
+
+
+@pytest.mark.parametrize(
+    ("experts", "says"),
+    [("6x", "hexadecimal"), ("1f", "leaves 1 experts"), ("f" * 99, "beyond"), ("-1", "beyond")],
+)
+def test_what_cannot_be_pruned_is_refused(experts: str, says: str) -> None:
+    with pytest.raises(BadUsage, match=says):
+        prepared("routing", f"pruned:experts={experts}")
+
+
 AHEAD = [[[0.4, 0.3, 0.2, 0.1, 0.0, 0.0]]]
 
 
