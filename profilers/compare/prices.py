@@ -17,7 +17,6 @@ from profilers.text.batches import check_sequences
 from runtime.control import sizes
 from runtime.control.counters import Counter
 from runtime.model.open import MoeModel
-from runtime.policies import names
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import preset
 from runtime.policies.routing.pruned import Pruned
@@ -64,7 +63,6 @@ _MISSES = {
     "fetch_lowest": ("fetch_lowest",),
     "fetch_priority": ("fetch_priority",),
     "cascade": ("cascade",),
-    "defer": ("defer",),
 }
 _STRENGTHS = (0.1, 0.2, 0.4)
 _PRUNED = (0.125, 0.25, 0.5)
@@ -72,14 +70,13 @@ _BASES = (4, 3, 2)
 
 
 def shortcuts(shape: Shape, scores: np.ndarray, *, seed: int) -> list[Shortcut]:
-    """Return the shortcuts that exist, by family and rising strength. `scores` [L, E] are REAP's:
+    """Return the shortcuts, by family and rising strength. `scores` [L, E] are REAP's:
     they choose what is pruned, and the layer that is skipped, that of the least sum."""
-    known = names("miss")
     found = [
         Shortcut(text, family, {"miss": text})
         for family, texts in _MISSES.items()
         for text in texts
-        if text.partition(":")[0] in known and _names_a_rank(text, shape.top_k)
+        if _names_a_rank(text, shape.top_k)
     ]
     found = [
         replace(one, policies={"miss": f"random_resident:seed={seed}"})
@@ -152,16 +149,17 @@ class Pricing:
         self._budget = f"{sizes.budget_nbytes(budget, opened.shape)}"
         with Session(opened, Settings("full")) as session:
             self._full = read(session, text.sequences, prefill=text.prefill)
-        _, _, self._exact_nbytes = self._measure(EXACT)
+        self._exact = self._measure(EXACT)
 
     def price(self, shortcut: Shortcut) -> Price:
         """Return the price of a shortcut. Raises a Problem if it cannot run."""
-        lost, kl, nbytes = self._measure(shortcut)
-        saved = self._exact_nbytes - nbytes
+        lost, kl, nbytes = self._exact if shortcut is EXACT else self._measure(shortcut)
+        exact_nbytes = self._exact[2]
+        saved = exact_nbytes - nbytes
         is_saving = saved.mean() > 0
-        share = saved / self._exact_nbytes.mean()
+        share = saved / exact_nbytes.mean()
         ratio = lost.mean() / saved.mean() if is_saving else 0.0
-        unit = self._exact_nbytes.mean() / 10
+        unit = exact_nbytes.mean() / 10
         return Price(
             shortcut,
             loss=float(lost.mean()),

@@ -161,6 +161,7 @@ def gguf_repository(hub: StandInHub, page: Path, tmp_path: Path) -> None:
 LESS = {
     "moectl quantize": "--jobs 1",
     "moectl demo": "--tokens 1024",
+    "moectl price": "--tokens 32 --length 16 --mixtures 1",
     "moectl tune": "--minutes 0.1 --tokens 64 --length 32 --rounds 1",
 }
 

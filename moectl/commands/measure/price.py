@@ -43,8 +43,8 @@ class PriceOptions:
     """The text to price on, the shortcuts, and the cache that they run in."""
 
     data: Data = "builtin:held-out"
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of it that each shortcut reads.")] = 768
-    length: HalvedLength = 128
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of it that each shortcut reads.")] = 512
+    length: HalvedLength = 64
     calibrate: Annotated[
         str, typer.Option(help="Other text, which chooses what is pruned and skipped.")
     ] = "builtin"
