@@ -220,10 +220,10 @@ def mixtures(prices: Sequence[Price], most: int) -> list[Shortcut]:
 
 
 def front(prices: Iterable[Price]) -> list[Price]:
-    """Return the prices that no other beats, by rising saving: none loses as little and saves as
-    much, and less or more of one."""
+    """Return the prices that no other beats, by rising saving: none is as near to the full model by
+    KL divergence and saves as much. A loss of likelihood is also below 0 by chance."""
     best: list[Price] = []
-    for one in sorted(prices, key=lambda one: (-one.saved_nbytes, one.loss)):
-        if not best or one.loss < best[-1].loss:
+    for one in sorted(prices, key=lambda one: (-one.saved_nbytes, one.kl)):
+        if not best or one.kl < best[-1].kl:
             best.append(one)
     return best[::-1]

@@ -234,7 +234,7 @@ def sheet(priced: Priced) -> "Sheet":
         f"{receipt['text']}{receipt['shortfall'] and '; only ' + str(receipt['shortfall'])}, "
         f"± standard error over texts, paired by token with the full model; {receipt['budget']} "
         f"of the experts held, {receipt['preset']} moves {exact.nbytes / 2**20:.3g} MiB a decoded "
-        f"token; price: nats for each tenth of these bytes; best: no other loses as little and "
+        f"token; price: nats for each tenth of these bytes; best: no other is as near (KL) and "
         f"saves as much; {priced.num_beaten} mixtures are beaten and not shown; seed "
         f"{receipt['seed']}, text {str(receipt['text_sha256'])[:12]}, model "
         f"{str(receipt['fingerprint'])[:12]}, {receipt['processor']}"
@@ -267,6 +267,6 @@ def drawing(priced: Priced) -> "Drawing":
     says = f"{title}: " + "; ".join(
         f"{mark.name} {mark.x:.0f} %, {100 * mark.y:.1f} %" for mark in marks
     )
-    key = {"exact": "nothing loses as little and saves as much", "altered": "beaten"}
+    key = {"exact": "nothing is as near (KL) and saves as much", "altered": "beaten"}
     note = f"{receipt['num_scored']:,} tokens of {receipt['text']}; lower right is better"
     return scatter(title, marks, x, y, frame, says=says, note=note, key=key)
