@@ -161,7 +161,6 @@ def gguf_repository(hub: StandInHub, page: Path, tmp_path: Path) -> None:
 LESS = {
     "moectl quantize": "--jobs 1",
     "moectl demo": "--tokens 1024",
-    "moectl price": "--tokens 32 --length 16 --mixtures 1",
     "moectl tune": "--minutes 0.1 --tokens 64 --length 32 --rounds 1",
 }
 
@@ -173,6 +172,8 @@ def shorter(line: str) -> str:
     without kernels, which no other page has compiled."""
     if line.startswith("moectl bench"):
         return re.sub(r"--tokens \d+", "--tokens 16 --length 16", line)
+    if line.startswith("moectl price"):
+        return re.sub(r"--tokens \d+ --length \d+", "--tokens 32 --length 16", line)
     if line.startswith(("moectl profile", "moectl inspect")):
         share = 2 if "--shard" in line else 32
         least = 128 if line.startswith("moectl profile") else 32
