@@ -123,6 +123,7 @@ def loss_of_base(
     others = "" if dense is None else f"linear layers besides experts and routers have {dense} bits"
     kept = f"keys and values are in {kv_cache_dtype}" * (kv_cache_dtype != AUTO)
     rounded = f"activations have {activations} bits" * (activations is not None)
+    own = " and ".join(filter(None, (experts, others, kept, rounded)))
     return (
         f"the base: {' and '.join(filter(None, (experts, others, kept, rounded)))}; quality is "
         f"against it, and it loses of perplexity to the checkpoint itself: {lost} (KL {quality.kl:.4f}, top-1 "
