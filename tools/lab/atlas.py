@@ -156,7 +156,7 @@ def stack_distances(place: Place) -> np.ndarray:
     found = []
     for number, step in enumerate(place.prepared.trace.steps()):
         own = last[step.layer]
-        used = np.unique(step.experts)
+        used = np.unique(step.experts).astype(np.int64)
         since = (own[None, :] > own[used][:, None]).sum(axis=1)
         found.append(np.where(own[used] < 0, np.inf, since))
         own[used] = number * shape.num_experts + used  # of one step the lower goes first
@@ -255,22 +255,23 @@ def main() -> None:
         __doc__,
         trace=(Path, "one trace in Parquet instead"),
         num_experts=(32, "of each layer of that trace"),
+        curves=(1000, "tokens at most of the hit rates by budget"),
         pictures=(Path, "write a picture of each trace into this folder"),
     )
-    parser.set_defaults(tokens=1000)
     chosen = parser.parse_args()
     found = list(places(chosen))
     tables = [summary(found)]
     if other := transfer(found):
         tables.append(other)
-    for place in found:
+    chosen.tokens = min(chosen.tokens, chosen.curves)
+    for place in places(chosen):
         cells = hits(place)
         tables.append(rates_table(place, cells))
         if chosen.pictures:
             chosen.pictures.mkdir(parents=True, exist_ok=True)
             stem = place.name.replace(": ", "-")
             write_picture(picture(place, cells), chosen.pictures / f"{stem}.svg")
-    command = f"python -m tools.lab.atlas --traces FOLDER --tokens {chosen.tokens}"
+    command = f"python -m tools.lab.atlas --traces FOLDER --curves {chosen.curves}"
     publish(Section("atlas", tables), chosen.write, command)
 
 
