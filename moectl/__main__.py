@@ -4,4 +4,5 @@ import sys
 
 from moectl.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":  # a process that is spawned imports this file too
+    sys.exit(main())

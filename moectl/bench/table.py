@@ -125,7 +125,6 @@ def loss_of_base(
     rounded = f"activations have {activations} bits" * (activations is not None)
     own = " and ".join(filter(None, (experts, others, kept, rounded)))
     return (
-        f"the base: {' and '.join(filter(None, (experts, others, kept, rounded)))}; quality is "
-        f"against it, and it loses of perplexity to the checkpoint itself: {lost} (KL {quality.kl:.4f}, top-1 "
-        f"{quality.top1_agreement:.4f})"
+        f"the base: {own}; quality is against it, and it loses of perplexity to the checkpoint "
+        f"itself: {lost} (KL {quality.kl:.4f}, top-1 {quality.top1_agreement:.4f})"
     )

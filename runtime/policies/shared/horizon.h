@@ -1,6 +1,6 @@
 /* horizon.h: the eviction policy `horizon` of moectl for other engines, in one C99 header.
  *
- * SPDX-License-Identifier: LicenseRef-moectl (moectl's own licence: docs/installing.md, "Licence")
+ * SPDX-License-Identifier: Apache-2.0
  *
  * It tells which cached expert of a Mixture-of-Experts model is expected to be needed again last,
  * learnt from the ids that the routers select. Integers only: the same decisions on every machine,

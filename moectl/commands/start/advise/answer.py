@@ -24,8 +24,8 @@ def lines(advice: Advice) -> Iterator[str]:
     yield f"{advice.needs.model.name} on {place.shown}{ram}, for {engine.name} {engine.version}"
     yield (
         f"speed: {rounded(prediction.tokens_per_second)} tokens/s, between "
-        f"{rounded(prediction.low)} and {rounded(prediction.high)}: {prediction.of_limit:.0%} of the byte limit "
-        f"{rounded(prediction.limit)}"
+        f"{rounded(prediction.low)} and {rounded(prediction.high)}: {prediction.of_limit:.0%} of "
+        f"the byte limit {rounded(prediction.limit)}"
     )
     yield f"placement: {_placement(advice)}"
     yield f"cache: {_cache(advice)}"
