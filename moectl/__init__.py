@@ -3,7 +3,7 @@
     from moectl import Sampling, load
 
     with load("unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M", budget="8GB") as session:
-        print(session.generate("Why is the sky blue?", Sampling(max_new_tokens=64)).text)
+        print(session.tokens("Why is the sky blue?", Sampling(max_new_tokens=64)).text)
 
 Each name is imported when it is first used: `import moectl` imports no torch (docs/api.md).
 """

@@ -35,7 +35,7 @@ from runtime.session.generation.finite import NotFinite, first_place
 from runtime.session.generation.grammar import Grammars
 from runtime.session.generation.sampling import Sampler, Sampling, check_biases, check_tokens, draw
 from runtime.session.generation.single import Generation
-from runtime.session.generation.stream import Effort, Stream, Token
+from runtime.session.generation.stream import Answer, Effort, Stream, Token
 from runtime.session.parts import observe, reconfiguration
 from runtime.session.prompts.encoder import Prompt, PromptEncoder
 from runtime.session.receipt import fallbacks_of, receipt
@@ -235,7 +235,7 @@ class Session:
         that cannot be encoded."""
         encoded = self.prompts.encode(prompt)
         sampling = replace(sampling or Sampling(), thoughts=encoded.thoughts)
-        generate = partial(self.generate, encoded.ids, sampling)
+        generate = partial(self.tokens, encoded.ids, sampling)
         return Stream(
             generate,
             tokenizer=self.opened.tokenizer,
@@ -243,6 +243,11 @@ class Session:
             effort=self.effort(first_pass=self.num_passes),
             receipt=self.receipt,
         )
+
+    def generate(self, prompt: Prompt, sampling: Sampling | None = None) -> Answer:
+        """Return the answer to a text, or to the turns of a chat, once it is whole. Raises
+        BadInput for a prompt that cannot be encoded."""
+        return self.stream(prompt, sampling).answer()
 
     def chat(
         self, turns: Sequence[Mapping[str, object]], sampling: Sampling | None = None
@@ -257,7 +262,7 @@ class Session:
         BadInput."""
         return self.prompts.encode(prompt).ids
 
-    def generate(
+    def tokens(
         self,
         prompt: torch.Tensor,
         sampling: Sampling,

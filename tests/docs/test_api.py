@@ -21,7 +21,7 @@ from tests.docs.test_commands import shorter
 PAGE = ROOT / "docs" / "api.md"
 CELL = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SIGNATURE = re.compile(
-    r"^((?:runtime|artifacts)\.[\w.]+)(\(.*?\)) -> (\S.*?)$", re.MULTILINE | re.DOTALL
+    r"^((?:moectl|runtime|artifacts)\.[\w.]+)(\(.*?\)) -> (\S.*?)$", re.MULTILINE | re.DOTALL
 )
 PACKAGES = ("artifacts", "runtime", "profilers", "moectl")
 

@@ -92,7 +92,7 @@ CHANGED = (
 
 
 def words(session: Session) -> list[int]:
-    tokens = session.generate(
+    tokens = session.tokens(
         torch.tensor([[5, 6, 7, 8]]), Sampling(max_new_tokens=4, ignore_eos=True)
     )
     return [token.token_id for token in tokens]
@@ -106,7 +106,7 @@ def test_a_checkpoint_written_into_ends_the_request_before_its_next_token(copy: 
     with session_of(folder := copy("olmoe"), "disk") as session:
         assert len(words(session)) == 4
         invert(folder, UP)
-        got = session.generate(torch.tensor([[5, 6, 7, 8]]), Sampling(max_new_tokens=4))
+        got = session.tokens(torch.tensor([[5, 6, 7, 8]]), Sampling(max_new_tokens=4))
         with pytest.raises(BadInput, match=CHANGED):
             next(got)
         with pytest.raises(BadInput, match=CHANGED):

@@ -78,7 +78,7 @@ def test_an_interruption_while_a_failed_step_is_cleared_away(
 
 def test_a_generation_closed_half_way_ends_at_once(session: Session, model: Model) -> None:
     for count in (0, 1, 3):
-        tokens = session.generate(model.requests[0].prompts, LONG)
+        tokens = session.tokens(model.requests[0].prompts, LONG)
         for _ in range(count):
             next(tokens)
         tokens.close()
@@ -89,11 +89,11 @@ def test_a_generation_closed_half_way_ends_at_once(session: Session, model: Mode
 def test_requests_of_several_threads_take_turns(session: Session, model: Model) -> None:
     """One is broken off and a forward runs in between: the others get all of their tokens."""
     prompts = [model.requests[number].prompts for number in (0, 1, 4)]
-    alone = [[token.token_id for token in session.generate(prompt, SHORT)] for prompt in prompts]
+    alone = [[token.token_id for token in session.tokens(prompt, SHORT)] for prompt in prompts]
     found: list[list[int]] = [[], [], []]
 
     def run(number: int) -> None:
-        for token in session.generate(prompts[number], SHORT):
+        for token in session.tokens(prompts[number], SHORT):
             found[number].append(token.token_id)
             if number == 1 and len(found[1]) == 2:
                 return
@@ -114,14 +114,14 @@ def test_requests_of_several_threads_take_turns(session: Session, model: Model) 
 def test_two_generations_of_one_thread_do_not_wait_for_each_other(
     session: Session, model: Model
 ) -> None:
-    first, second = (session.generate(model.requests[number].prompts, SHORT) for number in (0, 1))
+    first, second = (session.tokens(model.requests[number].prompts, SHORT) for number in (0, 1))
     pairs = [(one.token_id, other.token_id) for one, other in zip(first, second, strict=True)]
     assert [one for one, _ in pairs] == model.generated(model.requests[0].prompts, 8)
     assert [other for _, other in pairs] == model.generated(model.requests[1].prompts, 8)
 
 
 def test_one_that_waits_can_be_cancelled_too(session: Session, model: Model) -> None:
-    first, second = (session.generate(model.requests[0].prompts, LONG) for _ in range(2))
+    first, second = (session.tokens(model.requests[0].prompts, LONG) for _ in range(2))
     next(first)
     waiting = threading.Thread(target=next, args=(second, None))
     waiting.start()
@@ -133,14 +133,14 @@ def test_one_that_waits_can_be_cancelled_too(session: Session, model: Model) -> 
 
 def test_closing_a_session_ends_what_it_generates_with_a_reason(model: Model) -> None:
     session = Session(model.opened, Settings("specmd", budget="50%", link="2GB/s"))
-    tokens = session.generate(model.requests[0].prompts, LONG)
+    tokens = session.tokens(model.requests[0].prompts, LONG)
     next(tokens)
     session.close()
     with pytest.raises(BadUsage, match="session is closed"):
         list(tokens)
     for late in (
         lambda: session.forward(model.requests[0].prompts),
-        lambda: next(session.generate(_PROMPT, SHORT)),
+        lambda: next(session.tokens(_PROMPT, SHORT)),
     ):
         with pytest.raises(BadUsage, match="session is closed"):
             late()
@@ -173,7 +173,7 @@ def test_a_row_of_a_batch_that_is_given_up_leaves_the_others_as_they_were(
 def test_a_request_beyond_the_models_positions_is_refused(session: Session, model: Model) -> None:
     longest = model.opened.config.max_position_embeddings
     with pytest.raises(BadInput, match=f"exceed the model's {longest} positions"):
-        next(session.generate(torch.full((1, longest), 5), SHORT))
+        next(session.tokens(torch.full((1, longest), 5), SHORT))
     with pytest.raises(BadInput, match=f"exceed the model's {longest} positions"):
         session.forward(torch.full((1, longest + 1), 5))
     output = session.forward(torch.full((1, longest), 5))

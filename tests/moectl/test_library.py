@@ -35,7 +35,7 @@ def test_a_share_is_a_budget(session: Session) -> None:
 
 def test_a_batch_answers_as_one_by_one(session: Session) -> None:
     prompts = ["abc", "sheep", "x"]
-    alone = [session.stream(prompt, SHORT).answer() for prompt in prompts]
+    alone = [session.generate(prompt, SHORT) for prompt in prompts]
     together = answer_all(session, prompts, SHORT)
     assert [one.text for one in together] == [one.text for one in alone]
     assert all(one.tpot_ms > 0 and 0 < one.effort.hit_rate < 1 for one in together)

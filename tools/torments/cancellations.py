@@ -49,7 +49,7 @@ def attention_fails(case: EngineCase, session: Session) -> None:
 
 
 def generation_closed(case: EngineCase, session: Session) -> None:
-    tokens = session.generate(case.prompt(), Sampling(20, ignore_eos=True))
+    tokens = session.tokens(case.prompt(), Sampling(20, ignore_eos=True))
     for _ in range(case.rng.randint(0, 5)):
         next(tokens)
     if case.rng.random() < 0.5:
@@ -64,7 +64,7 @@ def session_closed(case: EngineCase, session: Session) -> None:
     prompt = case.prompt()
     positions = num_positions(case.model.opened.model)
     num_new = min(200, positions - prompt.shape[1])
-    tokens = session.generate(prompt, Sampling(num_new, ignore_eos=True))
+    tokens = session.tokens(prompt, Sampling(num_new, ignore_eos=True))
     next(tokens)
     session.close()
     with case.ends_with(Problem):
@@ -77,12 +77,12 @@ def threads(case: EngineCase, session: Session) -> None:
     """Generate on several threads and break off one generation: the others get all of their
     tokens."""
     prompts = [case.prompt() for _ in range(3)]
-    alone = [[token.token_id for token in session.generate(prompt, _SHORT)] for prompt in prompts]
+    alone = [[token.token_id for token in session.tokens(prompt, _SHORT)] for prompt in prompts]
     aborted = case.rng.randrange(3)
     found = [[] for _ in prompts]
 
     def run(number: int) -> None:
-        for token in session.generate(prompts[number], _SHORT):
+        for token in session.tokens(prompts[number], _SHORT):
             found[number].append(token.token_id)
             if number == aborted and len(found[number]) == 2:
                 break
@@ -102,7 +102,7 @@ def in_turns(case: EngineCase, session: Session) -> None:
     """Generations interleaved pass by pass: one is closed, another may fail, the others get all of
     their tokens."""
     prompts = [case.prompt() for _ in range(3)]
-    alone = [[token.token_id for token in session.generate(prompt, _SHORT)] for prompt in prompts]
+    alone = [[token.token_id for token in session.tokens(prompt, _SHORT)] for prompt in prompts]
     case.faults.mend()
     if case.rng.random() < 0.5:
         case.faults.moving = failing(case.rng.randint(0, 40), MemoryError)

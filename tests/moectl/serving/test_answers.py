@@ -31,7 +31,7 @@ PROMPTS = (
 
 def alone(session: Session, prompt: str, num_tokens: int, **sampling: float) -> list[int]:
     drawn = Sampling(max_new_tokens=num_tokens, ignore_eos=True, **sampling)
-    return [token.token_id for token in session.generate(session.encode(prompt), drawn)]
+    return [token.token_id for token in session.tokens(session.encode(prompt), drawn)]
 
 
 def test_streams_in_company_are_runs_by_themselves(

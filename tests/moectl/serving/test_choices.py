@@ -110,7 +110,7 @@ def test_options_are_those_of_a_run(client: OpenAI, opened: MoeModel) -> None:
     given = {"temperature": 1.0, "top_k": 0, "seed": 5, "min_p": 0.2, "logit_bias": ((7, -100.0),)}
     with Session(opened, SETTINGS) as session:
         sampling = Sampling(12, presence_penalty=0.5, frequency_penalty=-0.5, **given)
-        tokens = session.generate(session.encode("sheep"), sampling)
+        tokens = session.tokens(session.encode("sheep"), sampling)
         assert told.moectl["token_ids"] == [token.token_id for token in tokens]
 
 

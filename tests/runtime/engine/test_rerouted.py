@@ -42,7 +42,7 @@ def run(
     ) as session:
         logits = session.forward(ids, mask=mask).logits[mask.bool()].float()
         tokens = [
-            token.token_id for token in session.generate(ids[1:2], Sampling(6, ignore_eos=True))
+            token.token_id for token in session.tokens(ids[1:2], Sampling(6, ignore_eos=True))
         ]
         return logits, tokens, session.controller.counters.totals()
 

@@ -59,7 +59,7 @@ def test_every_varied_field_is_followed_to_the_bit(
     with Session(opened, Settings("specmd", budget="50%", window="2KiB", link="disk")) as session:
         assert not differs(of_passes(session), logits)
         assert [
-            token.token_id for token in session.generate(PROMPT, Sampling(4, ignore_eos=True))
+            token.token_id for token in session.tokens(PROMPT, Sampling(4, ignore_eos=True))
         ] == tokens.tolist()
     with Session(opened, Settings("full", experts=FUSED)) as session:
         assert not differs(of_passes(session), logits, to_the_bit=False)

@@ -100,7 +100,7 @@ def opened(session: Session) -> MoeModel:
 
 
 def tokens_of(session: Session, prompt: list[int], sampling: Sampling) -> list[int]:
-    return [token.token_id for token in session.generate(torch.tensor([prompt]), sampling)]
+    return [token.token_id for token in session.tokens(torch.tensor([prompt]), sampling)]
 
 
 def tokens_of_transformers(

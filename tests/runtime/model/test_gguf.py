@@ -69,7 +69,7 @@ def test_logits_and_tokens_are_those_of_transformers_loader(
         with Session(opened, Settings(preset=preset, budget="30%")) as session:
             with torch.inference_mode():
                 assert torch.equal(opened.model(IDS).logits, logits)
-            assert [token.token_id for token in session.generate(IDS, sampling)] == tokens
+            assert [token.token_id for token in session.tokens(IDS, sampling)] == tokens
 
 
 UNREAD = sorted(ARCHITECTURES.keys() - {"qwen3_moe", "qwen2_moe"})

@@ -63,7 +63,7 @@ def test_logits_and_tokens_are_those_of_the_dequantised_model(pair: tuple, prese
     with Session(opened, Settings(preset=preset, budget="30%")) as session:
         with torch.inference_mode():
             assert torch.equal(opened.model(IDS).logits, whole)
-        assert [token.token_id for token in session.generate(IDS, sampling)] == theirs.tolist()
+        assert [token.token_id for token in session.tokens(IDS, sampling)] == theirs.tolist()
 
 
 def test_experts_stay_packed(pair: tuple) -> None:
@@ -331,7 +331,7 @@ def test_symmetric_gptq_is_read_whatever_its_zero_points_are_called(
         opened = open_model(str(folder))
         with Session(opened, Settings(budget="30%")) as session:
             texts.append(
-                [token.token_id for token in session.generate(IDS, Sampling(6, ignore_eos=True))]
+                [token.token_id for token in session.tokens(IDS, Sampling(6, ignore_eos=True))]
             )
             with torch.inference_mode():
                 texts[-1].append(opened.model(IDS).logits)
@@ -367,7 +367,7 @@ def test_an_expert_in_another_format_than_the_others_opens(
         Session(mixed, Settings(budget="30%")) as other,
     ):
         texts = [
-            [token.token_id for token in each.generate(IDS, Sampling(6, ignore_eos=True))]
+            [token.token_id for token in each.tokens(IDS, Sampling(6, ignore_eos=True))]
             for each in (one, other)
         ]
     assert texts[0] == texts[1]

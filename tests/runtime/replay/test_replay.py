@@ -85,7 +85,7 @@ def live_and_replayed(
     mask[1, :3] = mixed[:2, :3] = 0
     with Session(opened, settings, artefacts=known) as session:
         recorder = session.record()
-        list(session.generate(torch.arange(3, 10)[None], Sampling(8, ignore_eos=True)))
+        list(session.tokens(torch.arange(3, 10)[None], Sampling(8, ignore_eos=True)))
         session.new_requests(3)
         session.forward(torch.randint(3, VOCABULARY, mask.shape), mask=mask)
         session.forward(torch.randint(3, VOCABULARY, (3, 1)))
@@ -283,7 +283,7 @@ def test_a_slow_search_of_maps_decides_the_same(
     with monkeypatch.context() as patched, Session(opened, settings, artefacts=known) as session:
         patched.setattr(Matching, "_best", slowly)
         recorder = session.record()
-        list(session.generate(torch.arange(3, 10)[None], Sampling(6, ignore_eos=True)))
+        list(session.tokens(torch.arange(3, 10)[None], Sampling(6, ignore_eos=True)))
         learned = session.parts.policies.matching.learned()
         live = session.controller
     assert "matching" in threads and learned.num_iterations == 6

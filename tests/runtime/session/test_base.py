@@ -151,7 +151,7 @@ def replayed_and_live(
     settings = replace(settings, window="5KiB", link="1GB/s")
     with session_on(opened, artefacts, settings, bits=base) as session:
         recorder = session.record()
-        list(session.generate(PROMPT, Sampling(8, ignore_eos=True)))
+        list(session.tokens(PROMPT, Sampling(8, ignore_eos=True)))
         live = session.controller.counters.totals()
     trace = recorder.trace()
     based = trace_on_base(OpenedTrace("live", trace, guessed(opened.stored_shape), artefacts), base)

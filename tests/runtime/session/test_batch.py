@@ -67,7 +67,7 @@ def answers(batch: RequestBatch | RoundRobin, sampling: Sampling = SIX) -> list[
 
 
 def alone(session: Session, sampling: Sampling = SIX) -> list[list[int]]:
-    return [[token.token_id for token in session.generate(prompt, sampling)] for prompt in PROMPTS]
+    return [[token.token_id for token in session.tokens(prompt, sampling)] for prompt in PROMPTS]
 
 
 WINDOWED = [("mixtral", 4), ("gpt_oss", 4)]  # shorter than the prompts
@@ -123,7 +123,7 @@ def test_a_drawn_answer_follows_its_own_seed_and_options(session: Session) -> No
         for result in to_end(batch):
             found[result.request].append(result.token_id)
     expected = [
-        [token.token_id for token in session.generate(prompt, sampling)]
+        [token.token_id for token in session.tokens(prompt, sampling)]
         for prompt, sampling in zip(PROMPTS, drawn, strict=True)
     ]
     assert list(found.values()) == expected
@@ -192,7 +192,7 @@ def test_equal_beginnings_are_computed_once(session: Session) -> None:
     prompts = [
         torch.tensor([[*system, *tail]]) for tail in ([50, 51], [52], [53, 54, 55], [50, 51, 60])
     ]
-    expected = [[token.token_id for token in session.generate(prompt, SIX)] for prompt in prompts]
+    expected = [[token.token_id for token in session.tokens(prompt, SIX)] for prompt in prompts]
     with RequestBatch(session, tile=32) as batch:
         found = defaultdict(list)
         reused = {}

@@ -37,7 +37,7 @@ def test_each_way_to_answer_names_the_first_expert(
     sampling = Sampling(max_new_tokens=3, temperature=temperature)
     with Session.open(too_large, Settings(budget="50%", experts=experts)) as session:
         with pytest.raises(NotFinite, match=NAMED):
-            list(session.generate(PROMPT, sampling))
+            list(session.tokens(PROMPT, sampling))
         for way in (RoundRobin, RequestBatch):
             with way(session) as batch:
                 batch.add(PROMPT, sampling)
@@ -53,7 +53,7 @@ def test_numbers_that_the_checkpoint_asks_to_replace_are_replaced(
     """As plain generate() does by `remove_invalid_values`."""
     with Session.open(too_large, Settings(budget="50%")) as session:
         monkeypatch.setattr(session.opened.model.generation_config, "remove_invalid_values", True)
-        expected = [token.token_id for token in session.generate(PROMPT, Sampling(3))]
+        expected = [token.token_id for token in session.tokens(PROMPT, Sampling(3))]
         assert expected
         with RequestBatch(session) as batch:
             batch.add(PROMPT, Sampling(3))
@@ -85,6 +85,6 @@ def test_numbers_that_are_finite_are_left_alone(checkpoint: Checkpoint) -> None:
     """A temperature that leaves one token, and options that leave none, are no fault of the
     weights."""
     with Session.open(checkpoint("olmoe"), Settings(budget="50%")) as session:
-        plain = [token.token_id for token in session.generate(PROMPT, Sampling(max_new_tokens=3))]
+        plain = [token.token_id for token in session.tokens(PROMPT, Sampling(max_new_tokens=3))]
         coldest = Sampling(max_new_tokens=3, temperature=1e-4)
-        assert [token.token_id for token in session.generate(PROMPT, coldest)] == plain
+        assert [token.token_id for token in session.tokens(PROMPT, coldest)] == plain

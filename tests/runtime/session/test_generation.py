@@ -35,7 +35,7 @@ def session(opened: MoeModel) -> Iterator[Session]:
 
 
 def alone(session: Session, sampling: Sampling) -> list[list[int]]:
-    return [[token.token_id for token in session.generate(prompt, sampling)] for prompt in PROMPTS]
+    return [[token.token_id for token in session.tokens(prompt, sampling)] for prompt in PROMPTS]
 
 
 def in_turns(session: Session, generations: list[Generation]) -> list[list[int]]:

@@ -31,7 +31,7 @@ def session(checkpoint: Checkpoint) -> Iterator[Session]:
 
 
 def text_of(session: Session, sampling: Sampling) -> str:
-    ids = [token.token_id for token in session.generate(PROMPT, sampling)]
+    ids = [token.token_id for token in session.tokens(PROMPT, sampling)]
     return session.opened.tokenizer.decode(ids, skip_special_tokens=True)
 
 
@@ -52,7 +52,7 @@ def test_a_greedy_answer_is_the_best_of_what_is_allowed(
     ones are gathered, or the others barred."""
     monkeypatch.setattr(grammar_module, "_FEW", few)
     grammar = Grammar("regex", "[a-m]{4}[ -~]{6}[n-z]{4}")
-    found = list(session.generate(PROMPT, Sampling(20, grammar=grammar)))
+    found = list(session.tokens(PROMPT, Sampling(20, grammar=grammar)))
     ids = torch.cat([PROMPT, torch.tensor([[token.token_id for token in found]])], dim=1)
     rule = session.grammars.rule(grammar)
     free = 0
@@ -106,7 +106,7 @@ def test_thoughts_come_before_what_a_grammar_holds(
             (session.opened.tokenizer.convert_tokens_to_ids(k), v) for k, v in biases.items()
         )
         taken = replace(sampling, logit_bias=(*given, (END, 30.0)), frequency_penalty=2.0)
-        return [token.token_id for token in session.generate(PROMPT, taken)]
+        return [token.token_id for token in session.tokens(PROMPT, taken)]
 
     [x] = session.encode("x")[0].tolist()
     found = answer(**{"[": 50.0, "]": 20.0})

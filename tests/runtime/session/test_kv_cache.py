@@ -87,7 +87,7 @@ def test_a_request_gets_beside_others_what_it_gets_alone(opened: MoeModel, dtype
     system = list(range(3, 43))
     prompts = [torch.tensor([[*system[:length], 50 + length]]) for length in (40, 40, 7, 21)]
     with Session(opened, settings(dtype)) as session:
-        alone = [[one.token_id for one in session.generate(each, SIX)] for each in prompts]
+        alone = [[one.token_id for one in session.tokens(each, SIX)] for each in prompts]
         found, token_nbytes = together(session, prompts)
         receipt = session.receipt()
     assert found == alone
@@ -126,7 +126,7 @@ def test_layers_that_keep_other_things_keep_them_as_computed(
     prompts = [torch.tensor([[5, 9, 2, 14, 7, 7, 3, 1, last]]) for last in (4, 6)]
     with Session(open_model(str(path)), settings("int8")) as session:
         assert session.fallbacks[-1].startswith(f"kv cache: {num_others} layers that keep windows")
-        alone = [[one.token_id for one in session.generate(each, SIX)] for each in prompts]
+        alone = [[one.token_id for one in session.tokens(each, SIX)] for each in prompts]
         assert together(session, prompts)[0] == alone
 
 

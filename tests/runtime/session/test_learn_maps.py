@@ -175,7 +175,7 @@ def test_a_full_disk_leaves_the_store_unchanged(built: Path) -> None:
 
 
 def generated(session: Session, count: int) -> None:
-    list(session.generate(torch.arange(3, 9)[None], Sampling(count, ignore_eos=True)))
+    list(session.tokens(torch.arange(3, 9)[None], Sampling(count, ignore_eos=True)))
 
 
 def test_a_run_that_is_stopped_writes_its_whole_iterations(

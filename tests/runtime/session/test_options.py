@@ -48,7 +48,7 @@ def session(checkpoint: Checkpoint) -> Iterator[Session]:
 
 
 def generated(session: Session, sampling: Sampling) -> list[Token]:
-    return list(session.generate(PROMPT, sampling))
+    return list(session.tokens(PROMPT, sampling))
 
 
 def ids(tokens: list[Token]) -> list[int]:

@@ -90,7 +90,7 @@ def test_a_replay_counts_what_the_run_counted(known: tuple, name: str) -> None:
     _, _, opened, artefacts = known
     with Session(opened, PRESETS[name], artefacts=artefacts) as session:
         recorder = session.record()
-        list(session.generate(PROMPT, Sampling(8, ignore_eos=True)))
+        list(session.tokens(PROMPT, Sampling(8, ignore_eos=True)))
         live = session.controller.counters.totals()
         slots = len(session.parts.slots)
         window = session.parts.window

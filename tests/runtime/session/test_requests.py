@@ -63,7 +63,7 @@ def test_requests_are_numbered_one_after_another_from_0(session: Session) -> Non
     session.new_requests(2)
     session.forward(PROMPT.repeat(2, 1))
     for _ in range(2):
-        assert len(list(session.generate(PROMPT, Sampling(2, ignore_eos=True)))) == 2
+        assert len(list(session.tokens(PROMPT, Sampling(2, ignore_eos=True)))) == 2
     trace = recorder.trace()
     assert sorted(set(trace.request.tolist())) == [0, 1, 2, 3]
     assert trace.embeddings.shape[0] == 6 and (trace.probabilities.sum(axis=1) > 0.99).all()
@@ -72,7 +72,7 @@ def test_requests_are_numbered_one_after_another_from_0(session: Session) -> Non
 def test_a_generation_tells_its_own_effort(session: Session) -> None:
     session.forward(PROMPT)
     told: list[Effort] = []
-    tokens = list(session.generate(PROMPT, Sampling(3, ignore_eos=True), on_end=told.append))
+    tokens = list(session.tokens(PROMPT, Sampling(3, ignore_eos=True), on_end=told.append))
     assert len(tokens) == 3 and told == [session.effort(first_pass=1)]
     every = session.effort()
     assert every.counters["requests"] > told[0].counters["requests"] > 0
@@ -90,7 +90,7 @@ def test_a_stream_follows_the_sampling_that_is_given(session: Session) -> None:
 
 def test_tokens_come_with_their_index_and_time(session: Session) -> None:
     begin_s = time.perf_counter()
-    tokens = list(session.generate(PROMPT, Sampling(3, ignore_eos=True)))
+    tokens = list(session.tokens(PROMPT, Sampling(3, ignore_eos=True)))
     took_s = time.perf_counter() - begin_s
     assert [token.index for token in tokens] == [0, 1, 2]
     seconds = [token.seconds for token in tokens]

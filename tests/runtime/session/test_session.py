@@ -110,7 +110,7 @@ def test_logits_and_greedy_tokens_are_those_of_the_plain_model(
         tolerance = 1e-5 if ours.dtype is torch.float32 else 1e-2
         assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
         assert [
-            token.token_id for token in session.generate(prompt, Sampling(6, ignore_eos=True))
+            token.token_id for token in session.tokens(prompt, Sampling(6, ignore_eos=True))
         ] == tokens
         totals = session.controller.counters.totals()
         assert totals["requests"] > 0
@@ -248,7 +248,7 @@ def test_a_session_that_is_closed_frees_its_memory_at_once(checkpoint: Checkpoin
     with uncollected():
         for _ in range(2):
             with Session(opened, Settings(preset="specmd", budget="50%", threads=1)) as session:
-                [*session.generate(torch.tensor([[5, 6, 7]]), Sampling(max_new_tokens=2))]
+                [*session.tokens(torch.tensor([[5, 6, 7]]), Sampling(max_new_tokens=2))]
                 nbytes = session.parts.slots.nbytes
             del session
             held.append(live_nbytes())

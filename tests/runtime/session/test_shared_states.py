@@ -137,7 +137,7 @@ def test_requests_that_come_in_any_order_get_what_they_get_alone(
                 num_reused[result.request] = result.num_reused
         assert not batch.memory.blocks
     for number, (ids, asked) in expected.items():
-        alone = [token.token_id for token in session.generate(torch.tensor([ids]), asked)]
+        alone = [token.token_id for token in session.tokens(torch.tensor([ids]), asked)]
         found = [token for token in answers[number] if token is not None]
         assert found == alone[: len(found)] and (len(found) == len(alone) or number in left)
     assert sum(num_reused.values()) > 0

@@ -107,7 +107,7 @@ def test_a_replay_counts_what_the_run_counted(known: Known, name: str) -> None:
     settings = PRESETS[name]
     with Session(opened, settings, artefacts=artefacts) as session:
         recorder = session.record()
-        list(session.generate(PROMPT, Sampling(8, ignore_eos=True)))
+        list(session.tokens(PROMPT, Sampling(8, ignore_eos=True)))
         live = session.controller.counters.totals()
         slots = len(session.parts.slots)
         window = session.parts.window

@@ -81,7 +81,7 @@ def measure(name: str, folder: Path, *, tokens: int) -> Row:
     elif name != NOTHING:
         with Session.open(str(folder), Settings(budget=name, link="disk", device="cpu")) as session:
             loaded_s = time.perf_counter()
-            generated = session.generate(session.encode(PROMPT), sampling)
+            generated = session.tokens(session.encode(PROMPT), sampling)
             seconds = [token.seconds for token in generated]
             expert_nbytes = session.parts.slots.nbytes
     else:

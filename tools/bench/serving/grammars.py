@@ -170,7 +170,7 @@ def pairs(num: int, path: Path | None) -> Iterator[str]:
 
         def token_ms(sampling: Sampling) -> np.ndarray:
             begin = np.array([time.process_time(), time.perf_counter()])
-            num_tokens = sum(1 for _ in session.generate(prompt, sampling))
+            num_tokens = sum(1 for _ in session.tokens(prompt, sampling))
             return (np.array([time.process_time(), time.perf_counter()]) - begin) / num_tokens * 1e3
 
         for name, drawn in (("greedy", {}), ("temperature 1, top-k 50", {"temperature": 1.0})):

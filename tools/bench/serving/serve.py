@@ -222,10 +222,7 @@ def _alone(
     with Session.open(str(model), settings, store=existing(DEFAULT_STORE)) as session:
         begin_s = time.perf_counter()
         ids = [
-            [
-                token.token_id
-                for token in session.generate(session.encode(one.prompt), _sampling(one))
-            ]
+            [token.token_id for token in session.tokens(session.encode(one.prompt), _sampling(one))]
             for one in asked
         ]
         return ids, hit_rate(session.controller.counters.totals()), time.perf_counter() - begin_s

@@ -229,7 +229,7 @@ def _alone(model: Path) -> tuple[dict[str, list[int]], dict[str, list[int]], str
         sampling = Sampling(max_new_tokens=NUM_TOKENS, ignore_eos=True)
 
         def answer(prompt: str | list[dict[str, str]]) -> list[int]:
-            return [token.token_id for token in session.generate(session.encode(prompt), sampling)]
+            return [token.token_id for token in session.tokens(session.encode(prompt), sampling)]
 
         long = session.opened.tokenizer.decode(session.encode(" ".join(found)[:6000])[0, :900])
         texts = {prompt: answer(prompt) for prompt in (*prompts, long)}

@@ -125,7 +125,7 @@ def _settings(rng: random.Random, model: Model) -> Settings:
 def _alone(session: Session, asked: Sequence[Asked], rng: random.Random) -> list[list[int]]:
     """Answer one request after another; the state of the session is kept between them."""
     return [
-        [token.token_id for token in session.generate(_ids(session, one), one.sampling)]
+        [token.token_id for token in session.tokens(_ids(session, one), one.sampling)]
         for one in asked
     ]
 

@@ -59,7 +59,7 @@ def _compare(
             prompt = rng.choice(model.requests).prompts[:1]
             ours = [
                 token.token_id
-                for token in session.generate(prompt, Sampling(_NUM_TOKENS, ignore_eos=True))
+                for token in session.tokens(prompt, Sampling(_NUM_TOKENS, ignore_eos=True))
             ]
             if ours != (theirs := model.generated(prompt, _NUM_TOKENS)):
                 raise Lost(f"15: {ours} generated, {theirs} by the plain model")

@@ -216,7 +216,7 @@ class HostileInputs(Hostile):
 
         def answered() -> None:
             sampling = Sampling(**given)
-            for _ in self._session.generate(self._session.encode(text), sampling):
+            for _ in self._session.tokens(self._session.encode(text), sampling):
                 pass
 
         refusal(f"12: prompt {text[:20]!r} with {given}", answered)
