@@ -1,11 +1,11 @@
-"""Run Mixture-of-Experts models bigger than memory, and know what each shortcut costs.
+"""The user interface: parse a command, call one function, render its result.
+
+And what a program needs, by one import (docs/api.md); `import moectl` alone imports no torch:
 
     from moectl import Sampling, load
 
     with load("unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M", budget="8GB") as session:
         print(session.tokens("Why is the sky blue?", Sampling(max_new_tokens=64)).text)
-
-Each name is imported when it is first used: `import moectl` imports no torch (docs/api.md).
 """
 
 from importlib import import_module

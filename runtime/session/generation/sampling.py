@@ -25,10 +25,10 @@ from transformers import (
 from artifacts.errors import BadInput, BadUsage
 from runtime.devices import is_host
 from runtime.session.generation.finite import NotFinite
-from runtime.session.generation.grammar import Grammar, GrammarRule, NoToken
+from runtime.session.generation.grammar import Grammar, GrammarRule, NoToken, ThoughtsRule
 from runtime.session.generation.logprobs import Logprobs
 from runtime.session.generation.penalties import Penalties
-from runtime.session.generation.thoughts import Thoughts, ThoughtsRule
+from runtime.session.generation.thoughts import Thoughts
 
 # bounds of divisors of logits: with larger or smaller ones logits are no longer finite
 _LEAST = 1e-4

@@ -91,7 +91,7 @@ def _kernels(
     slots = [content for _, content in contents]
     resident = SimpleNamespace(slow=SlowTier.plain(store), shadows=None, slots=slots)
     layer = SimpleNamespace(hidden_size=HIDDEN, experts=_SiluExperts())
-    opened = SimpleNamespace(dtype=torch.bfloat16, layers=[layer])
+    opened = SimpleNamespace(dtype=torch.bfloat16, layers=[layer], activations=None)
     kernels = TokenKernels(opened, resident, threads)
     kernels._forms[FULL_BITS].rows.are_divisible = way == ROWS
     kernels.take(torch.randn(1, HIDDEN).bfloat16())
