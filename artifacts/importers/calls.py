@@ -1,7 +1,7 @@
 """Passes and requests of a log that only has the calls of each layer, one after the other."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -55,37 +55,44 @@ def log_of_lines(
     """Return the log of lines in the order of computation: the number of the line, the layer and
     the experts of a token. All tokens of a pass stand together in a layer, and a pass begins where
     the layer falls. Raises BadInput, which says what a line is `expected` to be."""
-    lines = []
-    layers = []
-    experts = []
-    for number, layer, selected in rows:
-        if experts and len(selected) != len(experts[0]):
-            raise BadInput(
-                f"{path}, line {number} has {len(selected)} experts, line {lines[0]} "
-                f"{len(experts[0])}; expected: as many in every line"
-            )
-        lines.append(number)
-        layers.append(layer)
-        experts.append(selected)
-    if not lines:
+    found = list(rows)
+    if not found:
         raise BadInput(f"{path} has no line of a routed token; expected: {expected}")
+    _check_same_top_k(path, found)
+    lines, layers, experts = zip(*found, strict=True)
     layer = np.array(layers)
-    begins = np.append(True, layer[1:] != layer[:-1]) | (layer == layer[0]).all()
-    starts = np.flatnonzero(begins)
-    run = np.cumsum(begins) - 1
-    place = np.arange(len(layer)) - starts[run]
 
     def where(row: int) -> str:
         return f"{path}, line {lines[row]}"
 
-    numbered = number_calls(layer, _calls(layer, starts)[run], place, options.batch, where)
+    numbered = number_calls(layer, *_calls(layer), options.batch, where)
     return numbered.log(layer, np.array(experts), None, where)
 
 
-def _calls(layer: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return [R]: the number of each run of lines among the runs of its layer, from 0."""
-    calls = defaultdict(count)
-    return np.array([next(calls[name]) for name in layer[starts].tolist()])
+def _check_same_top_k(path: Path, rows: Sequence[tuple[int, int, list[int]]]) -> None:
+    first, _, experts = rows[0]
+    for number, _, selected in rows:
+        if len(selected) != len(experts):
+            raise BadInput(
+                f"{path}, line {number} has {len(selected)} experts, line {first} "
+                f"{len(experts)}; expected: as many in every line"
+            )
+
+
+def _calls(layer: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each line the number of its call, a run of lines of one layer, and its place in
+    it. In a log of one layer each line is a call."""
+    begins = np.append(True, layer[1:] != layer[:-1]) | (layer == layer[0]).all()
+    starts = np.flatnonzero(begins)
+    run = np.cumsum(begins) - 1
+    call = np.array(numbers_by_value(layer[starts].tolist()))
+    return call[run], np.arange(len(layer)) - starts[run]
+
+
+def numbers_by_value(values: Iterable[int]) -> list[int]:
+    """Number each value among those that are equal to it, in their order, from 0."""
+    numbers = defaultdict(count)
+    return [next(numbers[value]) for value in values]
 
 
 def number_calls(
@@ -104,40 +111,46 @@ def number_calls(
     calls are left out. `where(row)` is the place of a row in the source. Raises BadInput where
     layers disagree.
     """
-    sizes, notes = _sizes(layer, call, where)
-    if batch is not None:
-        return _batched(sizes, call, place, batch, notes)
+    sizes = _sizes(layer, call, where)
+    left_out = int(call.max()) + 1 - len(sizes)
+    notes = [f"{left_out:,} calls at the end lack layers and are left out"] if left_out else []
+    if batch is None:
+        return _prompted(sizes, call, place, notes)
+    return _batched(sizes, call, place, batch, notes)
+
+
+def _prompted(sizes: np.ndarray, call: np.ndarray, place: np.ndarray, notes: list[str]) -> Numbered:
     is_prompt = sizes > 1
     begins = is_prompt & ~np.append(False, is_prompt[:-1])
-    request = np.maximum(np.cumsum(begins) - begins[0], 0) if begins[0] else np.cumsum(begins)
+    request = np.cumsum(begins) - begins[0]
     before = np.cumsum(sizes) - sizes
-    first = np.array([before[request == number].min() for number in range(int(request[-1]) + 1)])
+    first = before[np.unique(request, return_index=True)[1]]
     at = np.minimum(call, len(sizes) - 1)
-    notes.append(
-        "calls of several tokens are prompts, and a prompt after decoding begins a request"
-    )
     return Numbered(
         kept=call < len(sizes),
         pass_=call,
         request=request[at],
         token=before[at] - first[request[at]] + place,
         phase=np.where(is_prompt[at], PREFILL, DECODE),
-        notes=tuple(notes),
+        notes=(
+            *notes,
+            "calls of several tokens are prompts, and a prompt after decoding begins a request",
+        ),
     )
 
 
 def _batched(
     sizes: np.ndarray, call: np.ndarray, place: np.ndarray, batch: int, notes: list[str]
 ) -> Numbered:
-    is_kept = np.append(sizes == batch, False)  # the last for calls that some layers lack
-    if not is_kept.any():
-        found = zip(*np.unique(sizes, return_counts=True), strict=True)
-        told = ", ".join(f"{size} ({count} times)" for size, count in found)
+    if batch not in sizes:
+        found = Counter(sizes.tolist())
+        told = ", ".join(f"{size} ({found[size]} times)" for size in sorted(found))
         raise BadInput(
             f"no call has exactly {batch} tokens, as --batch {batch} expects: calls have {told}"
         )
+    is_kept = np.append(sizes == batch, False)  # the last for calls that some layers lack
     at = np.minimum(call, len(sizes))
-    notes.append(
+    together = (
         f"{is_kept.sum():,} calls of {batch} tokens decode {batch} requests together, known by "
         f"their place; {len(sizes) - is_kept.sum():,} other calls are left out"
     )
@@ -147,24 +160,32 @@ def _batched(
         request=place,
         token=(np.cumsum(is_kept) - 1)[at],
         phase=np.full(len(call), DECODE),
-        notes=tuple(notes),
+        notes=(*notes, together),
     )
 
 
-def _sizes(
-    layer: np.ndarray, call: np.ndarray, where: Callable[[int], str]
-) -> tuple[np.ndarray, list[str]]:
-    """Tokens of each call, as far as all layers have it; a note on calls at the end that some
-    layers lack."""
+def _sizes(layer: np.ndarray, call: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
+    """Return the tokens of each call, as far as all layers have it."""
     names = np.unique(layer)
     by_layer = [np.bincount(call[layer == name]) for name in names]
     shortest = min(map(len, by_layer))
-    longest = max(map(len, by_layer))
     table = np.stack([sizes[:shortest] for sizes in by_layer])
     # A log that was cut off ends within a call of some layer.
     if shortest > 1 and (table[:, -1] != table[0, -1]).any():
-        shortest = shortest - 1
         table = table[:, :-1]
+    _check_same_sizes(table, names, layer, call, where)
+    return table[0]
+
+
+def _check_same_sizes(
+    table: np.ndarray,
+    names: np.ndarray,
+    layer: np.ndarray,
+    call: np.ndarray,
+    where: Callable[[int], str],
+) -> None:
+    """Raise BadInput where a layer of these `names` has other sizes of calls [L, C] than the
+    first."""
     differs = (table != table[0]).any(axis=0)
     if differs.any():
         number = int(differs.argmax())
@@ -175,7 +196,3 @@ def _sizes(
             f"layer {names[other]} {table[other, number]}; expected: the same tokens in every "
             "layer"
         )
-    left_out = longest - shortest
-    return table[0], [
-        f"{left_out:,} calls at the end lack layers and are left out"
-    ] if left_out else []

@@ -28,18 +28,17 @@ def one_by_one(
 ) -> RoutingLog:
     """Return the log of arrays [L, T, K], and [L, T, E], of these layers; `place(layer, token)`
     counts both from 0."""
-    num_layers, num_tokens, top_k = experts.shape
-    token = np.tile(np.arange(num_tokens), num_layers)
-    return RoutingLog(
+    token = np.arange(experts.shape[1])
+    return RoutingLog.of_layers(
+        layers,
+        experts,
+        place,
         request=np.zeros_like(token),
         pass_=token,
         phase=np.full_like(token, DECODE),
-        layer=np.repeat(layers, num_tokens),
         token=token,
-        experts=experts.reshape(-1, top_k),
-        weights=weights.reshape(-1, top_k),
-        place=lambda row: place(row // num_tokens, row % num_tokens),
-        probabilities=None if probabilities is None else probabilities.reshape(len(token), -1),
+        weights=weights,
+        probabilities=probabilities,
         notes=(_NOTE, *notes),
     )
 

@@ -1,6 +1,6 @@
 """A routing log that was read from another program's file, checked and made into a trace."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,6 +38,41 @@ class RoutingLog:
     place: Callable[[int], str]
     probabilities: np.ndarray | None = None  # [N, E]
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of_layers(
+        cls,
+        layers: Sequence[int],
+        experts: np.ndarray,
+        place: Callable[[int, int], str],
+        *,
+        request: np.ndarray,
+        pass_: np.ndarray,
+        phase: np.ndarray,
+        token: np.ndarray,
+        weights: np.ndarray | None = None,
+        probabilities: np.ndarray | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> "RoutingLog":
+        """Return the log of arrays [L, T, K], and [L, T, E], of these layers, whose columns [T] are
+        the same in each layer; `place(layer, token)` counts both from 0."""
+        num_layers, num_tokens, _ = experts.shape
+        return cls(
+            request=np.tile(request, num_layers),
+            pass_=np.tile(pass_, num_layers),
+            phase=np.tile(phase, num_layers),
+            layer=np.repeat(layers, num_tokens),
+            token=np.tile(token, num_layers),
+            experts=_flat(experts),
+            weights=_flat(weights),
+            place=lambda row: place(row // num_tokens, row % num_tokens),
+            probabilities=_flat(probabilities),
+            notes=notes,
+        )
+
+
+def _flat(by_layer: np.ndarray | None) -> np.ndarray | None:
+    return None if by_layer is None else by_layer.reshape(-1, by_layer.shape[-1])
 
 
 def trace_of(log: RoutingLog, *, tokens: int | None = None) -> Trace:

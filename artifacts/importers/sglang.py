@@ -7,7 +7,8 @@ selected, `positions` [T], and `extend_seq_lens` of the prompts in it. The map
 """
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -34,46 +35,91 @@ _REQUESTS = (
 )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pass:
+    """A forward pass over T tokens: its record's number, and of each token the position, the
+    request, the phase and the physical experts."""
+
+    record: int
+    positions: list[int]  # [T], as the others
+    request: np.ndarray
+    phase: np.ndarray
+    ids: np.ndarray  # [L, T, K], -1 where nothing was selected
+
+
+@dataclass(slots=True)
+class _Requests:
+    """Requests that may go on: the next position and the number of each, those of the last pass
+    first; `num_seen` have begun."""
+
+    awaited: list[tuple[int, int]] = field(default_factory=list)
+    num_seen: int = 0
+
+    def follow(
+        self, positions: list[int], sequences: Iterable[tuple[int, int]], *, has_prompts: bool
+    ) -> np.ndarray:
+        """Return [2, T]: the request and the phase of each token of the next pass."""
+        columns = np.zeros((2, len(positions)), np.int64)
+        ahead = []
+        for begin, end in sequences:
+            known = self._waiting_at(positions[begin])
+            # a batch of prompts may decode others, each with a length of 1
+            decodes = not has_prompts or known is not None and end - begin == 1
+            number = self._begun() if known is None else known
+            columns[:, begin:end] = [[number], [DECODE if decodes else PREFILL]]
+            ahead.append((positions[end - 1] + 1, number))
+        self.awaited = ahead + self.awaited
+        return columns
+
+    def _waiting_at(self, position: int) -> int | None:
+        """Take the first request that goes on at a position from those awaited."""
+        for one in self.awaited:
+            if one[0] == position:
+                self.awaited.remove(one)
+                return one[1]
+        return None
+
+    def _begun(self) -> int:
+        self.num_seen += 1
+        return self.num_seen - 1
+
+
 def read(path: Path, options: LogOptions) -> RoutingLog:
     """Return the log in a file. Nothing but tensors and plain values is unpickled. Raises
     BadInput."""
     saved = _loaded(path)
     logical = _array(saved, "last_physical_to_logical_map", 2, path)
-    awaited: list[tuple[int, int]] = []  # the next position of each request, and its number
-    parts = []
-    num_requests = 0
+    requests = _Requests()
+    passes = []
     for number, record in enumerate(saved["records"]):
         place = f"{path}, record {number}"
         ids = _array(record, "topk_ids_of_layer", 3, place)
-        positions = record.get("positions")
-        is_known = isinstance(positions, list) and all(isinstance(one, int) for one in positions)
-        if not is_known or len(positions) != ids.shape[1]:
-            raise BadInput(f"{place} has no position for each of its tokens; expected: {_EXPECTED}")
-        is_mapped = ids.min(initial=0) >= -1 and ids.max(initial=-1) < logical.shape[1]
-        if len(ids) != len(logical) or not is_mapped:
-            raise BadInput(f"{place} has experts that the map lacks; expected: {_EXPECTED}")
-        request, phase = np.zeros((2, len(positions)), np.int64)
+        positions = _positions(record, ids.shape[1], place)
+        _check_mapped(ids, logical, place)
         lengths = record.get("extend_seq_lens")
-        ahead = []
-        for begin, end in _sequences(lengths, len(positions), place):
-            known = next((one for one in awaited if one[0] == positions[begin]), None)
-            # a batch of prompts may decode others, each with a length of 1
-            decodes = lengths is None or known is not None and end - begin == 1
-            phase[begin:end] = DECODE if decodes else PREFILL
-            if known is None:
-                known = (positions[begin], num_requests)
-                num_requests += 1
-            else:
-                awaited.remove(known)
-            request[begin:end] = known[1]
-            ahead.append((positions[end - 1] + 1, known[1]))
-        awaited = ahead + awaited
-        parts.append((number, phase, request, np.array(positions), ids))
-    return _log(path, parts, logical)
+        sequences = _sequences(lengths, len(positions), place)
+        columns = requests.follow(positions, sequences, has_prompts=lengths is not None)
+        if positions:
+            passes.append(_Pass(number, positions, *columns, ids))
+    return _log(path, passes, logical)
+
+
+def _positions(record: dict, num_tokens: int, place: str) -> list[int]:
+    positions = record.get("positions")
+    is_known = isinstance(positions, list) and all(isinstance(one, int) for one in positions)
+    if not is_known or len(positions) != num_tokens:
+        raise BadInput(f"{place} has no position for each of its tokens; expected: {_EXPECTED}")
+    return positions
+
+
+def _check_mapped(ids: np.ndarray, logical: np.ndarray, place: str) -> None:
+    is_mapped = ids.min(initial=0) >= -1 and ids.max(initial=-1) < logical.shape[1]
+    if len(ids) != len(logical) or not is_mapped:
+        raise BadInput(f"{place} has experts that the map lacks; expected: {_EXPECTED}")
 
 
 def _sequences(lengths: object, num_tokens: int, place: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each request's tokens: those of prompts by their lengths, then one
+    """Yield where the tokens of each request begin and end: prompts by their lengths, then one
     token each."""
     lengths = [] if lengths is None else lengths
     is_known = isinstance(lengths, list) and all(isinstance(n, int) and n > 0 for n in lengths)
@@ -83,33 +129,30 @@ def _sequences(lengths: object, num_tokens: int, place: str) -> Iterator[tuple[i
     yield from zip([0, *ends], ends, strict=False)
 
 
-def _log(path: Path, parts: list[tuple], logical: np.ndarray) -> RoutingLog:
-    parts = [part for part in parts if len(part[2])]
-    ids = np.concatenate([part[4] for part in parts], axis=1) if parts else np.zeros((0, 0, 0))
-    top_k = int((ids >= 0).sum(axis=2).max(initial=0))
-    layers = np.flatnonzero((ids >= 0).any(axis=(1, 2)))
-    if not top_k:
+def _log(path: Path, passes: list[_Pass], logical: np.ndarray) -> RoutingLog:
+    if not any((one.ids >= 0).any() for one in passes):
         raise BadInput(f"{path} has no token; expected: {_EXPECTED}")
-    sizes = [len(part[2]) for part in parts]
-    experts = logical[np.arange(len(ids))[:, None, None], ids][layers]
-    experts[ids[layers] < 0] = -1
-    num_tokens = ids.shape[1]
-
-    def column(values: list) -> np.ndarray:
-        return np.tile(np.repeat(values, sizes), len(layers))
-
-    record = column([part[0] for part in parts])
-    return RoutingLog(
-        request=np.tile(np.concatenate([part[2] for part in parts]), len(layers)),
+    layers, experts = _routed(np.concatenate([one.ids for one in passes], axis=1), logical)
+    record = np.concatenate([np.full_like(one.request, one.record) for one in passes])
+    return RoutingLog.of_layers(
+        layers,
+        experts,
+        lambda _, token: f"{path}, record {record[token]}",
+        request=np.concatenate([one.request for one in passes]),
         pass_=record,
-        phase=np.tile(np.concatenate([part[1] for part in parts]), len(layers)),
-        layer=np.repeat(layers, num_tokens),
-        token=np.tile(np.concatenate([part[3] for part in parts]), len(layers)),
-        experts=experts[:, :, :top_k].reshape(-1, top_k),
-        weights=None,
-        place=lambda row: f"{path}, record {record[row]}",
+        phase=np.concatenate([one.phase for one in passes]),
+        token=np.concatenate([one.positions for one in passes]),
         notes=(_REQUESTS,),
     )
+
+
+def _routed(ids: np.ndarray, logical: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the layers that selected experts, and the logical experts [layers, T, top_k]."""
+    is_selected = ids >= 0
+    top_k = is_selected.sum(axis=2).max()
+    layers = np.flatnonzero(is_selected.any(axis=(1, 2)))
+    experts = np.where(is_selected, logical[np.arange(len(ids))[:, None, None], ids], -1)
+    return layers, experts[layers, :, :top_k]
 
 
 def _loaded(path: Path) -> dict:

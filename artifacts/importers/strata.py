@@ -7,13 +7,15 @@ window, its number, how many positions it has, how many drafts were accepted, an
 A window is a pass over one token and drafts after it, layer by layer.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from artifacts.errors import BadInput
-from artifacts.importers.calls import log_of_lines
+from artifacts.importers.calls import log_of_lines, numbers_by_value
 from artifacts.importers.routing_log import LogOptions, RoutingLog
 from artifacts.traces.trace import DECODE, PREFILL
 
@@ -24,13 +26,32 @@ _VERSION = 2
 _EXPECTED = "records of --dump-routing: layer, k, k ids, k weights"
 
 
+class _Record(NamedTuple):
+    """The experts of one position in one layer, or a tag and its values."""
+
+    number: int
+    layer: int
+    ids: np.ndarray
+    weights: np.ndarray
+
+
+class _Row(NamedTuple):
+    """A record that was committed, with its place in the log."""
+
+    request: int
+    pass_: int
+    phase: int
+    token: int
+    record: _Record
+
+
 @dataclass(slots=True)
 class _Windows:
-    """The rows of the windows that were committed, and those since the last commit, as record,
-    layer, ids and weights."""
+    """The `rows` of the windows that were committed, and the records since the last commit, `open`.
+    The next window begins at position `token` of its request."""
 
-    rows: list[tuple[int, int, int, int, int, np.ndarray, np.ndarray]] = field(default_factory=list)
-    open: list[tuple[int, int, np.ndarray, np.ndarray]] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
+    open: list[_Record] = field(default_factory=list)
     request: int = 0
     token: int = 0
     num_windows: int = 0
@@ -46,27 +67,47 @@ class _Windows:
         if len(values) < 4:
             raise BadInput(f"{place} ends a window without saying how; expected: {_EXPECTED}")
         _, num_positions, num_accepted, phase = values[:4].tolist()
-        seen: dict[int, int] = {}
-        for record, layer, ids, weights in self.open:
-            at = seen.get(layer, 0)
-            seen[layer] = at + 1
+        self._check(place, num_positions, num_accepted)
+        kind = DECODE if phase else PREFILL
+        ats = numbers_by_value(record.layer for record in self.open)
+        for at, record in zip(ats, self.open, strict=True):
             if at <= num_accepted:
-                kind = DECODE if phase else PREFILL
-                row = (record, self.num_windows, kind, layer, self.token + at, ids, weights)
-                self.rows.append((self.request, *row))
-        if set(seen.values()) - {num_positions} or not 0 <= num_accepted < max(num_positions, 1):
-            raise BadInput(
-                f"{place} ends a window of {num_positions} positions and {num_accepted} accepted "
-                f"drafts, whose layers have {sorted(set(seen.values()))}; expected: as many"
-            )
+                row = _Row(self.request, self.num_windows, kind, self.token + at, record)
+                self.rows.append(row)
         self.open = []
         self.num_windows += 1
         self.num_rejected += num_positions - 1 - num_accepted
         self.token += 1 + num_accepted
 
+    def _check(self, place: str, num_positions: int, num_accepted: int) -> None:
+        found = set(Counter(record.layer for record in self.open).values())
+        if found - {num_positions} or not 0 <= num_accepted < max(num_positions, 1):
+            raise BadInput(
+                f"{place} ends a window of {num_positions} positions and {num_accepted} accepted "
+                f"drafts, whose layers have {sorted(found)}; expected: as many"
+            )
+
 
 def read(path: Path, options: LogOptions) -> RoutingLog:
     """Return the log in a file; drafts that were rejected are left out. Raises BadInput."""
+    windows = _Windows()
+    for record in _records(path, _loaded(path)):
+        place = f"{path}, record {record.number}"
+        if record.layer >= 0:
+            windows.open.append(record)
+        elif record.layer == _FORMAT and record.ids.tolist() != [_VERSION]:
+            raise BadInput(f"{place} is of format {record.ids.tolist()}; expected: {_VERSION}")
+        elif record.layer == _REQUEST:
+            windows.begin_request()
+        elif record.layer == _COMMIT:
+            windows.commit(place, record.ids)
+    if not windows.rows:
+        rows = [(record.number, record.layer, record.ids.tolist()) for record in windows.open]
+        return log_of_lines(path, rows, options, expected=_EXPECTED)
+    return _log(path, windows)
+
+
+def _loaded(path: Path) -> bytes:
     if not path.is_file():
         raise BadInput(f"there is no file {path}")
     data = path.read_bytes()
@@ -75,47 +116,31 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
             f"{path} is a profile of Strata, an order of experts without tokens, of which no trace "
             "can be made: record one by --dump-routing"
         )
-    windows = _Windows()
-    for number, (layer, ids, weights) in enumerate(_records(path, data)):
-        place = f"{path}, record {number}"
-        if layer >= 0:
-            windows.open.append((number, layer, ids, weights))
-        elif layer == _FORMAT and ids.tolist() != [_VERSION]:
-            raise BadInput(f"{place} is of format {ids.tolist()}; expected: {_VERSION}")
-        elif layer == _REQUEST:
-            windows.begin_request()
-        elif layer == _COMMIT:
-            windows.commit(place, ids)
-    if not windows.rows:
-        rows = [(number, layer, ids.tolist()) for number, layer, ids, _ in windows.open]
-        return log_of_lines(path, rows, options, expected=_EXPECTED)
-    return _log(path, windows)
+    return data
 
 
-def _records(path: Path, data: bytes) -> list[tuple[int, np.ndarray, np.ndarray]]:
-    """Return layer, ids and weights of each record. Raises BadInput where one is cut off."""
+def _records(path: Path, data: bytes) -> list[_Record]:
+    """Return the records of a file. Raises BadInput where one is cut off."""
     words = np.frombuffer(data, "<i4", len(data) // 4)
     records = []
     at = 0
     while at < len(words):
-        layer, k = words[at : at + 2].tolist() if at + 2 <= len(words) else (0, 0)
-        end = at + 2 + 2 * k
-        if k < 1 or end > len(words):
+        k = int(words[at + 1]) if at + 1 < len(words) else 0
+        values = words[at + 2 :][: 2 * k]
+        if k < 1 or len(values) < 2 * k:
             raise BadInput(f"{path} is no record at byte {4 * at}; expected: {_EXPECTED}")
-        ids = words[at + 2 : at + 2 + k]
-        records.append((layer, ids, words[at + 2 + k : end].view("<f4")))
-        at = end
+        layer = int(words[at])
+        records.append(_Record(len(records), layer, values[:k], values[k:].view("<f4")))
+        at += 2 + 2 * k
     return records
 
 
 def _log(path: Path, windows: _Windows) -> RoutingLog:
-    request, record, pass_, phase, layer, token, experts, weights = zip(*windows.rows, strict=True)
+    request, pass_, phase, token, records = zip(*windows.rows, strict=True)
+    number, layer, experts, weights = zip(*records, strict=True)
     if len({len(ids) for ids in experts}) > 1:
         raise BadInput(f"{path} has records of several numbers of experts; expected: one")
     weights = np.array(weights)
-    notes = [f"{windows.num_rejected:,} drafts were rejected, and are left out"]
-    if windows.open:
-        notes.append(f"{len(windows.open):,} records after the last window are left out")
     return RoutingLog(
         request=np.array(request),
         pass_=np.array(pass_),
@@ -124,6 +149,13 @@ def _log(path: Path, windows: _Windows) -> RoutingLog:
         token=np.array(token),
         experts=np.array(experts, np.int64),
         weights=weights if weights.any() else None,
-        place=lambda row: f"{path}, record {record[row]}",
-        notes=tuple(notes),
+        place=lambda row: f"{path}, record {number[row]}",
+        notes=_notes(windows),
     )
+
+
+def _notes(windows: _Windows) -> tuple[str, ...]:
+    rejected = f"{windows.num_rejected:,} drafts were rejected, and are left out"
+    if not windows.open:
+        return (rejected,)
+    return rejected, f"{len(windows.open):,} records after the last window are left out"
