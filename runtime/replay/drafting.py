@@ -75,11 +75,8 @@ def best_draft(
 
     Requests are served one after another. A draft of a token is right in every length or in none.
     """
-    asked = sorted({0, *lengths})
-    if asked[0] < 0 or asked[-1] > MOST:
-        raise BadUsage(f"a pass verifies 0 to {MOST} drafts, not {asked[0]} to {asked[-1]}")
     rows = []
-    for length in asked:
+    for length in _asked(lengths):
         other = workload.of_trace(verified(workload.trace, length, drafts))
         outcome = other.run(setting)
         if not length:
@@ -90,6 +87,13 @@ def best_draft(
     fastest = min(rows, key=lambda row: row.seconds_per_token)
     notes = () if drafts.rejected else (ROUTED_AS_NEXT,)
     return DraftChoice(fastest.num_drafts, tuple(rows), (*other.assumed, *notes))
+
+
+def _asked(lengths: Iterable[int]) -> list[int]:
+    asked = sorted({0, *lengths})
+    if asked[0] < 0 or asked[-1] > MOST:
+        raise BadUsage(f"a pass verifies 0 to {MOST} drafts, not {asked[0]} to {asked[-1]}")
+    return asked
 
 
 def _row(length: int, outcome: "Outcome", num_tokens: int, draft_s: float) -> DraftRow:
@@ -116,21 +120,24 @@ def verified(trace: Trace, length: int, drafts: Drafts) -> Trace:
         _check_same_rows(trace, drafts.rejected)
         computed = concatenate((trace, drafts.rejected))
     passes = trace.pass_indices()
+    tokens = _rows_by_token(trace, passes)
+    firsts = np.array([rows[0] for rows in tokens])
+    windows = _windows(trace.request[firsts], _prompts(trace, passes, firsts), length, drafts)
+    shift = len(computed) - len(trace)  # to the rows of rejected drafts
+    rows = [
+        np.concatenate(tokens[first:right] + [one + shift for one in tokens[right:stop]])
+        for first, right, stop in windows
+    ]
+    numbers = np.repeat(np.arange(len(rows)), list(map(len, rows)))
+    return replace(computed.take(np.concatenate(rows)), pass_=numbers.astype(np.int32))
+
+
+def _rows_by_token(trace: Trace, passes: np.ndarray) -> list[np.ndarray]:
+    """Return the rows of each token, layer by layer; tokens are in order by request."""
     order = np.lexsort((trace.layer, trace.token, passes, trace.request))
     by_token = [column[order] for column in (trace.request, passes, trace.token)]
     is_new = np.logical_or.reduce([np.diff(column) != 0 for column in by_token])
-    tokens = np.split(order, np.flatnonzero(is_new) + 1)  # of rows
-    firsts = np.array([rows[0] for rows in tokens])
-    windows = _windows(trace.request[firsts], _prompts(trace, passes, firsts), length, drafts)
-    shift = len(trace) if drafts.rejected is not None else 0
-    rows = []
-    counts = []
-    for first, right, stop in windows:
-        taken = np.concatenate(tokens[first:right] + [one + shift for one in tokens[right:stop]])
-        rows.append(taken)
-        counts.append(len(taken))
-    numbers = np.repeat(np.arange(len(rows)), counts)
-    return replace(computed.take(np.concatenate(rows)), pass_=numbers.astype(np.int32))
+    return np.split(order, np.flatnonzero(is_new) + 1)
 
 
 def _prompts(trace: Trace, passes: np.ndarray, firsts: np.ndarray) -> np.ndarray:
@@ -145,10 +152,9 @@ def _windows(
     behind the last that is computed; tokens are numbered by request."""
     draws = np.random.default_rng(drafts.seed).random(len(requests))
     chances = [*drafts.acceptance, *[drafts.acceptance[-1]] * length][:length]
-    bounds = np.flatnonzero(np.append((np.diff(requests) != 0) | (np.diff(prompts) != 0), True)) + 1
     windows = []
     token = 0
-    for stop in bounds.tolist():
+    for stop in _stops(requests, prompts):
         while token < stop:
             if prompts[token] >= 0:
                 right = end = stop
@@ -159,6 +165,12 @@ def _windows(
             windows.append((token, right, end))
             token = right
     return windows
+
+
+def _stops(requests: np.ndarray, prompts: np.ndarray) -> list[int]:
+    """Return the tokens behind the last of each prompt and of each request's decoding."""
+    changes = (np.diff(requests) != 0) | (np.diff(prompts) != 0)
+    return [*(np.flatnonzero(changes) + 1).tolist(), len(requests)]
 
 
 def _check_same_rows(trace: Trace, rejected: Trace) -> None:

@@ -47,8 +47,7 @@ class Steps:
         order = np.lexsort((decoded.layer, passes))
         passes = passes[order]
         layers = decoded.layer[order]
-        is_first = np.append(True, (np.diff(passes) != 0) | (np.diff(layers) != 0))
-        starts = np.flatnonzero(is_first)
+        starts = _starts(passes, layers)
         self._num_experts = num_experts
         self._starts = np.append(starts, len(order))
         self._layers = layers[starts].astype(np.int64)
@@ -59,10 +58,8 @@ class Steps:
 
     def through(self, pool: Pool, costs: Costs) -> PoolOutcome:
         """Return what the pool does with the trace, from empty on."""
-        num_keys = (int(self._layers.max()) + 1) * self._num_experts
-        held = np.zeros(num_keys, np.bool_) if pool.held is None else pool.held.copy()
-        ratio = min(1.0, costs.link_over_near)
-        rule = [pool.half_life, pool.num_classes, pool.near_share, ratio]
+        held = self._held(pool)
+        rule = (pool.half_life, pool.num_classes, pool.near_share, min(1.0, costs.link_over_near))
         counts = np.zeros((len(self._layers), 4), np.int64)
         seconds = np.zeros(len(self._layers))
         follow(
@@ -78,6 +75,16 @@ class Steps:
             seconds,
         )
         return PoolOutcome(counts, np.add.reduceat(seconds, self._firsts))
+
+    def _held(self, pool: Pool) -> np.ndarray:
+        if pool.held is not None:
+            return pool.held.copy()
+        return np.zeros((int(self._layers.max()) + 1) * self._num_experts, np.bool_)
+
+
+def _starts(passes: np.ndarray, layers: np.ndarray) -> np.ndarray:
+    """Return the first row of each layer of each pass."""
+    return np.flatnonzero(np.append(True, (np.diff(passes) != 0) | (np.diff(layers) != 0)))
 
 
 def _seconds_of(costs: Costs) -> np.ndarray:

@@ -1,7 +1,7 @@
 """A tier of the experts that were used most lately, put in order every few tokens (Strata's
 adaptive tier)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -83,22 +83,26 @@ class Adaptive(SimpleResidency):
     def _candidates(self, layer: int) -> list[tuple[float, int, int]]:
         """Return the gain of each move, the expert that comes and the one that leaves, -1 for an
         empty slot."""
-        counts = self._counts[layer]
         inside = self._inside[layer]
-        num_devices = len(self._num_slots[layer])
+        outside = set(np.flatnonzero(self._counts[layer] >= 2).tolist()).difference(inside)
+        slots = self._num_slots[layer]
         moves = []
-        for device in range(num_devices):
-            here = [expert for expert in inside if expert % num_devices == device]
-            outside = sorted(
-                set(np.flatnonzero(counts >= 2).tolist()).difference(inside),
-                key=lambda expert: (-counts[expert], expert),
-            )
-            outside = [expert for expert in outside if expert % num_devices == device]
-            room = self._num_slots[layer][device] - len(here)
-            moves += [(counts[expert], expert, -1) for expert in outside[:room]]
-            here.sort(key=lambda expert: (counts[expert], expert))
-            for comes, leaves in zip(outside[room:], here, strict=False):
-                if counts[comes] < counts[leaves] + self.margin:
-                    break
-                moves.append((counts[comes] - counts[leaves], comes, leaves))
+        for device, num_slots in enumerate(slots):
+            here = [expert for expert in inside if expert % len(slots) == device]
+            others = [expert for expert in outside if expert % len(slots) == device]
+            moves += self._moves(self._counts[layer], here, others, num_slots)
         return moves
+
+    def _moves(
+        self, counts: np.ndarray, inside: list[int], outside: list[int], num_slots: int
+    ) -> Iterator[tuple[float, int, int]]:
+        """Yield the moves of one device: into its empty slots, then in place of the least used."""
+        ranked = sorted(outside, key=lambda expert: (-counts[expert], expert))
+        room = num_slots - len(inside)
+        for expert in ranked[:room]:
+            yield counts[expert], expert, -1
+        least = sorted(inside, key=lambda expert: (counts[expert], expert))
+        for comes, leaves in zip(ranked[room:], least, strict=False):
+            if counts[comes] < counts[leaves] + self.margin:
+                return
+            yield counts[comes] - counts[leaves], comes, leaves

@@ -1,6 +1,7 @@
 """`moectl advise`: the settings of the engine that a user has, and what they would give, from a
 config or a header alone."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,27 @@ from moectl.cli import completion
 from moectl.cli.options import StorePath
 from moectl.commands.start.plan import PlaceOptions
 from moectl.shared.defaults import DEFAULT_STORE
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """The run that the advice is compared with."""
+
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Run llama.cpp or moectl on this machine's CPU and compare, kept in the store.",
+        ),
+    ] = False
+    engine_log: Annotated[
+        Path | None,
+        typer.Option(help="Compare with this instead: `llama-bench -o json`, or a server's log."),
+    ] = None
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads of the run to verify.", show_default="all cores"),
+    ] = None
 
 
 def advise(
@@ -44,21 +66,7 @@ def advise(
             help='What each would give alone: "+8GiB vram, ddr5-6000, pcie5, quant Q3_K_M, mtp".'
         ),
     ] = None,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify",
-            help="Run llama.cpp or moectl on this machine's CPU and compare, kept in the store.",
-        ),
-    ] = False,
-    engine_log: Annotated[
-        Path | None,
-        typer.Option(help="Compare with this instead: `llama-bench -o json`, or a server's log."),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="Threads of the run to verify.", show_default="all cores"),
-    ] = None,
+    verifying: VerifyOptions,
     store: StorePath = DEFAULT_STORE,
 ) -> None:
     """Say which flags of your engine to set, and how fast."""
@@ -71,11 +79,11 @@ def advise(
     asked = engine_of(engine)
     named = as_named(model) or str(demo_model())
     request = PlanRequest(named, place.find(), context)
-    if verify or engine_log:
+    if verifying.verify or verifying.engine_log:
         from moectl.commands.start.advise.verifying import verified
 
-        given = {"trace": trace, "threads": threads, "log": engine_log, "store": store}
-        print(verified(request, asked, **given))
+        run = {"threads": verifying.threads, "log": verifying.engine_log}
+        print(verified(request, asked, trace=trace, store=store, **run))
         return
     shown = (
         lines(advise_on(request, asked, trace))

@@ -6,6 +6,7 @@ from artifacts.common.untrusted import existing
 from artifacts.modelshapes.repositories import REPOSITORIES
 from moectl.commands.start.advise.choosing import ACCEPTANCE, Advice
 from moectl.commands.start.advise.engines import MIB, Placement, Run
+from moectl.commands.start.advise.predicting import Prediction
 from moectl.commands.start.plan.answer import OWN
 from moectl.commands.start.plan.needs import known_name
 from moectl.show.grounds import TOY_NBYTES
@@ -18,15 +19,8 @@ _WORTH_LOOKING = 0.1  # a look-ahead is never right in time everywhere, and cost
 def lines(advice: Advice) -> Iterator[str]:
     """Yield the advice."""
     engine = advice.engine
-    place = advice.request.place
-    prediction = advice.prediction
-    ram = f", {human_bytes(place.ram_nbytes)} of RAM" if place.ram_nbytes else ""
-    yield f"{advice.needs.model.name} on {place.shown}{ram}, for {engine.name} {engine.version}"
-    yield (
-        f"speed: {rounded(prediction.tokens_per_second)} tokens/s, between "
-        f"{rounded(prediction.low)} and {rounded(prediction.high)}: {prediction.of_limit:.0%} of "
-        f"the byte limit {rounded(prediction.limit)}"
-    )
+    yield f"{advice.needs.model.name} on {_place(advice)}, for {engine.name} {engine.version}"
+    yield f"speed: {_speed(advice.prediction)}"
     yield f"placement: {_placement(advice)}"
     yield f"cache: {_cache(advice)}"
     if shares := _shares(advice):
@@ -35,7 +29,7 @@ def lines(advice: Advice) -> Iterator[str]:
     yield f"prediction: {_ahead(advice)}"
     yield f"quant: {_quant(advice)}"
     yield f"flags: {engine.flags(run_of(advice))}"
-    yield from prediction.grounds
+    yield from advice.prediction.grounds
     if advice.needs.model.shape.nbytes < TOY_NBYTES:
         yield "so small a model has no times on a data sheet: only ratios mean anything"
     yield (
@@ -43,6 +37,20 @@ def lines(advice: Advice) -> Iterator[str]:
         "route as the next tokens do"
     )
     yield f"flags and rules: a reading of {engine.source}; nothing of it was run here"
+
+
+def _place(advice: Advice) -> str:
+    place = advice.request.place
+    ram = f", {human_bytes(place.ram_nbytes)} of RAM" if place.ram_nbytes else ""
+    return f"{place.shown}{ram}"
+
+
+def _speed(prediction: Prediction) -> str:
+    return (
+        f"{rounded(prediction.tokens_per_second)} tokens/s, between {rounded(prediction.low)} and "
+        f"{rounded(prediction.high)}: {prediction.of_limit:.0%} of the byte limit "
+        f"{rounded(prediction.limit)}"
+    )
 
 
 def run_of(advice: Advice) -> Run:

@@ -10,6 +10,7 @@ from artifacts.hardware.machines import SSD_GBPS, Machine
 from artifacts.modelshapes.known import MODELS
 from artifacts.shape import Shape
 from artifacts.traces.parquet import read_parquet
+from artifacts.traces.trace import Trace
 from moectl.bundled import bundled_trace, bundled_traces
 from moectl.commands.start.advise.engines import Engine, Placement
 from moectl.commands.start.advise.predicting import (
@@ -41,34 +42,29 @@ _AT_ONCE_GBPS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Advice for a request: the `quant` of the model `needs`, the fastest of the `tried` placements
-    and its `prediction`; tokens a second by number of drafts a pass (`drafts`), of the best
-    placement `without` a cache, and if every load were known in time (`ahead`). `narrower`: the
-    widest quant that would be whole on the GPU, and its tokens a second."""
+    """Advice for a request: the `quant` of the model `needs`, the place's `machine` with experts
+    that its RAM does not hold on disk, the fastest of the `tried` placements and its `prediction`;
+    tokens a second by number of drafts a pass (`drafts`), of the best placement `without` a cache,
+    and if every load were known in time (`ahead`). `num_drafts` is the fastest number, 0 where none
+    pays; with `can_draft` the model's files have layers that draft and the engine uses them.
+    `narrower`: the widest quant that would be whole on the GPU, and its tokens a second."""
 
     request: PlanRequest
     engine: Engine
     needs: Needs
     quant: str
     memory: Memory
+    machine: Machine
     trace: Replayed
     placement: Placement
     prediction: Prediction
     tried: Sequence[tuple[Placement, float]]
     drafts: dict[int, float]
+    num_drafts: int
+    can_draft: bool
     without: tuple[Placement, float] | None
     ahead: float
     narrower: tuple[Fit, float] | None = None
-
-    @property
-    def num_drafts(self) -> int:
-        """The number of drafts a pass that is fastest, 0 where none pays."""
-        return _first_of(list(self.drafts.items()))
-
-    @property
-    def can_draft(self) -> bool:
-        """True if the model's files have layers that draft and the engine uses them."""
-        return bool(self.needs.memory.drafting_nbytes and self.engine.drafts_by)
 
 
 Option = TypeVar("Option")
@@ -95,43 +91,71 @@ def advise_on(
     answer = plan_answer(request, as_stored=engine.has_stored_weights)
     name, bits = quant or (answer.best.quant, answer.best.bits)
     needs = answer.needs if name == OWN else _in_bits(answer.needs, bits)
+    advice = _chosen(request, engine, needs, name, replayed or opened_trace(trace, needs))
+    if quant or advice.placement.share == 1:
+        return advice
+    return replace(advice, narrower=_narrower(answer, advice.machine, engine, advice.trace))
+
+
+def _chosen(
+    request: PlanRequest, engine: Engine, needs: Needs, quant: str, trace: Replayed
+) -> Advice:
+    """Return the advice for a model of this quant."""
     memory = _divided(request, needs, engine)
     machine = _machine(request, needs, memory)
-    replayed = replayed or opened_trace(trace, needs)
 
-    def rate(placement: Placement, trace: Replayed = replayed, machine: Machine = machine) -> float:
+    def rate(placement: Placement, trace: Replayed) -> float:
         return tried_rate(needs, machine, placement, engine, trace)
 
-    tried = [(each, rate(each)) for each in _placements(memory, needs, engine)]
+    tried = [(each, rate(each, trace)) for each in _placements(memory, needs, engine)]
     placement = _first_of(tried)
-    traces = {0: replayed} | {number: drafted(replayed, number, ACCEPTANCE) for number in DRAFTS}
-    off = [pair for pair in tried if not pair[0].cache_nbytes and not pair[0].pinned_nbytes]
-    advice = Advice(
-        request=request,
-        engine=engine,
-        needs=needs,
-        quant=name,
-        memory=memory,
-        trace=replayed,
-        placement=placement,
-        prediction=predict(needs, machine, placement, engine, replayed),
+    drafts = {number: rate(placement, _with_drafts(trace, number)) for number in (0, *DRAFTS)}
+    num_drafts = _first_of(list(drafts.items()))
+    can_draft = bool(needs.memory.drafting_nbytes and engine.drafts_by)
+    used = _with_drafts(trace, num_drafts if can_draft else 0)
+    prediction = predict(needs, machine, placement, engine, used)
+    return Advice(
+        request,
+        engine,
+        needs,
+        quant,
+        memory,
+        machine,
+        trace,
+        placement,
+        prediction,
         tried=tried,
-        drafts={0: dict(tried)[placement]}
-        | {number: rate(placement, traces[number]) for number in DRAFTS},
-        without=max(off, key=lambda pair: pair[1], default=None),
-        ahead=0.0,
-        narrower=None
-        if quant or placement.share == 1
-        else _narrower(answer, machine, engine, replayed),
+        drafts=drafts,
+        num_drafts=num_drafts,
+        can_draft=can_draft,
+        without=_without_cache(tried),
+        ahead=_ahead(needs, machine, placement, engine, used, prediction.loads_per_token),
     )
-    if advice.can_draft and advice.num_drafts:
-        replayed = traces[advice.num_drafts]
-        prediction = predict(needs, machine, placement, engine, replayed)
-        advice = replace(advice, prediction=prediction)
+
+
+def _with_drafts(trace: Replayed, number: int) -> Replayed:
+    return drafted(trace, number, ACCEPTANCE) if number else trace
+
+
+def _without_cache(tried: Sequence[tuple[Placement, float]]) -> tuple[Placement, float] | None:
+    off = [pair for pair in tried if not pair[0].cache_nbytes and not pair[0].pinned_nbytes]
+    return max(off, key=lambda pair: pair[1], default=None)
+
+
+def _ahead(
+    needs: Needs,
+    machine: Machine,
+    placement: Placement,
+    engine: Engine,
+    trace: Replayed,
+    loads_per_token: float,
+) -> float:
+    """Return the tokens a second if every load were known in time, so that only the link's bytes
+    bound them."""
     at_once = replace(machine, link_gbps=_AT_ONCE_GBPS, link_latency_s=0.0, ram_gbps=None)
-    loaded_s = advice.prediction.loads_per_token * needs.model.shape.expert_nbytes
-    link_s = loaded_s / machine.link_gbps / 1e9
-    return replace(advice, ahead=1 / max(link_s, 1 / rate(placement, replayed, at_once)))
+    rate = tried_rate(needs, at_once, placement, engine, trace)
+    link_s = loads_per_token * needs.model.shape.expert_nbytes / machine.link_gbps / 1e9
+    return 1 / max(link_s, 1 / rate)
 
 
 def _check(request: PlanRequest) -> None:
@@ -190,23 +214,31 @@ def _placements(memory: Memory, needs: Needs, engine: Engine) -> list[Placement]
 def opened_trace(named: str | None, needs: Needs) -> Replayed:
     """Return the trace of that file or name, else the bundled one whose model is nearest by number
     of experts and of those selected."""
-    shape = needs.model.shape
-    path = bundled_trace(Path(named)) if named else None
-    if named and not path:
-        trace = read_parquet(named)
-        is_own = (trace.num_layers, trace.top_k) == (shape.num_layers, shape.top_k)
-        num_experts = shape.num_experts if is_own else int(trace.experts.max()) + 1
-        of = f"{Path(named).name}{'' if is_own else ' (of another model)'}"
-    else:
-        bundled = {name: MODELS[name].shape for name in bundled_traces()}
-        name = named or min(bundled, key=lambda name: _distance(bundled[name], shape))
-        trace = read_parquet(bundled_trace(Path(name)))
-        other = bundled[name]
-        num_experts = other.num_experts
-        is_own = (other.num_keys, other.top_k) == (shape.num_keys, shape.top_k)
-        of = f"the recorded trace of {name}{'' if is_own else ', the nearest at hand'}"
-    num_tokens = len(trace) // trace.num_layers
-    return Replayed.of(trace, num_experts, f"replay of {of}, {num_tokens:,} tokens", is_own=is_own)
+    if named and not bundled_trace(Path(named)):
+        return _of_file(named, needs.model.shape)
+    return _of_bundled(named, needs.model.shape)
+
+
+def _of_file(named: str, shape: Shape) -> Replayed:
+    trace = read_parquet(named)
+    is_own = (trace.num_layers, trace.top_k) == (shape.num_layers, shape.top_k)
+    num_experts = shape.num_experts if is_own else int(trace.experts.max()) + 1
+    of = f"{Path(named).name}{'' if is_own else ' (of another model)'}"
+    return Replayed.of(trace, num_experts, _says(of, trace), is_own=is_own)
+
+
+def _of_bundled(named: str | None, shape: Shape) -> Replayed:
+    bundled = {name: MODELS[name].shape for name in bundled_traces()}
+    name = named or min(bundled, key=lambda name: _distance(bundled[name], shape))
+    other = bundled[name]
+    is_own = (other.num_keys, other.top_k) == (shape.num_keys, shape.top_k)
+    of = f"the recorded trace of {name}{'' if is_own else ', the nearest at hand'}"
+    trace = read_parquet(bundled_trace(Path(name)))
+    return Replayed.of(trace, other.num_experts, _says(of, trace), is_own=is_own)
+
+
+def _says(of: str, trace: Trace) -> str:
+    return f"replay of {of}, {len(trace) // trace.num_layers:,} tokens"
 
 
 def _distance(one: Shape, other: Shape) -> float:

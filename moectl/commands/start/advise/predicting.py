@@ -46,6 +46,12 @@ class Reached:
     near: Spread = Spread(0.85, 0.6, 1.0)
     source: str = "assumed"
 
+    def __str__(self) -> str:
+        return (
+            f"of which runs get {self.fast} of the GPU's, {self.link} of the link's, {self.near} "
+            f"of the CPU's: {self.source}"
+        )
+
     def of(self, machine: Machine, which: str) -> Machine:
         """Return the machine at its `usual`, `least` or `most` rates."""
         fast, link, near = (getattr(each, which) for each in (self.fast, self.link, self.near))
@@ -136,30 +142,35 @@ def predict(
     The interval is that of the rates, all low or all high, times that of the trace's requests (90 %
     of resamplings); of a trace of another model it begins where experts are wanted equally often.
     """
-    usual = _tried(needs, reached.of(machine, "usual"), placement, engine, trace)
-    slow = _tried(needs, reached.of(machine, "least"), placement, engine, trace)
-    fast = _tried(needs, reached.of(machine, "most"), placement, engine, trace)
+
+    def tried(which: str, trace: Replayed = trace) -> "_Try":
+        return _tried(needs, reached.of(machine, which), placement, engine, trace)
+
+    usual = tried("usual")
     low, high = _of_requests(trace, usual.seconds)
-    least = low * slow.rate
+    least = low * tried("least").rate
     if not trace.is_own:
-        even = _tried(needs, reached.of(machine, "least"), placement, engine, trace.even())
-        least = min(least, even.rate)
-    wanted, misses, _, loads = usual.counts.tolist()
-    outside = wanted * (1 - _num_held(placement, trace) / trace.shape.num_layers)
+        least = min(least, tried("least", trace.even()).rate)
     return Prediction(
         usual.rate,
         least,
-        fast.rate * high,
+        tried("most").rate * high,
         _limit(needs, machine, placement, engine, trace, usual),
-        1 - misses / outside if outside else 1.0,
-        loads / trace.num_tokens,
-        (
-            f"misses: {trace.says}; on the GPU: {engine.keeps}"
-            f"{'' if trace.is_own else '; at worst wanted evenly'}",
-            f"times: {machine.name}'s figures, of which runs get {reached.fast} of the GPU's, "
-            f"{reached.link} of the link's, {reached.near} of the CPU's: {reached.source}",
-        ),
+        _hit_rate(usual, placement, trace),
+        int(usual.counts[-1]) / trace.num_tokens,
+        (_grounds_of_misses(trace, engine), f"times: {machine.name}'s figures, {reached}"),
     )
+
+
+def _hit_rate(tried: "_Try", placement: Placement, trace: Replayed) -> float:
+    wanted, misses, _, _ = tried.counts.tolist()
+    outside = wanted * (1 - _num_held(placement, trace) / trace.shape.num_layers)
+    return 1 - misses / outside if outside else 1.0
+
+
+def _grounds_of_misses(trace: Replayed, engine: Engine) -> str:
+    worst = "" if trace.is_own else "; at worst wanted evenly"
+    return f"misses: {trace.says}; on the GPU: {engine.keeps}{worst}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -272,20 +283,9 @@ def _limit(
 ) -> float:
     """Return the tokens a second if each channel moved its bytes at its full rate, all at once."""
     wanted, _, near, loads = (float(count) / trace.num_tokens for count in tried.counts)
-    shape = needs.model.shape
-    each = (
-        shape.expert_nbytes
-        * shape.top_k
-        / trace.shape.top_k
-        * (shape.num_layers / trace.shape.num_layers)
-    )
-    model = needs.model
-    beside = _stored_share(needs, engine) * (
-        shape.num_layers * (model.attention_nbytes + model.shared_nbytes)
-        + 2 * model.vocabulary * model.hidden
-    )
+    each = _stands_for_nbytes(needs.model.shape, trace.shape)
     passes = len(tried.seconds) / trace.num_tokens  # of which each reads the other weights
-    gpu = beside * passes + (wanted - near) * each
+    gpu = _other_nbytes(needs, engine) * passes + (wanted - near) * each
     channels: Sequence[tuple[float, float]] = (
         (gpu, machine.near_gbps if placement.is_on_cpu else machine.fast_gbps),
         (loads * each, machine.link_gbps),
@@ -293,3 +293,17 @@ def _limit(
         ((near + loads) * each, machine.ram_gbps or machine.near_gbps + machine.link_gbps),
     )
     return 1e9 / max(nbytes / gbps for nbytes, gbps in channels)
+
+
+def _stands_for_nbytes(shape: Shape, replayed: Shape) -> float:
+    """Return the bytes of the model for which an expert of the replayed trace stands."""
+    selected = shape.top_k / replayed.top_k
+    return shape.expert_nbytes * selected * (shape.num_layers / replayed.num_layers)
+
+
+def _other_nbytes(needs: Needs, engine: Engine) -> float:
+    """Return the bytes of weights besides routed experts that a pass reads."""
+    model = needs.model
+    layers_nbytes = model.shape.num_layers * (model.attention_nbytes + model.shared_nbytes)
+    head_nbytes = 2 * model.vocabulary * model.hidden
+    return _stored_share(needs, engine) * (layers_nbytes + head_nbytes)

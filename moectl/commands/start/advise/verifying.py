@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from artifacts.common.host_memory import num_cores
 from artifacts.errors import BadInput, BadUsage, first_line
@@ -34,6 +34,9 @@ from moectl.commands.start.plan.fitting import PlanRequest
 from moectl.shared.terminal.progress import Phases
 from profilers.hardware.this_machine import LocalMachine
 from runtime.model.gguf.config import read_headers
+
+if TYPE_CHECKING:
+    from moectl.commands.start.doctor.measured import Diagnosis
 
 LLAMA_CPP = "llama.cpp"
 MOECTL = "moectl"
@@ -90,7 +93,15 @@ def verified(
         expected = _advised(request, engine, trace)
     else:
         expected = _on_cpu(path, found.threads, request.place.machine)
-    verification = Verification(
+    verification = _verification(path, engine, found, expected)
+    earlier = kept(store, verification, started_at)
+    return line(verification, earlier, (expected.low, expected.high), clock=found.clock)
+
+
+def _verification(
+    path: Path, engine: Engine, found: Measured, expected: "_Expected"
+) -> Verification:
+    return Verification(
         model=path.name,
         digest=read_headers(path)[0].digest.hex() if path.is_file() else "",
         engine=engine.name,
@@ -102,8 +113,6 @@ def verified(
         spread=found.spread,
         runs=len(found.rates),
     )
-    earlier = kept(store, verification, started_at)
-    return line(verification, earlier, (expected.low, expected.high), clock=found.clock)
 
 
 class _Expected(NamedTuple):
@@ -141,31 +150,36 @@ def verify_moectl(model: str, *, threads: int | None, store: Path) -> str:
     `doctor.measured.diagnose` does.
     """
     from moectl.commands.start.doctor.measured import diagnose
-    from moectl.shared.opening import open_quietly
 
     started_at = utc_now()
     name = as_named(model) or str(demo_model())
     options = EngineOptions() if threads is None else EngineOptions(threads=threads)
     with Phases(8, 1, 4) as phases:
         diagnosis = diagnose(name, options, phases, named=None, store=store)
+    verification = _of_diagnosis(name, diagnosis, options)
+    earlier = kept(store, verification, started_at)
+    rate = verification.predicted
+    expected = [rate / (1 + OWN_SPREAD), rate * (1 + OWN_SPREAD)]
+    return line(verification, earlier, expected, clock=f", pace {diagnosis.prediction.pace:.2f}")
+
+
+def _of_diagnosis(name: str, diagnosis: "Diagnosis", options: EngineOptions) -> Verification:
+    from moectl.shared.opening import open_quietly
+
     found = diagnosis.prediction
     machine = diagnosis.measured.profile.conditions
-    predicted_ms = found.measured_ms * found.ratio_at_pace
-    verification = Verification(
+    return Verification(
         model=Path(name).name,
         digest=open_quietly(name, device=options.device).fingerprint,
         engine=MOECTL,
         version=metadata.version(MOECTL),
         machine=f"{machine['device_name']}, {machine['cores']} cores",
         setting=f"budget {found.budget}, {options.threads} threads",
-        predicted=1e3 / predicted_ms,
+        predicted=1e3 / (found.measured_ms * found.ratio_at_pace),
         measured=1e3 / found.measured_ms,
         spread=0.0,
         runs=found.tokens,
     )
-    earlier = kept(store, verification, started_at)
-    expected = [1e3 / predicted_ms / (1 + OWN_SPREAD), 1e3 / predicted_ms * (1 + OWN_SPREAD)]
-    return line(verification, earlier, expected, clock=f", pace {found.pace:.2f}")
 
 
 def here(threads: int) -> str:
@@ -214,13 +228,7 @@ def line(
 def run_llama_cpp(path: Path, threads: int) -> Measured:
     """Run llama-bench, or the package xllamacpp where there is none. Raises BadInput."""
     if program := shutil.which("llama-bench"):
-        asked = ["-m", path, "-t", threads, "-ngl", 0, "-p", 0, "-n", TOKENS, "-r", RUNS]
-        done = subprocess.run(
-            [program, *map(str, asked), "-o", "json"], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise BadInput(f"llama-bench failed: {first_line(RuntimeError(done.stderr))}")
-        return _of_bench(json.loads(done.stdout))
+        return _run_llama_bench(program, path, threads)
     from profilers.compare.llama_cpp import PACKAGE, LlamaCpp, check_installed
 
     check_installed()
@@ -231,6 +239,16 @@ def run_llama_cpp(path: Path, threads: int) -> Measured:
     version = f"b{metadata.version(PACKAGE).rpartition('.')[2]}"
     rates = tuple(1 / each for each in runs)
     return Measured(rates, version, threads, ", processor time" * which, uses_gpu=False)
+
+
+def _run_llama_bench(program: str, path: Path, threads: int) -> Measured:
+    asked = ["-m", path, "-t", threads, "-ngl", 0, "-p", 0, "-n", TOKENS, "-r", RUNS]
+    done = subprocess.run(
+        [program, *map(str, asked), "-o", "json"], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise BadInput(f"llama-bench failed: {first_line(RuntimeError(done.stderr))}")
+    return _of_bench(json.loads(done.stdout))
 
 
 def from_log(path: Path, threads: int) -> Measured:

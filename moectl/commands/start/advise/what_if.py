@@ -10,7 +10,7 @@ from artifacts.hardware.machines import Machine, machine
 from moectl.commands.start.advise.answer import rounded
 from moectl.commands.start.advise.choosing import Advice, advise_on
 from moectl.commands.start.advise.engines import Engine
-from moectl.commands.start.advise.predicting import Prediction
+from moectl.commands.start.advise.predicting import Prediction, Replayed
 from moectl.commands.start.plan.answer import USUAL_QUANTS
 from moectl.commands.start.plan.fitting import PlanRequest
 from moectl.commands.start.plan.place import PlanPlace
@@ -41,6 +41,10 @@ class Change:
     quant: tuple[str, float] | None = None
     drafts: bool = False
 
+    def advice(self, request: PlanRequest, engine: Engine, trace: Replayed) -> Advice:
+        """Return the advice after the change. Raises as `advise_on` does."""
+        return advise_on(self.request(request), engine, replayed=trace, quant=self.quant)
+
 
 def changes_of(text: str) -> list[Change]:
     """Return the changes that a comma-separated text names, ten at most. Raises BadUsage."""
@@ -52,9 +56,7 @@ def changes_of(text: str) -> list[Change]:
 
 def _change(name: str) -> Change:
     if more := re.fullmatch(r"\+(\S+)\s+(vram|ram)", name, re.IGNORECASE):
-        nbytes = sizes.nbytes(more[1])
-        field = f"{more[2].lower()}_nbytes"
-        return Change(name, _of_place(lambda place: _grown(place, field, nbytes)))
+        return Change(name, _of_place(_grown(more[2].lower(), sizes.nbytes(more[1]))))
     if name.lower() in _LINKS_GBPS:
         rate = _LINKS_GBPS[name.lower()]
         return Change(name, _of_machine(lambda one: replace(one, link_gbps=rate)))
@@ -62,16 +64,24 @@ def _change(name: str) -> Change:
         rate = _RAM_GBPS[ram[1].lower()] * int(ram[2])
         return Change(name, _of_machine(lambda one: replace(one, near_gbps=rate, ram_gbps=rate)))
     if quant := re.fullmatch(r"quant\s+(\S+)", name, re.IGNORECASE):
-        if quant[1].upper() not in QUANTS:
-            raise BadUsage(f"--what-if {name}: the quants are {', '.join(QUANTS)}")
-        return Change(name, quant=(quant[1].upper(), QUANTS[quant[1].upper()]))
+        return Change(name, quant=_quant(name, quant[1].upper()))
     if name.lower() == "mtp":
         return Change(name, drafts=True)
+    return Change(name, _of_place(_other_machine(name)))
+
+
+def _quant(name: str, quant: str) -> tuple[str, float]:
+    if quant not in QUANTS:
+        raise BadUsage(f"--what-if {name}: the quants are {', '.join(QUANTS)}")
+    return quant, QUANTS[quant]
+
+
+def _other_machine(name: str) -> Callable[[PlanPlace], PlanPlace]:
     try:
         other = machine(name)
     except BadUsage as error:
         raise BadUsage(f"--what-if {name}: say {_KNOWN}") from error
-    return Change(name, _of_place(lambda place: PlanPlace.find(None, other.name)))
+    return lambda place: PlanPlace.find(None, other.name)
 
 
 def _of_place(change: Callable[[PlanPlace], PlanPlace]) -> Callable[[PlanRequest], PlanRequest]:
@@ -82,9 +92,14 @@ def _of_machine(change: Callable[[Machine], Machine]) -> Callable[[PlanRequest],
     return _of_place(lambda place: replace(place, machine=change(place.machine)))
 
 
-def _grown(place: PlanPlace, field: str, nbytes: int) -> PlanPlace:
-    grown = replace(place, **{field: getattr(place, field) + nbytes})
-    return replace(grown, vram=human_bytes(grown.vram_nbytes))
+def _grown(memory: str, more_nbytes: int) -> Callable[[PlanPlace], PlanPlace]:
+    field = f"{memory}_nbytes"
+
+    def grown(place: PlanPlace) -> PlanPlace:
+        larger = replace(place, **{field: getattr(place, field) + more_nbytes})
+        return replace(larger, vram=human_bytes(larger.vram_nbytes))
+
+    return grown
 
 
 def told(
@@ -99,22 +114,23 @@ def told(
     rates = {}
     for change in changes:
         try:
-            other = advise_on(
-                change.request(request), engine, replayed=now.trace, quant=change.quant
-            )
+            other = change.advice(request, engine, now.trace)
         except OutOfResources as error:
             yield f"{change.name:20}{'-':>8}          {error}"
             continue
-        rates[change.name] = _rate(other, change)
-        gain = rates[change.name] / before - 1
-        shown = _shown(other.prediction, rates[change.name])
-        yield f"{change.name:20}{shown}{gain:>+7.0%}{_loses(change)}"
+        rate = _rate(other, change)
+        rates[change.name] = rate
+        shown = _shown(other.prediction, rate)
+        yield f"{change.name:20}{shown}{rate / before - 1:>+7.0%}{_loses(change)}"
+    yield _best(rates, before)
+    yield from now.prediction.grounds
+
+
+def _best(rates: dict[str, float], before: float) -> str:
     best = max(rates, key=rates.__getitem__, default=None)
     if best and rates[best] > before:
-        yield f"buys most: {best}"
-    else:
-        yield "none of these buys anything"
-    yield from now.prediction.grounds
+        return f"buys most: {best}"
+    return "none of these buys anything"
 
 
 def _shown(prediction: Prediction, rate: float) -> str:
