@@ -1,8 +1,8 @@
 """Prices shortcuts: what each loses against the full model, and the bytes over the link that it
 saves against exact loading, in the same live run."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
@@ -72,31 +72,32 @@ _BASES = (4, 3, 2)
 def shortcuts(shape: Shape, scores: np.ndarray, *, seed: int) -> list[Shortcut]:
     """Return the shortcuts, by family and rising strength. `scores` [L, E] are REAP's:
     they choose what is pruned, and the layer that is skipped, that of the least sum."""
-    found = [
-        Shortcut(text, family, {"miss": text})
-        for family, texts in _MISSES.items()
-        for text in texts
-        if _names_a_rank(text, shape.top_k)
-    ]
-    found = [
-        replace(one, policies={"miss": f"random_resident:seed={seed}"})
-        if one.family == "random_resident"
-        else one
-        for one in found
-    ]
+    found = [*_of_misses(shape.top_k, seed)]
     for strength in _STRENGTHS:
         text = f"cache_aware:strength={strength:g}"
         found.append(Shortcut(text, "cache_aware", {"routing": text}))
-    for share in _PRUNED:
-        if round(shape.num_experts * (1 - share)) >= shape.top_k:
-            policy = f"pruned:experts={Pruned.of(least_salient(scores, share)).experts}"
-            found.append(Shortcut(f"pruned {share:.1%}", "pruned", {"routing": policy}))
+    found += _pruned(shape, scores)
     layer = int(scores.sum(axis=1).argmin())
     skip = {"miss": f"drop:rank=0,always=yes,layer={layer}"}
     found.append(Shortcut(f"layer {layer} skipped", "skipped layer", skip))
     shadow = {"miss": "shadow", "residency": "shadow"}
     found.append(Shortcut("shadow", "shadow", shadow))
     return found + [Shortcut(f"{bits} bits for all", "bits", base=bits) for bits in _BASES]
+
+
+def _of_misses(top_k: int, seed: int) -> Iterator[Shortcut]:
+    for family, texts in _MISSES.items():
+        for text in texts:
+            policy = f"{text}:seed={seed}" if text == "random_resident" else text
+            if _names_a_rank(text, top_k):
+                yield Shortcut(text, family, {"miss": policy})
+
+
+def _pruned(shape: Shape, scores: np.ndarray) -> Iterator[Shortcut]:
+    for share in _PRUNED:
+        if round(shape.num_experts * (1 - share)) >= shape.top_k:
+            policy = f"pruned:experts={Pruned.of(least_salient(scores, share)).experts}"
+            yield Shortcut(f"pruned {share:.1%}", "pruned", {"routing": policy})
 
 
 def _names_a_rank(text: str, top_k: int) -> bool:
@@ -156,10 +157,7 @@ class Pricing:
         lost, kl, nbytes = self._exact if shortcut is EXACT else self._measure(shortcut)
         exact_nbytes = self._exact[2]
         saved = exact_nbytes - nbytes
-        is_saving = saved.mean() > 0
-        share = saved / exact_nbytes.mean()
-        ratio = lost.mean() / saved.mean() if is_saving else 0.0
-        unit = exact_nbytes.mean() / 10
+        price, price_error = _ratio(lost, saved, exact_nbytes.mean() / 10)
         return Price(
             shortcut,
             loss=float(lost.mean()),
@@ -167,12 +165,9 @@ class Pricing:
             kl=float(kl.mean()),
             nbytes=float(nbytes.mean()),
             saved_nbytes=float(saved.mean()),
-            saved_share=float(share.mean()),
-            price=float(ratio * unit) if is_saving else None,
-            # of a ratio of means, to first order
-            price_error=_error(lost - ratio * saved) / float(saved.mean()) * unit
-            if is_saving
-            else None,
+            saved_share=float((saved / exact_nbytes.mean()).mean()),
+            price=price,
+            price_error=price_error,
         )
 
     def _measure(self, shortcut: Shortcut) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -183,10 +178,8 @@ class Pricing:
         sequences = self._text.sequences
         with Session(opened, settings, artefacts=artefacts) as session:
             reading = read(session, sequences, prefill=self._text.prefill)
-            counters = session.controller.counters
-            counters.catch_up()
-            moved = [int(table[list(_MOVED)].sum()) for table in counters.passes]
-        decoded = np.reshape(moved, (len(sequences), -1))[:, 1:]  # behind the pass of the prompt
+            moved = _moved_nbytes(session)
+        decoded = moved.reshape(len(sequences), -1)[:, 1:]  # behind the pass of the prompt
         lost, kl = self._losses(reading)
         return lost, kl, decoded.mean(axis=1)
 
@@ -196,6 +189,24 @@ class Pricing:
         lost = lost_by_token(mine, theirs, self._full.targets)
         by_text = (values.double().view(len(self._text.sequences), -1) for values in (lost, kl))
         return tuple(values.mean(1).numpy() for values in by_text)
+
+
+def _moved_nbytes(session: Session) -> np.ndarray:
+    """Return the bytes over the link of each pass."""
+    counters = session.controller.counters
+    counters.catch_up()
+    return np.array([int(table[list(_MOVED)].sum()) for table in counters.passes])
+
+
+def _ratio(
+    lost: np.ndarray, saved: np.ndarray, unit: float
+) -> tuple[float, float] | tuple[None, None]:
+    """Return what is lost for each unit that is saved, and the standard error of this ratio of
+    means, to first order; None where nothing is saved."""
+    if not saved.mean() > 0:
+        return None, None
+    ratio = lost.mean() / saved.mean()
+    return float(ratio * unit), _error(lost - ratio * saved) / float(saved.mean()) * unit
 
 
 def _error(by_text: np.ndarray) -> float:

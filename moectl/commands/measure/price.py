@@ -29,9 +29,11 @@ from moectl.shared.names import names_in
 
 if TYPE_CHECKING:
     from moectl.charts.scales import Drawing
+    from moectl.charts.scatter import Mark
+    from moectl.shared.terminal.progress import Advance
     from moectl.show.render import Sheet
     from profilers.compare.bench import BenchText
-    from profilers.compare.prices import Price, Shortcut
+    from profilers.compare.prices import Price, Pricing, Shortcut
     from runtime.model.open import MoeModel
     from runtime.policies.base import Artefacts
 
@@ -120,31 +122,38 @@ def measure(name: str, preset: str, options: PriceOptions, *, store: Path) -> Pr
     calibration = read_text(opened, options.calibrate, **cut)
     scores = saliency(opened, calibration.sequences)
     asked = _asked(options, prices.shortcuts(opened.shape, scores, seed=options.seed))
-    refused: dict[str, str] = {}
+    receipt = _receipt(name, preset, options, opened, (text, calibration), artefacts)
     with progress_bar("pricing", unit="shortcuts") as advance:
-        total = 1 + len(asked) + options.mixtures
         pricing = prices.Pricing(opened, artefacts, text, name=preset, budget=options.budget)
+        return _priced(pricing, asked, options.mixtures, advance, receipt)
 
-        def run(shortcuts: "list[Shortcut]", done: int) -> "Iterator[Price]":
-            for number, shortcut in enumerate(shortcuts, done):
-                advance(number, total)
-                try:
-                    yield pricing.price(shortcut)
-                except Problem as problem:
-                    refused[shortcut.name] = str(problem)
 
-        alone = list(run([prices.EXACT, *asked], 0))
-        mixed = list(run(prices.mixtures(alone, options.mixtures), 1 + len(asked)))
+def _priced(
+    pricing: "Pricing",
+    asked: "list[Shortcut]",
+    num_mixtures: int,
+    advance: "Advance",
+    receipt: dict[str, object],
+) -> Priced:
+    from profilers.compare import prices
+
+    refused: dict[str, str] = {}
+    total = 1 + len(asked) + num_mixtures
+
+    def run(shortcuts: "list[Shortcut]", done: int) -> "Iterator[Price]":
+        for number, shortcut in enumerate(shortcuts, done):
+            advance(number, total)
+            try:
+                yield pricing.price(shortcut)
+            except Problem as problem:
+                refused[shortcut.name] = str(problem)
+
+    alone = list(run([prices.EXACT, *asked], 0))
+    mixed = list(run(prices.mixtures(alone, num_mixtures), 1 + len(asked)))
     best = prices.front(alone + mixed)
     kept = [one for one in mixed if one in best]
-    receipt = _receipt(name, preset, options, opened, (text, calibration), artefacts)
-    return Priced(
-        alone + kept,
-        tuple(one.shortcut.name for one in best),
-        len(mixed) - len(kept),
-        refused,
-        receipt,
-    )
+    front = tuple(one.shortcut.name for one in best)
+    return Priced(alone + kept, front, len(mixed) - len(kept), refused, receipt)
 
 
 def _asked(options: PriceOptions, known: "list[Shortcut]") -> "list[Shortcut]":
@@ -171,16 +180,9 @@ def _receipt(
 
     text, calibration = texts
     here = LocalMachine.look(opened.model.device)
-    shown = BUNDLED if name == str(demo_model()) else Path(name).name
-    command = (
-        f"moectl price {shown} --data {options.data} --calibrate {options.calibrate} "
-        f"--tokens {options.tokens} --length {options.length} --budget {options.budget} "
-        f"--preset {preset} --shortcuts {options.shortcuts} --mixtures {options.mixtures} "
-        f"--seed {options.seed} --threads {options.threads}"
-    )
     return {
-        "command": command,
-        "model": shown,
+        "command": _command(name, preset, options),
+        "model": _shown(name),
         "fingerprint": opened.fingerprint,
         "text": options.data,
         "text_sha256": data_digest(text.sequences),
@@ -199,6 +201,19 @@ def _receipt(
     }
 
 
+def _shown(name: str) -> str:
+    return BUNDLED if name == str(demo_model()) else Path(name).name
+
+
+def _command(name: str, preset: str, options: PriceOptions) -> str:
+    return (
+        f"moectl price {_shown(name)} --data {options.data} --calibrate {options.calibrate} "
+        f"--tokens {options.tokens} --length {options.length} --budget {options.budget} "
+        f"--preset {preset} --shortcuts {options.shortcuts} --mixtures {options.mixtures} "
+        f"--seed {options.seed} --threads {options.threads}"
+    )
+
+
 def records(priced: Priced) -> dict[str, object]:
     """Return the prices as JSON values."""
     rows = [asdict(one) | {"is_best": one.shortcut.name in priced.front} for one in priced.prices]
@@ -212,24 +227,33 @@ def records(priced: Priced) -> dict[str, object]:
 
 def sheet(priced: Priced) -> "Sheet":
     """Return the table, by rising saving."""
-    from moectl.show.render import NumBytes, Sheet
+    from moectl.show.render import Sheet
 
     rows = [
-        (
-            one.shortcut.name,
-            f"{one.loss:.4f} ± {one.loss_error:.4f}",
-            f"{one.kl:.4f}",
-            NumBytes(one.saved_nbytes) if one.saved_nbytes >= 0 else "more",
-            f"{one.saved_share:.1%}",
-            "-" if one.price is None else f"{one.price:.4f} ± {one.price_error:.4f}",
-            "best" * (one.shortcut.name in priced.front),
-        )
+        (*_row(one), "best" * (one.shortcut.name in priced.front))
         for one in sorted(priced.prices, key=lambda one: one.saved_nbytes)
     ]
     columns = ("shortcut", "nats lost a token", "KL", "saved a token", "of all")
+    return Sheet("Prices of shortcuts", (*columns, "price", ""), rows, _note(priced))
+
+
+def _row(one: "Price") -> tuple:
+    from moectl.show.render import NumBytes
+
+    return (
+        one.shortcut.name,
+        f"{one.loss:.4f} ± {one.loss_error:.4f}",
+        f"{one.kl:.4f}",
+        NumBytes(one.saved_nbytes) if one.saved_nbytes >= 0 else "more",
+        f"{one.saved_share:.1%}",
+        "-" if one.price is None else f"{one.price:.4f} ± {one.price_error:.4f}",
+    )
+
+
+def _note(priced: Priced) -> str:
     exact = priced.prices[0]
     receipt = priced.receipt
-    note = (
+    return (
         f"live, {receipt['num_scored']:,} decoded tokens of {receipt['num_texts']} texts of "
         f"{receipt['text']}{receipt['shortfall'] and '; only ' + str(receipt['shortfall'])}, "
         f"± standard error over texts, paired by token with the full model; {receipt['budget']} "
@@ -239,34 +263,35 @@ def sheet(priced: Priced) -> "Sheet":
         f"{receipt['seed']}, text {str(receipt['text_sha256'])[:12]}, model "
         f"{str(receipt['fingerprint'])[:12]}, {receipt['processor']}"
     )
-    return Sheet("Prices of shortcuts", (*columns, "price", ""), rows, note)
 
 
 def drawing(priced: Priced) -> "Drawing":
     """Draw loss against the share of bytes saved, every shortcut named."""
-    from math import expm1
-
     from moectl.charts.plots import WIDTH
     from moectl.charts.scales import Frame, linear_scale
-    from moectl.charts.scatter import Mark, loss_scale, scatter
+    from moectl.charts.scatter import loss_scale, scatter
 
     frame = Frame(width=WIDTH, height=460, left=62, right=20, top=28)
-    marks = [
-        Mark(
-            100 * max(0.0, one.saved_share),
-            max(0.0, expm1(one.loss)),
-            one.shortcut.name,
-            "exact" if one.shortcut.name in priced.front else "altered",
-        )
-        for one in priced.prices
-    ]
+    marks = [_mark(one, is_best=one.shortcut.name in priced.front) for one in priced.prices]
     x = linear_scale(105, name="% of the bytes over the link saved", **frame.across)
     y = loss_scale([mark.y for mark in marks], name="perplexity lost", **frame.upwards)
     receipt = priced.receipt
     title = f"Prices of shortcuts, {receipt['budget']} of the experts held"
-    says = f"{title}: " + "; ".join(
-        f"{mark.name} {mark.x:.0f} %, {100 * mark.y:.1f} %" for mark in marks
-    )
+    says = f"{title}: {_told(marks)}"
     key = {"exact": "nothing is as near (KL) and saves as much", "altered": "beaten"}
     note = f"{receipt['num_scored']:,} tokens of {receipt['text']}; lower right is better"
     return scatter(title, marks, x, y, frame, says=says, note=note, key=key)
+
+
+def _told(marks: "list[Mark]") -> str:
+    return "; ".join(f"{mark.name} {mark.x:.0f} %, {100 * mark.y:.1f} %" for mark in marks)
+
+
+def _mark(one: "Price", *, is_best: bool) -> "Mark":
+    from math import expm1
+
+    from moectl.charts.scatter import Mark
+
+    saved_percent = 100 * max(0.0, one.saved_share)
+    lost = max(0.0, expm1(one.loss))
+    return Mark(saved_percent, lost, one.shortcut.name, "exact" if is_best else "altered")
