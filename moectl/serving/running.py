@@ -223,15 +223,7 @@ class ActiveRequest:
 
     def _add(self, token_id: int, num_cached: int, logprobs: Logprobs | None) -> None:
         self._ids.append(token_id)
-        self._timing.seconds.append(time.perf_counter() - self.job.arrived_s)
-        if len(self._ids) == 1:
-            num_prompt_tokens = self.job.encoded.ids.shape[1]
-            self._tally.first(
-                self.job.owner, num_prompt_tokens, self._timing.seconds[0], num_cached=num_cached
-            )
-        else:
-            before, now = self._timing.seconds[-2:]
-            self._tally.per_token.observe(now - before)
+        self._clock(num_cached)
         text = self._text.add(token_id)
         self._log.add(token_id, logprobs, len(text))
         pieces = self._parser.add(text)
@@ -241,6 +233,16 @@ class ActiveRequest:
             self._num_reasoning += self._num_unplaced * is_reasoning
             self._num_unplaced = 0
         self._tell(pieces)
+
+    def _clock(self, num_cached: int) -> None:
+        """Note when the latest token came, and tell the tally."""
+        seconds = self._timing.seconds
+        seconds.append(time.perf_counter() - self.job.arrived_s)
+        if len(seconds) == 1:
+            num_prompt_tokens = self.job.encoded.ids.shape[1]
+            self._tally.first(self.job.owner, num_prompt_tokens, seconds[0], num_cached=num_cached)
+        else:
+            self._tally.per_token.observe(seconds[-1] - seconds[-2])
 
     @property
     def _is_enough(self) -> bool:

@@ -95,7 +95,7 @@ class PromptEncoder:
         ids = self._ids(rendered, add_special_tokens=False)  # the template has written them
         thoughts = _thoughts(rendered.rstrip(), marks) if marks else None
         if is_held and not thoughts:
-            form = replace(form, kinds=tuple(k for k in form.kinds if k.finds != REASONING))
+            form = form.without(REASONING)
         return EncodedPrompt(ids, form, thoughts)
 
     def _marks(self, template: str) -> dict[str, int] | None:

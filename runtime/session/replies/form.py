@@ -1,7 +1,7 @@
 """The form in which a model writes a reply, by which the reply is taken apart."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from runtime.session.replies.arguments import json_calls
@@ -34,6 +34,10 @@ class ReplyForm:
         of a reply's text."""
         return frozenset(marker for kind in self.kinds for marker in kind.markers)
 
+    def without(self, found: str) -> "ReplyForm":
+        """Return the form without the kinds that find these parts."""
+        return replace(self, kinds=tuple(kind for kind in self.kinds if kind.finds != found))
+
     def parser(self) -> "ReplyParser":
         """Return a parser for one reply."""
         return ReplyParser(self)
@@ -62,10 +66,14 @@ def form_of(
     calls = kind_of(template, CALLS) if tools and not (whole or is_held) else None
     forced = _FORCED if must_call else None
     found = tuple(one for one in (kind, reasoning, calls, forced) if one is not None)
-    functions = [tool["function"] for tool in tools]
-    schemas = {one["name"]: one.get("parameters") or {} for one in functions}
-    context = Context(prompt_end[-_END:], schemas, calls.breaks if calls else ())
+    context = Context(prompt_end[-_END:], _schemas(tools), calls.breaks if calls else ())
     return ReplyForm(found, context, max_calls)
+
+
+def _schemas(tools: Sequence[Mapping[str, object]]) -> dict[str, Mapping[str, object]]:
+    """Return the schema of each tool's arguments, by its name."""
+    functions = [tool["function"] for tool in tools]
+    return {one["name"]: one.get("parameters") or {} for one in functions}
 
 
 class ReplyParser:
