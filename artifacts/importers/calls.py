@@ -143,10 +143,9 @@ def _batched(
     sizes: np.ndarray, call: np.ndarray, place: np.ndarray, batch: int, notes: list[str]
 ) -> Numbered:
     if batch not in sizes:
-        found = Counter(sizes.tolist())
-        told = ", ".join(f"{size} ({found[size]} times)" for size in sorted(found))
         raise BadInput(
-            f"no call has exactly {batch} tokens, as --batch {batch} expects: calls have {told}"
+            f"no call has exactly {batch} tokens, as --batch {batch} expects: calls have "
+            f"{_counted(sizes)}"
         )
     is_kept = np.append(sizes == batch, False)  # the last for calls that some layers lack
     at = np.minimum(call, len(sizes))
@@ -162,6 +161,11 @@ def _batched(
         phase=np.full(len(call), DECODE),
         notes=(*notes, together),
     )
+
+
+def _counted(sizes: np.ndarray) -> str:
+    found = Counter(sizes.tolist())
+    return ", ".join(f"{size} ({found[size]} times)" for size in sorted(found))
 
 
 def _sizes(layer: np.ndarray, call: np.ndarray, where: Callable[[int], str]) -> np.ndarray:

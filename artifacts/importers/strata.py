@@ -91,7 +91,7 @@ class _Windows:
 def read(path: Path, options: LogOptions) -> RoutingLog:
     """Return the log in a file; drafts that were rejected are left out. Raises BadInput."""
     windows = _Windows()
-    for record in _records(path, _loaded(path)):
+    for record in _records(path, _words(path)):
         place = f"{path}, record {record.number}"
         if record.layer >= 0:
             windows.open.append(record)
@@ -107,7 +107,7 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
     return _log(path, windows)
 
 
-def _loaded(path: Path) -> bytes:
+def _words(path: Path) -> np.ndarray:
     if not path.is_file():
         raise BadInput(f"there is no file {path}")
     data = path.read_bytes()
@@ -116,12 +116,11 @@ def _loaded(path: Path) -> bytes:
             f"{path} is a profile of Strata, an order of experts without tokens, of which no trace "
             "can be made: record one by --dump-routing"
         )
-    return data
+    return np.frombuffer(data, "<i4", len(data) // 4)
 
 
-def _records(path: Path, data: bytes) -> list[_Record]:
+def _records(path: Path, words: np.ndarray) -> list[_Record]:
     """Return the records of a file. Raises BadInput where one is cut off."""
-    words = np.frombuffer(data, "<i4", len(data) // 4)
     records = []
     at = 0
     while at < len(words):
