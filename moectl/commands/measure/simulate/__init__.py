@@ -219,34 +219,39 @@ def _settings(
     """
     from runtime.policies import names, parse
     from runtime.policies.presets import presets
-    from runtime.replay.settings import Setting
-
-    def setting(label: str, preset: str, policies: dict[str, str]) -> Setting:
-        return Setting(
-            label,
-            stored.get(preset, preset),
-            policies,
-            replay.scope,
-            replay.budget,
-            replay.reconfigure_every,
-            replay.devices,
-            replay.serving,
-        )
 
     if replay.compare is None:
-        return [setting("asked", preset, policies)]
+        return [_setting("asked", stored.get(preset, preset), policies, replay)]
     compared = names_in(replay.compare)
     named = {name for name in compared if name in presets() or name in stored}
     evictions = {name for name in compared if name.partition(":")[0] in names("eviction")}
     asked = []
     for name in compared:
         if name in named and not (evictions - named and name in evictions):
-            one = setting(name, name, policies)
+            one = _setting(name, stored.get(name, name), policies, replay)
         else:
             parse("eviction", name)
-            one = setting(name, preset, policies | {"eviction": name})
+            evicting = policies | {"eviction": name}
+            one = _setting(name, stored.get(preset, preset), evicting, replay)
         asked.append(one if one.build().residency.cuts else replace(one, reconfigure_every=None))
     return asked
+
+
+def _setting(
+    label: str, preset: "str | NamedPreset", policies: dict[str, str], replay: ReplayOptions
+) -> "Setting":
+    from runtime.replay.settings import Setting
+
+    return Setting(
+        label,
+        preset,
+        policies,
+        replay.scope,
+        replay.budget,
+        replay.reconfigure_every,
+        replay.devices,
+        replay.serving,
+    )
 
 
 def _opened(

@@ -40,7 +40,16 @@ def show_drafts(
     if as_json:
         show_json({name: asdict(choice) for name, choice in choices.items()})
         return
+    title = f"Drafts for {source} on {workload.machine.name}, on virtual time"
     ground = grounds.simulated(workload.machine.name, workload.model.shape.nbytes)
+    show_sheet(_sheet(title, choices, drafts, ground))
+    for line in dict.fromkeys(line for choice in choices.values() for line in choice.assumed):
+        print(f"assumed: {line}")
+
+
+def _sheet(
+    title: str, choices: dict[str, DraftChoice], drafts: Drafts, ground: grounds.Grounds
+) -> Sheet:
     time = "ms a token" if ground.is_absolute else "time, no drafts = 1"
     columns = ("policies", "drafts", time, "best", "tokens a pass", "experts a layer")
     rows = [
@@ -53,10 +62,7 @@ def show_drafts(
         f"{ground.says}; a draft is right with probability {chances} (assumed, seed {drafts.seed}) "
         f"and takes {1e3 * drafts.draft_s:g} ms to make (assumed)"
     )
-    title = f"Drafts for {source} on {workload.machine.name}, on virtual time"
-    show_sheet(Sheet(title, (*columns, "misses a token", "bytes a token"), rows, note))
-    for line in dict.fromkeys(line for choice in choices.values() for line in choice.assumed):
-        print(f"assumed: {line}")
+    return Sheet(title, (*columns, "misses a token", "bytes a token"), rows, note)
 
 
 def _rows(name: str, choice: DraftChoice, *, is_absolute: bool) -> list[tuple]:
