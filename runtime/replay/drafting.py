@@ -115,14 +115,10 @@ def verified(trace: Trace, length: int, drafts: Drafts) -> Trace:
     """Return the trace as it is computed with `length` drafts a pass: a pass of a decoded token and
     of the drafts behind it, as far as the request goes, one request after another. Prompts stay as
     they were recorded. Raises BadInput where the trace of rejected drafts has other rows."""
-    computed = trace
-    if drafts.rejected is not None:
-        _check_same_rows(trace, drafts.rejected)
-        computed = concatenate((trace, drafts.rejected))
-    passes = trace.pass_indices()
-    tokens = _rows_by_token(trace, passes)
+    computed = _with_rejected(trace, drafts.rejected)
+    tokens = _rows_by_token(trace)
     firsts = np.array([rows[0] for rows in tokens])
-    windows = _windows(trace.request[firsts], _prompts(trace, passes, firsts), length, drafts)
+    windows = _windows(trace.request[firsts], _prompts(trace, firsts), length, drafts)
     shift = len(computed) - len(trace)  # to the rows of rejected drafts
     rows = [
         np.concatenate(tokens[first:right] + [one + shift for one in tokens[right:stop]])
@@ -132,17 +128,26 @@ def verified(trace: Trace, length: int, drafts: Drafts) -> Trace:
     return replace(computed.take(np.concatenate(rows)), pass_=numbers.astype(np.int32))
 
 
-def _rows_by_token(trace: Trace, passes: np.ndarray) -> list[np.ndarray]:
+def _with_rejected(trace: Trace, rejected: Trace | None) -> Trace:
+    """Return the rows of the trace, and those of rejected drafts behind them."""
+    if rejected is None:
+        return trace
+    _check_same_rows(trace, rejected)
+    return concatenate((trace, rejected))
+
+
+def _rows_by_token(trace: Trace) -> list[np.ndarray]:
     """Return the rows of each token, layer by layer; tokens are in order by request."""
+    passes = trace.pass_indices()
     order = np.lexsort((trace.layer, trace.token, passes, trace.request))
     by_token = [column[order] for column in (trace.request, passes, trace.token)]
     is_new = np.logical_or.reduce([np.diff(column) != 0 for column in by_token])
     return np.split(order, np.flatnonzero(is_new) + 1)
 
 
-def _prompts(trace: Trace, passes: np.ndarray, firsts: np.ndarray) -> np.ndarray:
+def _prompts(trace: Trace, firsts: np.ndarray) -> np.ndarray:
     """Return for each token the pass of its prompt, -1 where it is decoded."""
-    return np.where(trace.phase[firsts] == PREFILL, passes[firsts], -1)
+    return np.where(trace.phase[firsts] == PREFILL, trace.pass_indices()[firsts], -1)
 
 
 def _windows(
@@ -155,13 +160,13 @@ def _windows(
     windows = []
     token = 0
     for stop in _stops(requests, prompts):
+        if prompts[token] >= 0:
+            windows.append((token, stop, stop))
+            token = stop
         while token < stop:
-            if prompts[token] >= 0:
-                right = end = stop
-            else:
-                end = min(token + 1 + length, stop)
-                wrong = draws[token + 1 : end] >= chances[: end - token - 1]
-                right = token + 1 + int(np.argmax(np.append(wrong, True)))
+            end = min(token + 1 + length, stop)
+            wrong = draws[token + 1 : end] >= chances[: end - token - 1]
+            right = token + 1 + int(np.argmax(np.append(wrong, True)))
             windows.append((token, right, end))
             token = right
     return windows

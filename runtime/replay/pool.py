@@ -42,18 +42,14 @@ class Steps:
     `num_tokens` [P]."""
 
     def __init__(self, trace: Trace, num_experts: int) -> None:
-        decoded = trace.take(np.flatnonzero(trace.phase == DECODE))
-        passes = decoded.pass_indices()
-        order = np.lexsort((decoded.layer, passes))
-        passes = passes[order]
-        layers = decoded.layer[order]
-        starts = _starts(passes, layers)
+        decoded, passes = _decoded(trace)
+        starts = _starts(passes, decoded.layer)
         self._num_experts = num_experts
-        self._starts = np.append(starts, len(order))
-        self._layers = layers[starts].astype(np.int64)
-        self._experts = decoded.experts[order].astype(np.int64)
+        self._starts = np.append(starts, len(decoded))
+        self._layers = decoded.layer[starts].astype(np.int64)
+        self._experts = decoded.experts.astype(np.int64)
         self._firsts = np.flatnonzero(np.diff(passes[starts], prepend=-1))
-        self.request = decoded.request[order][starts[self._firsts]]
+        self.request = decoded.request[starts[self._firsts]]
         self.num_tokens = np.diff(self._starts)[self._firsts]
 
     def through(self, pool: Pool, costs: Costs) -> PoolOutcome:
@@ -80,6 +76,14 @@ class Steps:
         if pool.held is not None:
             return pool.held.copy()
         return np.zeros((int(self._layers.max()) + 1) * self._num_experts, np.bool_)
+
+
+def _decoded(trace: Trace) -> tuple[Trace, np.ndarray]:
+    """Return the decoded rows, pass by pass and layer by layer, and the pass of each."""
+    decoded = trace.take(np.flatnonzero(trace.phase == DECODE))
+    passes = decoded.pass_indices()
+    order = np.lexsort((decoded.layer, passes))
+    return decoded.take(order), passes[order]
 
 
 def _starts(passes: np.ndarray, layers: np.ndarray) -> np.ndarray:

@@ -1,7 +1,6 @@
 """Prediction of an engine's tokens a second on a placement, from a replay of a trace at a machine's
 rates."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -158,7 +157,7 @@ def predict(
         _limit(needs, machine, placement, engine, trace, usual),
         _hit_rate(usual, placement, trace),
         int(usual.counts[-1]) / trace.num_tokens,
-        (_grounds_of_misses(trace, engine), f"times: {machine.name}'s figures, {reached}"),
+        _grounds(trace, machine, engine, reached),
     )
 
 
@@ -168,9 +167,14 @@ def _hit_rate(tried: "_Try", placement: Placement, trace: Replayed) -> float:
     return 1 - misses / outside if outside else 1.0
 
 
-def _grounds_of_misses(trace: Replayed, engine: Engine) -> str:
+def _grounds(
+    trace: Replayed, machine: Machine, engine: Engine, reached: Reached
+) -> tuple[str, str]:
     worst = "" if trace.is_own else "; at worst wanted evenly"
-    return f"misses: {trace.says}; on the GPU: {engine.keeps}{worst}"
+    return (
+        f"misses: {trace.says}; on the GPU: {engine.keeps}{worst}",
+        f"times: {machine.name}'s figures, {reached}",
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -282,17 +286,22 @@ def _limit(
     tried: _Try,
 ) -> float:
     """Return the tokens a second if each channel moved its bytes at its full rate, all at once."""
-    wanted, _, near, loads = (float(count) / trace.num_tokens for count in tried.counts)
+    wanted, _, near, loads = (tried.counts / trace.num_tokens).tolist()
     each = _stands_for_nbytes(needs.model.shape, trace.shape)
     passes = len(tried.seconds) / trace.num_tokens  # of which each reads the other weights
     gpu = _other_nbytes(needs, engine) * passes + (wanted - near) * each
-    channels: Sequence[tuple[float, float]] = (
-        (gpu, machine.near_gbps if placement.is_on_cpu else machine.fast_gbps),
+    channels = (
+        (gpu, _weights_gbps(machine, placement)),
         (loads * each, machine.link_gbps),
         (near * each, machine.near_gbps),
         ((near + loads) * each, machine.ram_gbps or machine.near_gbps + machine.link_gbps),
     )
     return 1e9 / max(nbytes / gbps for nbytes, gbps in channels)
+
+
+def _weights_gbps(machine: Machine, placement: Placement) -> float:
+    """Return the rate at which the weights besides misses are read."""
+    return machine.near_gbps if placement.is_on_cpu else machine.fast_gbps
 
 
 def _stands_for_nbytes(shape: Shape, replayed: Shape) -> float:

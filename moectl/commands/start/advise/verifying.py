@@ -80,22 +80,22 @@ def verified(
     the advice for the request unless llama.cpp used no GPU. Raises BadUsage or BadInput."""
     if log is None and engine.name == MOECTL:
         return verify_moectl(request.model, threads=threads, store=store)
-    if log is None and engine.name != LLAMA_CPP:
-        raise BadUsage(f"moectl runs no {engine.name}: give its log, as --engine-log FILE")
     started_at = utc_now()
     path = Path(request.model)
-    if log is None or path.suffix == ".gguf":
-        _check_file(path)
-    number = threads or num_cores()
-    found = from_log(log, number) if log else run_llama_cpp(path, number)
-    has_gpu = request.place.machine is not None
-    if has_gpu if found.uses_gpu is None else found.uses_gpu:
-        expected = _advised(request, engine, trace)
-    else:
-        expected = _on_cpu(path, found.threads, request.place.machine)
+    found = _measured(path, engine, threads or num_cores(), log)
+    expected = _expected(request, engine, found, trace)
     verification = _verification(path, engine, found, expected)
     earlier = kept(store, verification, started_at)
     return line(verification, earlier, (expected.low, expected.high), clock=found.clock)
+
+
+def _measured(path: Path, engine: Engine, threads: int, log: Path | None) -> Measured:
+    """Return the rates in the log, else of llama.cpp on this CPU."""
+    if log is None and engine.name != LLAMA_CPP:
+        raise BadUsage(f"moectl runs no {engine.name}: give its log, as --engine-log FILE")
+    if log is None or path.suffix == ".gguf":
+        _check_file(path)
+    return from_log(log, threads) if log else run_llama_cpp(path, threads)
 
 
 def _verification(
@@ -123,6 +123,15 @@ class _Expected(NamedTuple):
     high: float
     machine: str
     setting: str
+
+
+def _expected(
+    request: PlanRequest, engine: Engine, found: Measured, trace: str | None
+) -> _Expected:
+    has_gpu = request.place.machine is not None
+    if has_gpu if found.uses_gpu is None else found.uses_gpu:
+        return _advised(request, engine, trace)
+    return _on_cpu(Path(request.model), found.threads, request.place.machine)
 
 
 def _advised(request: PlanRequest, engine: Engine, trace: str | None) -> _Expected:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from artifacts.errors import BadUsage, OutOfResources
-from artifacts.hardware.machines import Machine, machine
+from artifacts.hardware.machines import machine
 from moectl.commands.start.advise.answer import rounded
 from moectl.commands.start.advise.choosing import Advice, advise_on
 from moectl.commands.start.advise.engines import Engine
@@ -56,18 +56,17 @@ def changes_of(text: str) -> list[Change]:
 
 def _change(name: str) -> Change:
     if more := re.fullmatch(r"\+(\S+)\s+(vram|ram)", name, re.IGNORECASE):
-        return Change(name, _of_place(_grown(more[2].lower(), sizes.nbytes(more[1]))))
-    if name.lower() in _LINKS_GBPS:
-        rate = _LINKS_GBPS[name.lower()]
-        return Change(name, _of_machine(lambda one: replace(one, link_gbps=rate)))
+        return Change(name, _grown(more[2].lower(), sizes.nbytes(more[1])))
+    if link_gbps := _LINKS_GBPS.get(name.lower()):
+        return Change(name, _with_rates(link_gbps=link_gbps))
     if ram := re.fullmatch(r"(ddr[45])-(\d{4,5})", name, re.IGNORECASE):
-        rate = _RAM_GBPS[ram[1].lower()] * int(ram[2])
-        return Change(name, _of_machine(lambda one: replace(one, near_gbps=rate, ram_gbps=rate)))
+        ram_gbps = _RAM_GBPS[ram[1].lower()] * int(ram[2])
+        return Change(name, _with_rates(near_gbps=ram_gbps, ram_gbps=ram_gbps))
     if quant := re.fullmatch(r"quant\s+(\S+)", name, re.IGNORECASE):
         return Change(name, quant=_quant(name, quant[1].upper()))
     if name.lower() == "mtp":
         return Change(name, drafts=True)
-    return Change(name, _of_place(_other_machine(name)))
+    return Change(name, _other_machine(name))
 
 
 def _quant(name: str, quant: str) -> tuple[str, float]:
@@ -76,30 +75,30 @@ def _quant(name: str, quant: str) -> tuple[str, float]:
     return quant, QUANTS[quant]
 
 
-def _other_machine(name: str) -> Callable[[PlanPlace], PlanPlace]:
+def _other_machine(name: str) -> Callable[[PlanRequest], PlanRequest]:
     try:
         other = machine(name)
     except BadUsage as error:
         raise BadUsage(f"--what-if {name}: say {_KNOWN}") from error
-    return lambda place: PlanPlace.find(None, other.name)
+    return _of_place(lambda _: PlanPlace.find(None, other.name))
 
 
 def _of_place(change: Callable[[PlanPlace], PlanPlace]) -> Callable[[PlanRequest], PlanRequest]:
     return lambda request: replace(request, place=change(request.place))
 
 
-def _of_machine(change: Callable[[Machine], Machine]) -> Callable[[PlanRequest], PlanRequest]:
-    return _of_place(lambda place: replace(place, machine=change(place.machine)))
+def _with_rates(**rates: float) -> Callable[[PlanRequest], PlanRequest]:
+    return _of_place(lambda place: replace(place, machine=replace(place.machine, **rates)))
 
 
-def _grown(memory: str, more_nbytes: int) -> Callable[[PlanPlace], PlanPlace]:
+def _grown(memory: str, more_nbytes: int) -> Callable[[PlanRequest], PlanRequest]:
     field = f"{memory}_nbytes"
 
     def grown(place: PlanPlace) -> PlanPlace:
         larger = replace(place, **{field: getattr(place, field) + more_nbytes})
         return replace(larger, vram=human_bytes(larger.vram_nbytes))
 
-    return grown
+    return _of_place(grown)
 
 
 def told(
@@ -118,12 +117,16 @@ def told(
         except OutOfResources as error:
             yield f"{change.name:20}{'-':>8}          {error}"
             continue
-        rate = _rate(other, change)
-        rates[change.name] = rate
-        shown = _shown(other.prediction, rate)
-        yield f"{change.name:20}{shown}{rate / before - 1:>+7.0%}{_loses(change)}"
+        rates[change.name] = _rate(other, change)
+        yield _line(change, other, before)
     yield _best(rates, before)
     yield from now.prediction.grounds
+
+
+def _line(change: Change, advice: Advice, before: float) -> str:
+    rate = _rate(advice, change)
+    shown = _shown(advice.prediction, rate)
+    return f"{change.name:20}{shown}{rate / before - 1:>+7.0%}{_loses(change)}"
 
 
 def _best(rates: dict[str, float], before: float) -> str:
