@@ -14,12 +14,12 @@ from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step
 
 @dataclass
 class Adaptive(SimpleResidency):
-    """Every `every` decoded passes, experts move into the tier, at most `moves` of all layers,
-    those of the largest gain first; then all counts fall to `decay` of theirs. A count is the
-    number of tokens that used the expert. One that is outside may move from a count of 2 on: into
-    an empty slot of its layer, or into that of the least used inside if it is ahead of it by
-    `margin`. The one that leaves is outside at once, the one that comes is inside once its bytes
-    have been moved.
+    """Every `every` decoded passes, the policy moves at most `moves` experts of all layers into the
+    tier, those of the largest gain first; then it multiplies all counts by `decay`. A count is the
+    number of tokens that used an expert. An expert outside the tier may move once its count is 2:
+    into an empty slot of its layer, or into the slot of the least used expert there if its count is
+    larger by `margin`. The expert that leaves is outside at once; the one that comes is inside once
+    its bytes have been moved.
 
     Made for `near:fill=no,waits=no`, which computes all others near and leaves the tier alone.
 

@@ -36,18 +36,22 @@ ACCEPTANCE = 0.65
 """Assumed chance that a draft is right where those before it are: of MTP layers, as users post."""
 DRAFTS = (1, 2, 3)
 LEAST_GAIN = 1.03
-"""What a setting that is worth a flag gains at least."""
+"""The least gain of a setting that is worth a flag."""
 _AT_ONCE_GBPS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Advice for a request: the `quant` of the model `needs`, the place's `machine` with experts
-    that its RAM does not hold on disk, the fastest of the `tried` placements and its `prediction`;
-    tokens a second by number of drafts a pass (`drafts`), of the best placement `without` a cache,
-    and if every load were known in time (`ahead`). `num_drafts` is the fastest number, 0 where none
-    pays; with `can_draft` the model's files have layers that draft and the engine uses them.
-    `narrower`: the widest quant that would be whole on the GPU, and its tokens a second."""
+    """Advice for a request.
+
+    `quant` is that of the model `needs`. `machine` is the place's, which reads from disk the
+    experts that its RAM does not hold. `placement` is the fastest of those `tried`, and
+    `prediction` its speed. In tokens a second: `drafts` by number of drafts a pass, `without` of
+    the best placement that has no cache, `ahead` if every load were known in time. `num_drafts` is
+    the fastest number of drafts, 0 where none pays; `can_draft` is true if the model's files have
+    layers that draft and the engine uses them. `narrower` is the widest quant that would be whole
+    on the GPU, with its tokens a second.
+    """
 
     request: PlanRequest
     engine: Engine
@@ -109,7 +113,8 @@ def _chosen(
 
     tried = [(each, rate(each, trace)) for each in _placements(memory, needs, engine)]
     placement = _first_of(tried)
-    drafts = {number: rate(placement, _with_drafts(trace, number)) for number in (0, *DRAFTS)}
+    drafts = {0: dict(tried)[placement]}
+    drafts |= {number: rate(placement, _with_drafts(trace, number)) for number in DRAFTS}
     num_drafts = _first_of(list(drafts.items()))
     can_draft = bool(needs.memory.drafting_nbytes and engine.drafts_by)
     used = _with_drafts(trace, num_drafts if can_draft else 0)

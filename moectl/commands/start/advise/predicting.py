@@ -67,10 +67,13 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Tokens a second of one request at a time, and between which they are expected; `limit`: what
-    the same bytes would allow at the machine's own rates, each channel alone. `hit_rate`: of
-    experts wanted in layers that are not whole on the GPU; `loads_per_token` come over the link.
-    `grounds` says what misses and times rest on."""
+    """Predicted tokens a second of one request at a time, and the interval from `low` to `high`.
+
+    `limit` is the rate at which the same bytes could be read at the machine's own rates, all
+    channels at once. `hit_rate` is that of the experts wanted in layers that are not whole on the
+    GPU. `loads_per_token` experts come over the link. `grounds` tells the assumptions behind misses
+    and times.
+    """
 
     tokens_per_second: float
     low: float

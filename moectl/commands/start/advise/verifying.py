@@ -52,8 +52,8 @@ _EVALUATED = re.compile(r"(?<!prompt )eval time = +[\d.]+ ms / +\d+ (?:tokens|ru
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Tokens a second of each run of an engine, with its version, threads and the clock, and
-    whether it used a GPU, None where that is not told."""
+    """Tokens a second of each run of an engine, with its version, threads and the clock. `uses_gpu`
+    is None where the source does not tell."""
 
     rates: tuple[float, ...]
     version: str
@@ -116,7 +116,7 @@ def _verification(
 
 
 class _Expected(NamedTuple):
-    """Tokens a second, between which they are expected, on which machine and in which setting."""
+    """The expected tokens a second, their interval, the machine and the setting."""
 
     rate: float
     low: float
