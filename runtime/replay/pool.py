@@ -15,7 +15,7 @@ read the same memory; those that were used last are loaded (FreeToken)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pool:
+class SlotPool:
     """A pool of `num_slots` that evicts by `class_lru` (with one class by `lru`), beside the keys
     that are true in `held`, which are always there. A miss is loaded and waited for; once the pool
     is full, the near tier computes the share `near_share` of the misses instead, whole experts as
@@ -52,7 +52,7 @@ class Steps:
         self.request = decoded.request[starts[self._firsts]]
         self.num_tokens = np.diff(self._starts)[self._firsts]
 
-    def through(self, pool: Pool, costs: Costs) -> PoolOutcome:
+    def through(self, pool: SlotPool, costs: Costs) -> PoolOutcome:
         """Return what the pool does with the trace, from empty on."""
         held = self._held(pool)
         rule = (pool.half_life, pool.num_classes, pool.near_share, min(1.0, costs.link_over_near))
@@ -72,7 +72,7 @@ class Steps:
         )
         return PoolOutcome(counts, np.add.reduceat(seconds, self._firsts))
 
-    def _held(self, pool: Pool) -> np.ndarray:
+    def _held(self, pool: SlotPool) -> np.ndarray:
         if pool.held is not None:
             return pool.held.copy()
         return np.zeros((int(self._layers.max()) + 1) * self._num_experts, np.bool_)

@@ -13,8 +13,14 @@ from artifacts.traces.trace import DECODE, Trace
 from moectl.cli import main
 from moectl.commands.start.advise.answer import lines
 from moectl.commands.start.advise.choosing import Advice, advise_on, opened_trace
-from moectl.commands.start.advise.engines import ENGINES, Placement, engine_of
-from moectl.commands.start.advise.predicting import Reached, Spread, drafted, predict, tried_rate
+from moectl.commands.start.advise.engines import ENGINES, ExpertPlacement, engine_of
+from moectl.commands.start.advise.predicting import (
+    RateSpread,
+    Reached,
+    drafted,
+    predict,
+    tried_rate,
+)
 from moectl.commands.start.advise.what_if import changes_of, told
 from moectl.commands.start.plan.fitting import PlanRequest
 from moectl.commands.start.plan.needs import needs_of
@@ -111,7 +117,7 @@ def test_the_interval_holds_the_prediction_and_follows_the_rates(advice: Advice)
     assert found.low < found.tokens_per_second < found.high
     assert 0 < found.of_limit < 1
 
-    exact = Reached(*(Spread(1.0, 1.0, 1.0),) * 3, "stated")
+    exact = Reached(*(RateSpread(1.0, 1.0, 1.0),) * 3, "stated")
     machine = advice.request.place.machine
     trace = opened_trace(None, advice.needs)
     sure = predict(advice.needs, machine, advice.placement, LLAMA, trace, reached=exact)
@@ -124,13 +130,15 @@ def test_more_of_anything_is_never_slower(advice: Advice) -> None:
     machine = advice.request.place.machine
 
     def rate(share: float) -> float:
-        placement = Placement(cache_nbytes=int(share * needs.model.shape.nbytes), near_share=0.0)
+        placement = ExpertPlacement(
+            cache_nbytes=int(share * needs.model.shape.nbytes), near_share=0.0
+        )
         return tried_rate(needs, machine, placement, LLAMA, trace)
 
     rates = [rate(share) for share in (0.125, 0.25, 0.5, 0.75, 1.0)]
     assert rates == sorted(rates)
     always = drafted(trace, 1, 1.0)
-    assert tried_rate(needs, machine, Placement(1.0), LLAMA, always) > advice.drafts[1]
+    assert tried_rate(needs, machine, ExpertPlacement(1.0), LLAMA, always) > advice.drafts[1]
 
 
 def test_what_if_tells_what_buys_most() -> None:

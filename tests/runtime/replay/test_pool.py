@@ -11,7 +11,7 @@ from artifacts.modelshapes.known import model_shape
 from artifacts.shape import Shape
 from artifacts.traces.synthetic import Dials, generate
 from artifacts.traces.trace import DECODE
-from runtime.replay.pool import SOONEST, Pool, Steps
+from runtime.replay.pool import SOONEST, SlotPool, Steps
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
 
@@ -29,10 +29,10 @@ def trace():
 @pytest.mark.parametrize(
     ("preset", "policies", "pool"),
     [
-        ("llama.cpp", {}, Pool(0)),
-        ("llama.cpp", {"miss": "share:near=0.8"}, Pool(0, near_share=0.8)),
-        ("freetoken", {"miss": "fetch"}, Pool(0, num_classes=1)),
-        ("freetoken", {}, Pool(0, SOONEST, num_classes=1)),
+        ("llama.cpp", {}, SlotPool(0)),
+        ("llama.cpp", {"miss": "share:near=0.8"}, SlotPool(0, near_share=0.8)),
+        ("freetoken", {"miss": "fetch"}, SlotPool(0, num_classes=1)),
+        ("freetoken", {}, SlotPool(0, SOONEST, num_classes=1)),
     ],
 )
 def test_counts_and_times_are_those_of_the_simulator(trace, preset, policies, pool, budget):
@@ -53,7 +53,7 @@ def test_counts_and_times_are_those_of_the_simulator(trace, preset, policies, po
 def test_without_slots_every_miss_is_computed_near_and_nothing_is_loaded(trace):
     steps = Steps(trace, MODEL.shape.num_experts)
 
-    counts = steps.through(Pool(0, near_share=1.0), COSTS).counts
+    counts = steps.through(SlotPool(0, near_share=1.0), COSTS).counts
 
     assert (counts[:, :3] == 2).all()
     assert not counts[:, 3].any()
@@ -62,7 +62,7 @@ def test_without_slots_every_miss_is_computed_near_and_nothing_is_loaded(trace):
 def test_layers_held_whole_never_miss_and_leave_the_pool_to_the_others(trace):
     steps = Steps(trace, MODEL.shape.num_experts)
 
-    counts = steps.through(Pool(8, held=np.arange(NUM_KEYS) >= 8), COSTS).counts
+    counts = steps.through(SlotPool(8, held=np.arange(NUM_KEYS) >= 8), COSTS).counts
 
     assert not counts[np.arange(len(counts)) % 32 > 0, 1].any()
     assert counts[::32, 1].sum() == 8  # the first layer's experts, once each
@@ -71,7 +71,7 @@ def test_layers_held_whole_never_miss_and_leave_the_pool_to_the_others(trace):
 def test_a_full_pool_leaves_a_share_of_the_misses_to_the_near_tier(trace):
     steps = Steps(trace, MODEL.shape.num_experts)
 
-    counts = steps.through(Pool(NUM_KEYS // 4, near_share=0.8), COSTS).counts
+    counts = steps.through(SlotPool(NUM_KEYS // 4, near_share=0.8), COSTS).counts
 
     _, misses, near, loads = counts.sum(axis=0).tolist()
     assert near + loads == misses
@@ -84,7 +84,7 @@ def test_a_full_pool_leaves_a_share_of_the_misses_to_the_near_tier(trace):
 def test_the_soonest_share_follows_the_rates(trace, name, expected):
     costs = Costs.of(MODEL, machine(name))
 
-    counts = Steps(trace, MODEL.shape.num_experts).through(Pool(0, SOONEST), costs).counts
+    counts = Steps(trace, MODEL.shape.num_experts).through(SlotPool(0, SOONEST), costs).counts
 
     assert (counts[:, 2] == expected).all()
 
@@ -98,4 +98,4 @@ def test_a_pass_of_several_tokens_wants_each_expert_once():
 
     assert steps.num_tokens.tolist() == [3]
     distinct = len(np.unique(trace.experts[trace.phase == 1]))
-    assert steps.through(Pool(8), COSTS).counts.tolist() == [[distinct, distinct, 0, distinct]]
+    assert steps.through(SlotPool(8), COSTS).counts.tolist() == [[distinct, distinct, 0, distinct]]

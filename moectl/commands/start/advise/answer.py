@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from artifacts.common.untrusted import existing
 from artifacts.modelshapes.repositories import REPOSITORIES
 from moectl.commands.start.advise.choosing import ACCEPTANCE, Advice
-from moectl.commands.start.advise.engines import MIB, Placement, Run
-from moectl.commands.start.advise.predicting import Prediction
+from moectl.commands.start.advise.engines import MIB, ExpertPlacement, Run
+from moectl.commands.start.advise.predicting import SpeedPrediction
 from moectl.commands.start.plan.answer import OWN
 from moectl.commands.start.plan.needs import known_name
 from moectl.show.grounds import TOY_NBYTES
@@ -45,7 +45,7 @@ def _place(advice: Advice) -> str:
     return f"{place.shown}{ram}"
 
 
-def _speed(prediction: Prediction) -> str:
+def _speed(prediction: SpeedPrediction) -> str:
     return (
         f"{rounded(prediction.tokens_per_second)} tokens/s, between {rounded(prediction.low)} and "
         f"{rounded(prediction.high)}: {prediction.of_limit:.0%} of the byte limit "
@@ -121,7 +121,7 @@ def _cache(advice: Advice) -> str:
     )
 
 
-def _whole(advice: Advice, placement: Placement) -> str:
+def _whole(advice: Advice, placement: ExpertPlacement) -> str:
     num_layers = advice.needs.model.shape.num_layers
     return f"{round(placement.share * num_layers)} of {num_layers} layers on the GPU"
 
@@ -136,7 +136,7 @@ def _shares(advice: Advice) -> str:
     return f"{_share(chosen)} of the misses; tokens/s by share: {told}"
 
 
-def _share(placement: Placement) -> str:
+def _share(placement: ExpertPlacement) -> str:
     share = placement.near_share
     return "as rates say" if share == SOONEST else f"{share:.0%}"
 

@@ -12,10 +12,10 @@ from artifacts.shape import Shape
 from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import Trace
 from moectl.bundled import bundled_trace, bundled_traces
-from moectl.commands.start.advise.engines import Engine, Placement
+from moectl.commands.start.advise.engines import AdvisedEngine, ExpertPlacement
 from moectl.commands.start.advise.predicting import (
-    Prediction,
-    Replayed,
+    ReplayedTrace,
+    SpeedPrediction,
     drafted,
     predict,
     tried_rate,
@@ -54,19 +54,19 @@ class Advice:
     """
 
     request: PlanRequest
-    engine: Engine
+    engine: AdvisedEngine
     needs: Needs
     quant: str
     memory: Memory
     machine: Machine
-    trace: Replayed
-    placement: Placement
-    prediction: Prediction
-    tried: Sequence[tuple[Placement, float]]
+    trace: ReplayedTrace
+    placement: ExpertPlacement
+    prediction: SpeedPrediction
+    tried: Sequence[tuple[ExpertPlacement, float]]
     drafts: dict[int, float]
     num_drafts: int
     can_draft: bool
-    without: tuple[Placement, float] | None
+    without: tuple[ExpertPlacement, float] | None
     ahead: float
     narrower: tuple[Fit, float] | None = None
 
@@ -82,10 +82,10 @@ def _first_of(rates: Sequence[tuple[Option, float]]) -> Option:
 
 def advise_on(
     request: PlanRequest,
-    engine: Engine,
+    engine: AdvisedEngine,
     trace: str | None = None,
     *,
-    replayed: Replayed | None = None,
+    replayed: ReplayedTrace | None = None,
     quant: tuple[str, float] | None = None,
 ) -> Advice:
     """Return the advice, by the trace of that file or name, or one that was `replayed` before.
@@ -102,13 +102,13 @@ def advise_on(
 
 
 def _chosen(
-    request: PlanRequest, engine: Engine, needs: Needs, quant: str, trace: Replayed
+    request: PlanRequest, engine: AdvisedEngine, needs: Needs, quant: str, trace: ReplayedTrace
 ) -> Advice:
     """Return the advice for a model of this quant."""
     memory = _divided(request, needs, engine)
     machine = _machine(request, needs, memory)
 
-    def rate(placement: Placement, trace: Replayed) -> float:
+    def rate(placement: ExpertPlacement, trace: ReplayedTrace) -> float:
         return tried_rate(needs, machine, placement, engine, trace)
 
     tried = [(each, rate(each, trace)) for each in _placements(memory, needs, engine)]
@@ -138,11 +138,13 @@ def _chosen(
     )
 
 
-def _with_drafts(trace: Replayed, number: int) -> Replayed:
+def _with_drafts(trace: ReplayedTrace, number: int) -> ReplayedTrace:
     return drafted(trace, number, ACCEPTANCE) if number else trace
 
 
-def _without_cache(tried: Sequence[tuple[Placement, float]]) -> tuple[Placement, float] | None:
+def _without_cache(
+    tried: Sequence[tuple[ExpertPlacement, float]],
+) -> tuple[ExpertPlacement, float] | None:
     off = [pair for pair in tried if not pair[0].cache_nbytes and not pair[0].pinned_nbytes]
     return max(off, key=lambda pair: pair[1], default=None)
 
@@ -150,9 +152,9 @@ def _without_cache(tried: Sequence[tuple[Placement, float]]) -> tuple[Placement,
 def _ahead(
     needs: Needs,
     machine: Machine,
-    placement: Placement,
-    engine: Engine,
-    trace: Replayed,
+    placement: ExpertPlacement,
+    engine: AdvisedEngine,
+    trace: ReplayedTrace,
     loads_per_token: float,
 ) -> float:
     """Return the tokens a second if every load were known in time, so that only the link's bytes
@@ -184,39 +186,39 @@ def _machine(request: PlanRequest, needs: Needs, memory: Memory) -> Machine:
 
 
 def _narrower(
-    answer: PlanAnswer, machine: Machine, engine: Engine, trace: Replayed
+    answer: PlanAnswer, machine: Machine, engine: AdvisedEngine, trace: ReplayedTrace
 ) -> tuple[Fit, float] | None:
     whole = next((fit for fit in answer.fits if fit.place == "GPU"), None)
     if whole is None:
         return None
     needs = _in_bits(answer.needs, whole.bits)
-    return whole, tried_rate(needs, machine, Placement(1.0), engine, trace)
+    return whole, tried_rate(needs, machine, ExpertPlacement(1.0), engine, trace)
 
 
 def _in_bits(needs: Needs, bits: float) -> Needs:
     return Needs(*quantised(needs.model, needs.memory, bits), needs.is_gguf)
 
 
-def _divided(request: PlanRequest, needs: Needs, engine: Engine) -> Memory:
+def _divided(request: PlanRequest, needs: Needs, engine: AdvisedEngine) -> Memory:
     """Return what the GPU's memory holds; the engine keeps other weights as they are stored, or in
     the model's dtype."""
     memory = needs.memory.as_stored() if engine.has_stored_weights else needs.memory
     return divided(request, needs.model, memory)
 
 
-def _placements(memory: Memory, needs: Needs, engine: Engine) -> list[Placement]:
+def _placements(memory: Memory, needs: Needs, engine: AdvisedEngine) -> list[ExpertPlacement]:
     """Return what the engine can do with the memory: the whole model on the GPU; else whole layers,
     where it places them, and its cache of whole slots."""
     shape = needs.model.shape
     if memory.share == 1:
-        return [Placement(1.0)]
+        return [ExpertPlacement(1.0)]
     slots = memory.experts_nbytes // shape.expert_nbytes
     layers = slots // shape.num_experts
-    whole = [Placement(layers / shape.num_layers)] if engine.has_whole_layers else []
+    whole = [ExpertPlacement(layers / shape.num_layers)] if engine.has_whole_layers else []
     return [*whole, *engine.options(slots * shape.expert_nbytes)]
 
 
-def opened_trace(named: str | None, needs: Needs) -> Replayed:
+def opened_trace(named: str | None, needs: Needs) -> ReplayedTrace:
     """Return the trace of that file or name, else the bundled one whose model is nearest by number
     of experts and of those selected."""
     if named and not bundled_trace(Path(named)):
@@ -224,22 +226,22 @@ def opened_trace(named: str | None, needs: Needs) -> Replayed:
     return _of_bundled(named, needs.model.shape)
 
 
-def _of_file(named: str, shape: Shape) -> Replayed:
+def _of_file(named: str, shape: Shape) -> ReplayedTrace:
     trace = read_parquet(named)
     is_own = (trace.num_layers, trace.top_k) == (shape.num_layers, shape.top_k)
     num_experts = shape.num_experts if is_own else int(trace.experts.max()) + 1
     of = f"{Path(named).name}{'' if is_own else ' (of another model)'}"
-    return Replayed.of(trace, num_experts, _says(of, trace), is_own=is_own)
+    return ReplayedTrace.of(trace, num_experts, _says(of, trace), is_own=is_own)
 
 
-def _of_bundled(named: str | None, shape: Shape) -> Replayed:
+def _of_bundled(named: str | None, shape: Shape) -> ReplayedTrace:
     bundled = {name: MODELS[name].shape for name in bundled_traces()}
     name = named or min(bundled, key=lambda name: _distance(bundled[name], shape))
     other = bundled[name]
     is_own = (other.num_keys, other.top_k) == (shape.num_keys, shape.top_k)
     of = f"the recorded trace of {name}{'' if is_own else ', the nearest at hand'}"
     trace = read_parquet(bundled_trace(Path(name)))
-    return Replayed.of(trace, other.num_experts, _says(of, trace), is_own=is_own)
+    return ReplayedTrace.of(trace, other.num_experts, _says(of, trace), is_own=is_own)
 
 
 def _says(of: str, trace: Trace) -> str:

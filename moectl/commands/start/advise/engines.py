@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class ExpertPlacement:
     """Where a run keeps and computes what it needs.
 
     `share` of the layers have all their experts on the GPU. Those of the others are in RAM: copies
@@ -35,7 +35,7 @@ class Run:
 
     model: str
     gguf: str
-    placement: Placement
+    placement: ExpertPlacement
     num_layers: int
     num_experts: int
     experts_nbytes: int
@@ -50,7 +50,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class AdvisedEngine:
     """An engine by name, in the version whose documents were read (`source`).
 
     `keeps` tells which experts it has on the GPU; its pool over all layers evicts by `num_classes`
@@ -63,7 +63,7 @@ class Engine:
     version: str
     source: str
     keeps: str
-    options: Callable[[int], Iterator[Placement]]
+    options: Callable[[int], Iterator[ExpertPlacement]]
     flags: Callable[[Run], str]
     num_classes: int = 1
     has_whole_layers: bool = False
@@ -71,25 +71,25 @@ class Engine:
     drafts_by: str = ""
 
 
-def engine_of(name: str) -> Engine:
+def engine_of(name: str) -> AdvisedEngine:
     """Return the engine of that name. Raises BadUsage with the known ones."""
     if name.lower() not in ENGINES:
         raise BadUsage(unknown("engine", name, ENGINES))
     return ENGINES[name.lower()]
 
 
-def _cached(*near_shares: float) -> Callable[[int], Iterator[Placement]]:
+def _cached(*near_shares: float) -> Callable[[int], Iterator[ExpertPlacement]]:
     """Return a cache of so many bytes, with each of these shares of the misses on the CPU."""
 
-    def options(nbytes: int) -> Iterator[Placement]:
+    def options(nbytes: int) -> Iterator[ExpertPlacement]:
         for share in near_shares:
-            yield Placement(cache_nbytes=nbytes, near_share=share)
+            yield ExpertPlacement(cache_nbytes=nbytes, near_share=share)
 
     return options
 
 
-def _pinned(nbytes: int) -> Iterator[Placement]:
-    yield Placement(pinned_nbytes=nbytes)
+def _pinned(nbytes: int) -> Iterator[ExpertPlacement]:
+    yield ExpertPlacement(pinned_nbytes=nbytes)
 
 
 def _llama_cpp(run: Run) -> str:
@@ -142,7 +142,7 @@ def _moectl(run: Run) -> str:
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine(
+        AdvisedEngine(
             "llama.cpp",
             "b12569",
             "docs/moe-cache.md at b12191, its tuner and release notes",
@@ -153,7 +153,7 @@ ENGINES = {
             has_whole_layers=True,
             drafts_by="--spec-type draft-mtp",
         ),
-        Engine(
+        AdvisedEngine(
             "strata",
             "v0.2.18",
             "docs/HOW_IT_WORKS.md and starts that users posted",
@@ -162,7 +162,7 @@ ENGINES = {
             _strata,
             drafts_by="--spec",
         ),
-        Engine(
+        AdvisedEngine(
             "freetoken",
             "0.2.0",
             "docs/cli.md and moe/offload_kernels.py",
@@ -170,7 +170,7 @@ ENGINES = {
             _cached(0.0, SOONEST),
             _free_token,
         ),
-        Engine(
+        AdvisedEngine(
             "ktransformers",
             "v0.6.1",
             "experts-sched-Tutorial.md",
@@ -178,7 +178,7 @@ ENGINES = {
             _pinned,
             _ktransformers,
         ),
-        Engine(
+        AdvisedEngine(
             "moectl",
             "this version",
             "its own options",

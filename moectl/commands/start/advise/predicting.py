@@ -11,10 +11,10 @@ from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import ModelShape
 from artifacts.shape import Shape
 from artifacts.traces.trace import DECODE, Trace
-from moectl.commands.start.advise.engines import Engine, Placement
+from moectl.commands.start.advise.engines import AdvisedEngine, ExpertPlacement
 from moectl.commands.start.plan.needs import Needs
 from runtime.replay.drafting import Drafts, verified
-from runtime.replay.pool import Pool, PoolOutcome, Steps
+from runtime.replay.pool import PoolOutcome, SlotPool, Steps
 
 NEAR_STEP_S = 40e-6
 """Assumed, of a layer that the CPU computes a part of: its inputs and outputs over the link, and
@@ -25,7 +25,7 @@ LAUNCHES_S = 25e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class RateSpread:
     """The part of a stated rate that runs get: usual, least and most."""
 
     usual: float
@@ -40,9 +40,9 @@ class Spread:
 class Reached:
     """The parts of a machine's rates that an engine gets, assumed where nothing was measured."""
 
-    fast: Spread = Spread(0.7, 0.5, 0.9)
-    link: Spread = Spread(0.95, 0.8, 1.0)
-    near: Spread = Spread(0.85, 0.6, 1.0)
+    fast: RateSpread = RateSpread(0.7, 0.5, 0.9)
+    link: RateSpread = RateSpread(0.95, 0.8, 1.0)
+    near: RateSpread = RateSpread(0.85, 0.6, 1.0)
     source: str = "assumed"
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class SpeedPrediction:
     """Predicted tokens a second of one request at a time, and the interval from `low` to `high`.
 
     `limit` is the rate at which the same bytes could be read at the machine's own rates, all
@@ -89,7 +89,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Replayed:
+class ReplayedTrace:
     """The decoding of a trace for a model: its own, or another's of which each layer, and each pool
     of the same share of its experts, stands for the model's. `uses` [L * E] counts those of the
     first half of its requests; `num_drafts` are verified in each pass. `is_own`: the trace is of
@@ -105,7 +105,9 @@ class Replayed:
     num_drafts: int = 0
 
     @classmethod
-    def of(cls, trace: Trace, num_experts: int, says: str, *, is_own: bool = True) -> "Replayed":
+    def of(
+        cls, trace: Trace, num_experts: int, says: str, *, is_own: bool = True
+    ) -> "ReplayedTrace":
         decoded = trace.take(np.flatnonzero(trace.phase == DECODE))
         shape = Shape(trace.num_layers, num_experts, trace.top_k, 1)
         early = decoded.request <= np.median(np.unique(decoded.request))
@@ -115,7 +117,7 @@ class Replayed:
         steps = Steps(decoded, num_experts)
         return cls(decoded, steps, shape, uses, num_tokens, says, is_own)
 
-    def even(self) -> "Replayed":
+    def even(self) -> "ReplayedTrace":
         """Return the same passes of a router that wants all experts equally often."""
         draws = np.random.default_rng(0).random((len(self.trace), self.shape.num_experts))
         experts = np.argpartition(draws, self.shape.top_k, axis=1)[:, : self.shape.top_k]
@@ -124,7 +126,7 @@ class Replayed:
 
 
 @cache
-def drafted(trace: Replayed, length: int, acceptance: float) -> Replayed:
+def drafted(trace: ReplayedTrace, length: int, acceptance: float) -> ReplayedTrace:
     """Return the same tokens computed with `length` drafts a pass."""
     passes = verified(trace.trace, length, Drafts((acceptance,)))
     return replace(trace, steps=Steps(passes, trace.shape.num_experts), num_drafts=length)
@@ -133,19 +135,19 @@ def drafted(trace: Replayed, length: int, acceptance: float) -> Replayed:
 def predict(
     needs: Needs,
     machine: Machine,
-    placement: Placement,
-    engine: Engine,
-    trace: Replayed,
+    placement: ExpertPlacement,
+    engine: AdvisedEngine,
+    trace: ReplayedTrace,
     *,
     reached: Reached = Reached(),
-) -> Prediction:
+) -> SpeedPrediction:
     """Predict the speed of decoding, one request at a time.
 
     The interval is that of the rates, all low or all high, times that of the trace's requests (90 %
     of resamplings); of a trace of another model it begins where experts are wanted equally often.
     """
 
-    def tried(which: str, trace: Replayed = trace) -> "_Try":
+    def tried(which: str, trace: ReplayedTrace = trace) -> "_Try":
         return _tried(needs, reached.of(machine, which), placement, engine, trace)
 
     usual = tried("usual")
@@ -153,7 +155,7 @@ def predict(
     least = low * tried("least").rate
     if not trace.is_own:
         least = min(least, tried("least", trace.even()).rate)
-    return Prediction(
+    return SpeedPrediction(
         usual.rate,
         least,
         tried("most").rate * high,
@@ -164,14 +166,14 @@ def predict(
     )
 
 
-def _hit_rate(tried: "_Try", placement: Placement, trace: Replayed) -> float:
+def _hit_rate(tried: "_Try", placement: ExpertPlacement, trace: ReplayedTrace) -> float:
     wanted, misses, _, _ = tried.counts.tolist()
     outside = wanted * (1 - _num_held(placement, trace) / trace.shape.num_layers)
     return 1 - misses / outside if outside else 1.0
 
 
 def _grounds(
-    trace: Replayed, machine: Machine, engine: Engine, reached: Reached
+    trace: ReplayedTrace, machine: Machine, engine: AdvisedEngine, reached: Reached
 ) -> tuple[str, str]:
     worst = "" if trace.is_own else "; at worst wanted evenly"
     return (
@@ -192,9 +194,9 @@ class _Try:
 def tried_rate(
     needs: Needs,
     machine: Machine,
-    placement: Placement,
-    engine: Engine,
-    trace: Replayed,
+    placement: ExpertPlacement,
+    engine: AdvisedEngine,
+    trace: ReplayedTrace,
     *,
     reached: Reached = Reached(),
 ) -> float:
@@ -203,7 +205,11 @@ def tried_rate(
 
 
 def _tried(
-    needs: Needs, machine: Machine, placement: Placement, engine: Engine, trace: Replayed
+    needs: Needs,
+    machine: Machine,
+    placement: ExpertPlacement,
+    engine: AdvisedEngine,
+    trace: ReplayedTrace,
 ) -> _Try:
     costs = _costs(needs, machine, placement, engine, trace.shape)
     outcome = trace.steps.through(_pool(needs.model, placement, engine, trace), costs)
@@ -212,7 +218,7 @@ def _tried(
 
 
 def _costs(
-    needs: Needs, machine: Machine, placement: Placement, engine: Engine, shape: Shape
+    needs: Needs, machine: Machine, placement: ExpertPlacement, engine: AdvisedEngine, shape: Shape
 ) -> Costs:
     """Return the costs of an expert of the trace, K of which are a token's."""
     if placement.is_on_cpu:
@@ -234,7 +240,7 @@ def _costs(
     )
 
 
-def _stored_share(needs: Needs, engine: Engine) -> float:
+def _stored_share(needs: Needs, engine: AdvisedEngine) -> float:
     """Return the bytes of weights besides experts over those in the model's own dtype."""
     if not engine.has_stored_weights:
         return 1.0
@@ -242,23 +248,27 @@ def _stored_share(needs: Needs, engine: Engine) -> float:
     return memory.as_stored().weights_nbytes / memory.weights_nbytes
 
 
-def _num_held(placement: Placement, trace: Replayed) -> int:
+def _num_held(placement: ExpertPlacement, trace: ReplayedTrace) -> int:
     """Return the layers of the trace that stand for those that are whole on the GPU; on a CPU all
     are where they are computed."""
     return round((1.0 if placement.is_on_cpu else placement.share) * trace.shape.num_layers)
 
 
-def _pool(model: ModelShape, placement: Placement, engine: Engine, trace: Replayed) -> Pool:
+def _pool(
+    model: ModelShape, placement: ExpertPlacement, engine: AdvisedEngine, trace: ReplayedTrace
+) -> SlotPool:
     shape = trace.shape
     slots = int(placement.cache_nbytes / model.shape.nbytes * shape.num_keys)
     first = (shape.num_layers - _num_held(placement, trace)) * shape.num_experts
     held = np.arange(shape.num_keys) >= first
     pinned = int(placement.pinned_nbytes / model.shape.nbytes * shape.num_keys)
     held[np.argsort(-trace.uses, kind="stable")[:pinned]] = True
-    return Pool(slots, placement.near_share, held, num_classes=engine.num_classes)
+    return SlotPool(slots, placement.near_share, held, num_classes=engine.num_classes)
 
 
-def _pass_seconds(outcome: PoolOutcome, costs: Costs, shape: Shape, trace: Replayed) -> np.ndarray:
+def _pass_seconds(
+    outcome: PoolOutcome, costs: Costs, shape: Shape, trace: ReplayedTrace
+) -> np.ndarray:
     """Return the seconds of each pass [P]. A draft is made by one layer more and the head, as an
     MTP layer is, on the GPU."""
     layers_s = outcome.seconds * shape.num_layers / trace.shape.num_layers
@@ -268,7 +278,7 @@ def _pass_seconds(outcome: PoolOutcome, costs: Costs, shape: Shape, trace: Repla
     return layers_s + heads + draft_s
 
 
-def _of_requests(trace: Replayed, seconds: np.ndarray) -> tuple[float, float]:
+def _of_requests(trace: ReplayedTrace, seconds: np.ndarray) -> tuple[float, float]:
     """Return by how much the rate differs between choices of as many requests: 5 % and 95 % of a
     thousand resamplings."""
     tokens = np.unique(trace.trace.request, return_counts=True)[1]
@@ -283,9 +293,9 @@ def _of_requests(trace: Replayed, seconds: np.ndarray) -> tuple[float, float]:
 def _limit(
     needs: Needs,
     machine: Machine,
-    placement: Placement,
-    engine: Engine,
-    trace: Replayed,
+    placement: ExpertPlacement,
+    engine: AdvisedEngine,
+    trace: ReplayedTrace,
     tried: _Try,
 ) -> float:
     """Return the tokens a second if each channel moved its bytes at its full rate, all at once."""
@@ -302,7 +312,7 @@ def _limit(
     return 1e9 / max(nbytes / gbps for nbytes, gbps in channels)
 
 
-def _weights_gbps(machine: Machine, placement: Placement) -> float:
+def _weights_gbps(machine: Machine, placement: ExpertPlacement) -> float:
     """Return the rate at which the weights besides misses are read."""
     return machine.near_gbps if placement.is_on_cpu else machine.fast_gbps
 
@@ -313,7 +323,7 @@ def _stands_for_nbytes(shape: Shape, replayed: Shape) -> float:
     return shape.expert_nbytes * selected * (shape.num_layers / replayed.num_layers)
 
 
-def _other_nbytes(needs: Needs, engine: Engine) -> float:
+def _other_nbytes(needs: Needs, engine: AdvisedEngine) -> float:
     """Return the bytes of weights besides routed experts that a pass reads."""
     model = needs.model
     layers_nbytes = model.shape.num_layers * (model.attention_nbytes + model.shared_nbytes)

@@ -6,9 +6,11 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from artifacts.common.host_memory import num_cores
@@ -28,7 +30,7 @@ from moectl.bundled import as_named, demo_model
 from moectl.cli.options import EngineOptions
 from moectl.commands.start.advise.answer import rounded
 from moectl.commands.start.advise.choosing import advise_on
-from moectl.commands.start.advise.engines import Engine
+from moectl.commands.start.advise.engines import AdvisedEngine
 from moectl.commands.start.advise.llama_cpu import SPREAD, CpuWork, tokens_per_second
 from moectl.commands.start.plan.fitting import PlanRequest
 from moectl.shared.terminal.progress import Phases
@@ -68,7 +70,7 @@ class Measured:
 
 def verified(
     request: PlanRequest,
-    engine: Engine,
+    engine: AdvisedEngine,
     *,
     trace: str | None,
     threads: int | None,
@@ -81,15 +83,16 @@ def verified(
     if log is None and engine.name == MOECTL:
         return verify_moectl(request.model, threads=threads, store=store)
     started_at = utc_now()
+    begin_s = perf_counter()
     path = Path(request.model)
     found = _measured(path, engine, threads or num_cores(), log)
     expected = _expected(request, engine, found, trace)
     verification = _verification(path, engine, found, expected)
-    earlier = kept(store, verification, started_at)
+    earlier = kept(store, verification, started_at, perf_counter() - begin_s)
     return line(verification, earlier, (expected.low, expected.high), clock=found.clock)
 
 
-def _measured(path: Path, engine: Engine, threads: int, log: Path | None) -> Measured:
+def _measured(path: Path, engine: AdvisedEngine, threads: int, log: Path | None) -> Measured:
     """Return the rates in the log, else of llama.cpp on this CPU."""
     if log is None and engine.name != LLAMA_CPP:
         raise BadUsage(f"moectl runs no {engine.name}: give its log, as --engine-log FILE")
@@ -99,7 +102,7 @@ def _measured(path: Path, engine: Engine, threads: int, log: Path | None) -> Mea
 
 
 def _verification(
-    path: Path, engine: Engine, found: Measured, expected: "_Expected"
+    path: Path, engine: AdvisedEngine, found: Measured, expected: "_Expected"
 ) -> Verification:
     return Verification(
         model=path.name,
@@ -126,7 +129,7 @@ class _Expected(NamedTuple):
 
 
 def _expected(
-    request: PlanRequest, engine: Engine, found: Measured, trace: str | None
+    request: PlanRequest, engine: AdvisedEngine, found: Measured, trace: str | None
 ) -> _Expected:
     has_gpu = request.place.machine is not None
     if has_gpu if found.uses_gpu is None else found.uses_gpu:
@@ -134,7 +137,7 @@ def _expected(
     return _on_cpu(Path(request.model), found.threads, request.place.machine)
 
 
-def _advised(request: PlanRequest, engine: Engine, trace: str | None) -> _Expected:
+def _advised(request: PlanRequest, engine: AdvisedEngine, trace: str | None) -> _Expected:
     found = advise_on(request, engine, trace).prediction
     place = request.place.shown
     return _Expected(found.tokens_per_second, found.low, found.high, place, "as advised")
@@ -161,12 +164,13 @@ def verify_moectl(model: str, *, threads: int | None, store: Path) -> str:
     from moectl.commands.start.doctor.measured import diagnose
 
     started_at = utc_now()
+    begin_s = perf_counter()
     name = as_named(model) or str(demo_model())
     options = EngineOptions() if threads is None else EngineOptions(threads=threads)
     with Phases(8, 1, 4) as phases:
         diagnosis = diagnose(name, options, phases, named=None, store=store)
     verification = _of_diagnosis(name, diagnosis, options)
-    earlier = kept(store, verification, started_at)
+    earlier = kept(store, verification, started_at, perf_counter() - begin_s)
     rate = verification.predicted
     expected = [rate / (1 + OWN_SPREAD), rate * (1 + OWN_SPREAD)]
     return line(verification, earlier, expected, clock=f", pace {diagnosis.prediction.pace:.2f}")
@@ -197,13 +201,15 @@ def here(threads: int) -> str:
     return f"{local.processor}, {local.cores} cores"
 
 
-def kept(store: Path, verification: Verification, started_at: object) -> list[Verification]:
+def kept(
+    store: Path, verification: Verification, started_at: datetime, seconds: float
+) -> list[Verification]:
     """Write a verification; return those of that engine and machine before it."""
     earlier = []
     if store.exists():
         with Store.open(store, read_only=True) as opened:
             earlier = verifications_of(opened, verification.engine, verification.machine)
-    info = RunInfo("advise", None, started_at, (utc_now() - started_at).total_seconds())
+    info = RunInfo("advise", None, started_at, seconds)
     add_run(store, info, {TABLE: to_rows([verification])})
     return earlier
 

@@ -9,8 +9,8 @@ from artifacts.errors import BadUsage, OutOfResources
 from artifacts.hardware.machines import machine
 from moectl.commands.start.advise.answer import rounded
 from moectl.commands.start.advise.choosing import Advice, advise_on
-from moectl.commands.start.advise.engines import Engine
-from moectl.commands.start.advise.predicting import Prediction, Replayed
+from moectl.commands.start.advise.engines import AdvisedEngine
+from moectl.commands.start.advise.predicting import ReplayedTrace, SpeedPrediction
 from moectl.commands.start.plan.answer import USUAL_QUANTS
 from moectl.commands.start.plan.fitting import PlanRequest
 from moectl.commands.start.plan.place import PlanPlace
@@ -41,7 +41,7 @@ class Change:
     quant: tuple[str, float] | None = None
     drafts: bool = False
 
-    def advice(self, request: PlanRequest, engine: Engine, trace: Replayed) -> Advice:
+    def advice(self, request: PlanRequest, engine: AdvisedEngine, trace: ReplayedTrace) -> Advice:
         """Return the advice after the change. Raises as `advise_on` does."""
         return advise_on(self.request(request), engine, replayed=trace, quant=self.quant)
 
@@ -102,7 +102,7 @@ def _grown(memory: str, more_nbytes: int) -> Callable[[PlanRequest], PlanRequest
 
 
 def told(
-    changes: list[Change], request: PlanRequest, engine: Engine, trace: str | None
+    changes: list[Change], request: PlanRequest, engine: AdvisedEngine, trace: str | None
 ) -> Iterator[str]:
     """Yield a line for the advice as it is, for each change alone, and for the one that buys
     most."""
@@ -136,7 +136,7 @@ def _best(rates: dict[str, float], before: float) -> str:
     return "none of these buys anything"
 
 
-def _shown(prediction: Prediction, rate: float) -> str:
+def _shown(prediction: SpeedPrediction, rate: float) -> str:
     """Return a rate with the prediction's interval about it."""
     share = rate / prediction.tokens_per_second
     between = f"({rounded(share * prediction.low)} to {rounded(share * prediction.high)})"
