@@ -218,6 +218,7 @@ ELSEWHERE = {
     "pack",
     "tune",
     "demo",
+    "price",
     "doctor",
 }  # asserted by their own tests
 
