@@ -75,6 +75,17 @@ def test_fifteen_lines_with_grounds_and_the_flags_of_the_engine(
     assert ("at worst wanted evenly" in "".join(said)) is not is_own
 
 
+def test_another_models_trace_stands_for_as_many_bytes_as_the_model_loads() -> None:
+    asked = request("qwen3.8-flash-next")
+    advice = advise_on(asked, LLAMA)
+    shape = advice.needs.model.shape
+    loading = ExpertPlacement(cache_nbytes=shape.nbytes // 5, near_share=0.0)
+    found = predict(advice.needs, advice.machine, loading, LLAMA, advice.trace)
+
+    wanted_nbytes = shape.num_layers * shape.top_k * shape.expert_nbytes
+    assert found.loaded_nbytes == pytest.approx((1 - found.hit_rate) * wanted_nbytes, rel=0.001)
+
+
 def test_what_fits_needs_no_cache() -> None:
     said = list(lines(advise_on(request(machine="rtx5090"), LLAMA)))
 

@@ -190,7 +190,7 @@ def test_a_form_is_the_whole_reply_of_a_model_that_thinks(
 def test_a_model_thinks_before_a_form_or_a_call(
     begun: str, server: Running, client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the marks of its thoughts are a token each, whoever begins them."""
+    """Each mark around the thoughts is one token; the prompt or the model writes the first."""
     monkeypatch.setattr(registry, "_KINDS", dict(known_kinds()))
     parse = partial(thinking._between, opening="[", closing="]")
     reply_kind("waves", REASONING, signs=("{# waves #}",), markers=("[", "]"))(parse)

@@ -157,7 +157,7 @@ def _drafts(advice: Advice) -> str:
 def _ahead(advice: Advice) -> str:
     gain = advice.ahead / advice.prediction.tokens_per_second - 1
     what = f"loads known in time would give {rounded(advice.ahead)} tokens/s at most ({gain:+.0%})"
-    if not advice.prediction.loads_per_token:
+    if not advice.prediction.loaded_nbytes:
         return "nothing is loaded, so that none can pay"
     return f"{'may pay' if gain > _WORTH_LOOKING else 'hardly pays'}: {what}"
 

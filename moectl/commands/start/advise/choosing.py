@@ -134,7 +134,7 @@ def _chosen(
         num_drafts=num_drafts,
         can_draft=can_draft,
         without=_without_cache(tried),
-        ahead=_ahead(needs, machine, placement, engine, used, prediction.loads_per_token),
+        ahead=_ahead(needs, machine, placement, engine, used, prediction.loaded_nbytes),
     )
 
 
@@ -155,13 +155,13 @@ def _ahead(
     placement: ExpertPlacement,
     engine: AdvisedEngine,
     trace: ReplayedTrace,
-    loads_per_token: float,
+    loaded_nbytes: float,
 ) -> float:
     """Return the tokens a second if every load were known in time, so that only the link's bytes
     bound them."""
     at_once = replace(machine, link_gbps=_AT_ONCE_GBPS, link_latency_s=0.0, ram_gbps=None)
     rate = tried_rate(needs, at_once, placement, engine, trace)
-    link_s = loads_per_token * needs.model.shape.expert_nbytes / machine.link_gbps / 1e9
+    link_s = loaded_nbytes / machine.link_gbps / 1e9
     return 1 / max(link_s, 1 / rate)
 
 

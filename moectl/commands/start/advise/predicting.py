@@ -71,7 +71,7 @@ class SpeedPrediction:
 
     `limit` is the rate at which the same bytes could be read at the machine's own rates, all
     channels at once. `hit_rate` is that of the experts wanted in layers that are not whole on the
-    GPU. `loads_per_token` experts come over the link. `grounds` tells the assumptions behind misses
+    GPU. `loaded_nbytes` a token come over the link. `grounds` tells the assumptions behind misses
     and times.
     """
 
@@ -80,7 +80,7 @@ class SpeedPrediction:
     high: float
     limit: float
     hit_rate: float
-    loads_per_token: float
+    loaded_nbytes: float
     grounds: tuple[str, ...]
 
     @property
@@ -161,7 +161,9 @@ def predict(
         tried("most").rate * high,
         _limit(needs, machine, placement, engine, trace, usual),
         _hit_rate(usual, placement, trace),
-        int(usual.counts[-1]) / trace.num_tokens,
+        int(usual.counts[-1])
+        / trace.num_tokens
+        * _stands_for_nbytes(needs.model.shape, trace.shape),
         _grounds(trace, machine, engine, reached),
     )
 

@@ -115,8 +115,8 @@ class _Step(NamedTuple):
         return advanced(self.builder, operand, self.number, nbytes)
 
     def blocks(self, nbytes: int) -> ir.Value:
-        """Return the address of this step's blocks, of `nbytes`, and fetch those that come later:
-        by itself a core asks too late for what lies behind a page's border."""
+        """Return the address of this step's blocks, of `nbytes`, and fetch those of a later step.
+        The processor's own prefetcher stops at the end of a page."""
         own = self.own(self.codes, nbytes)
         for line in range(0, nbytes, 64):
             prefetch(self.builder, own, AHEAD + line)
