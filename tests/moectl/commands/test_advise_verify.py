@@ -122,6 +122,15 @@ def test_a_log_of_a_gpu_is_compared_with_the_advice(
     said = verified(capfd, *place, "--store", tmp_path / "moe.duckdb")
     assert "predicted 112 tokens/s (81.7 to 140, assumed" in said
     assert "gave 100 (as advised; median of 1, spread 0%): error +11.8%" in said
+    advice = (*place[:-2], "--store", tmp_path / "moe.duckdb")
+    assert "between 81.7 and 140" in verified(capfd, *advice)
+    with Store.open(tmp_path / "moe.duckdb") as store:
+        [run] = store.runs(table=TABLE)
+        rows = store.read(TABLE, run.run_id)
+        store.write_run(run.info, {TABLE: pa.concat_tables([rows] * 9)})
+    said = verified(capfd, *advice)
+    assert "112 tokens/s, between 100 and 100" in said and len(said.splitlines()) <= 15
+    assert "interval: from 10 verifications, median error 11.8%" in said
 
 
 @pytest.mark.skipif(

@@ -85,10 +85,14 @@ def advise(
         run = {"threads": verifying.threads, "log": verifying.engine_log}
         print(verified(request, asked, trace=trace, store=store, **run))
         return
-    shown = (
-        lines(advise_on(request, asked, trace))
-        if what_if is None
-        else told(changes_of(what_if), request, asked, trace)
-    )
+    if what_if is not None:
+        shown = told(changes_of(what_if), request, asked, trace)
+    else:
+        advice = advise_on(request, asked, trace)
+        if store.exists():
+            from moectl.commands.start.advise.verifying import as_verified
+
+            advice = as_verified(advice, store)
+        shown = lines(advice)
     for line in shown:
         print(line)

@@ -38,17 +38,16 @@ class RateSpread:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The parts of a machine's rates that an engine gets, assumed where nothing was measured."""
+    """The parts of a machine's rates that an engine gets, all of them assumed."""
 
     fast: RateSpread = RateSpread(0.7, 0.5, 0.9)
     link: RateSpread = RateSpread(0.95, 0.8, 1.0)
     near: RateSpread = RateSpread(0.85, 0.6, 1.0)
-    source: str = "assumed"
 
     def __str__(self) -> str:
         return (
             f"of which runs get {self.fast} of the GPU's, {self.link} of the link's, {self.near} "
-            f"of the CPU's: {self.source}"
+            "of the CPU's: assumed"
         )
 
     def of(self, machine: Machine, which: str) -> Machine:
@@ -199,11 +198,9 @@ def tried_rate(
     placement: ExpertPlacement,
     engine: AdvisedEngine,
     trace: ReplayedTrace,
-    *,
-    reached: Reached = Reached(),
 ) -> float:
     """Return the tokens a second alone, from one replay."""
-    return _tried(needs, reached.of(machine, "usual"), placement, engine, trace).rate
+    return _tried(needs, Reached().of(machine, "usual"), placement, engine, trace).rate
 
 
 def _tried(

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -23,13 +23,14 @@ from artifacts.store.verifications import (
     TABLE,
     Verification,
     interval,
+    median_error,
     to_rows,
     verifications_of,
 )
 from moectl.bundled import as_named, demo_model
 from moectl.cli.options import EngineOptions
 from moectl.commands.start.advise.answer import rounded
-from moectl.commands.start.advise.choosing import advise_on
+from moectl.commands.start.advise.choosing import Advice, advise_on
 from moectl.commands.start.advise.engines import AdvisedEngine
 from moectl.commands.start.advise.llama_cpu import SPREAD, CpuWork, tokens_per_second
 from moectl.commands.start.plan.fitting import PlanRequest
@@ -212,6 +213,21 @@ def kept(
     info = RunInfo("advise", None, started_at, seconds)
     add_run(store, info, {TABLE: to_rows([verification])})
     return earlier
+
+
+def as_verified(advice: Advice, store: Path) -> Advice:
+    """Return the advice with the interval that the store's verifications of this engine on this
+    machine give, if there are enough."""
+    prediction = advice.prediction
+    with Store.open(store, read_only=True) as opened:
+        found = verifications_of(opened, advice.engine.name, advice.request.place.shown)
+    between = interval(found, prediction.tokens_per_second)
+    if between is None:
+        return advice
+    ground = f"interval: from {len(found)} verifications, median error {median_error(found):.1%}"
+    low, high = between
+    grounds = (*prediction.grounds, ground)
+    return replace(advice, prediction=replace(prediction, low=low, high=high, grounds=grounds))
 
 
 def line(
