@@ -128,7 +128,7 @@ def test_the_interval_holds_the_prediction_and_follows_the_rates(advice: Advice)
     assert found.low < found.tokens_per_second < found.high
     assert 0 < found.of_limit < 1
 
-    exact = Reached(*(RateSpread(1.0, 1.0, 1.0),) * 3, "stated")
+    exact = Reached(*(RateSpread(1.0, 1.0, 1.0),) * 3)
     machine = advice.request.place.machine
     trace = opened_trace(None, advice.needs)
     sure = predict(advice.needs, machine, advice.placement, LLAMA, trace, reached=exact)
