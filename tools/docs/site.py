@@ -1,5 +1,5 @@
-"""Generated pages of the site: one for each command from its `--help`, the tables of the store, and
-SECURITY.md.
+"""Generated pages of the site: its home, which is README, one for each command from its `--help`,
+the tables of the store, and SECURITY.md.
 
 MkDocs calls `on_config` and `on_files` when it builds (mkdocs.yml names this file as a hook).
 """
@@ -63,8 +63,10 @@ def pages() -> dict[str, str]:
         + "\n"
     )
     made = {f"commands/{name}.md": _command(name, command) for name, command in commands.items()}
-    security = (ROOT / "SECURITY.md").read_text(encoding="utf-8").replace("](docs/", "](")
-    return {"commands/index.md": index, "schema.md": _schema(), "security.md": security, **made}
+    told = {"index.md": "README.md", "security.md": "SECURITY.md"}
+    told = {page: (ROOT / name).read_text(encoding="utf-8") for page, name in told.items()}
+    told = {page: text.replace("](docs/", "](") for page, text in told.items()}
+    return {"commands/index.md": index, "schema.md": _schema(), **told, **made}
 
 
 def _by_panel(named: Iterable[tuple[str, TyperCommand | TyperOption]]) -> list[tuple[str, dict]]:
