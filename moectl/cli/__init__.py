@@ -17,6 +17,7 @@ from moectl.shared.terminal.neighbours import refuse_surroundings
 refuse_surroundings()
 
 from artifacts.errors import BadUsage  # noqa: E402
+from moectl.cli.config_file import Configured  # noqa: E402
 from moectl.cli.examples import epilog  # noqa: E402
 from moectl.cli.groups import flattened  # noqa: E402
 from moectl.shared.terminal.exit_codes import exit_code_of  # noqa: E402
@@ -66,7 +67,9 @@ class _Commands(Mapping[str, TyperCommand]):
         stem = name.replace("-", "_")
         module = import_module(f"moectl.commands.{chapter}.{stem}")
         alone = typer.Typer(add_completion=False)
-        named = alone.command(name, rich_help_panel=chapter.title(), epilog=epilog(name))
+        named = alone.command(
+            name, cls=Configured, rich_help_panel=chapter.title(), epilog=epilog(name)
+        )
         named(flattened(getattr(module, stem)))
         return get_command(alone)
 

@@ -1,0 +1,54 @@
+"""`moectl.toml`: defaults of options, in the folder or in the user's own.
+
+What is typed takes precedence, then a variable of the environment (MOECTL_STORE), then the file in
+the folder, then the user's, then the default. An option above all tables holds for every command
+that has it, one in the table of a command for that command.
+"""
+
+import tomllib
+from pathlib import Path
+
+import typer
+from typer.core import TyperCommand
+
+from artifacts.errors import BadInput, BadUsage
+from moectl.cli.examples import EXAMPLES
+
+_NAME = "moectl.toml"
+
+
+class Configured(TyperCommand):
+    """A command whose options have the defaults of the files."""
+
+    def make_context(self, info_name: str | None, *args: object, **extra: object) -> typer.Context:
+        values = {} if extra.get("resilient_parsing") else configured(self.name, self)
+        return super().make_context(info_name, *args, default_map=values, **extra)
+
+
+def configured(name: str, command: TyperCommand) -> dict[str, object]:
+    """Return the values of a command's parameters that files give. Raises BadInput for a file that
+    is no TOML, BadUsage for a table that is no command and an option that the command lacks."""
+    own = {opt[2:]: one.name for one in command.params for opt in one.opts if opt[:2] == "--"}
+    values: dict[str, object] = {}
+    for path in (Path(typer.get_app_dir("moectl")) / _NAME, Path(_NAME)):
+        given = _read(path)
+        shared = {key: value for key, value in given.items() if not isinstance(value, dict)}
+        table = given.get(name, {})
+        if strays := sorted(given.keys() - shared.keys() - EXAMPLES.keys()):
+            raise BadUsage(f"{path}: [{strays[0]}] is no command of moectl: see `moectl --help`")
+        if unknown := sorted(table.keys() - own.keys()):
+            raise BadUsage(
+                f"{path}: [{name}] names {unknown[0]}, which is no option of `moectl {name}`: see "
+                "its --help"
+            )
+        values |= {own[key]: value for key, value in (shared | table).items() if key in own}
+    return values
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read as TOML: {error}") from error
