@@ -26,7 +26,7 @@ from moectl.shared.terminal.streams import prepare_streams  # noqa: E402
 __all__ = ["app", "main"]
 
 _CHAPTERS = {
-    "start": "demo run generate serve plan advise models doctor",
+    "start": "demo run chat generate serve plan advise models doctor",
     "measure": "bench price tune simulate report fit-trace",
     "build": "profile build-buddies quantize split build-maps build-predictor",
     "store": "inspect export merge import-trace pack",

@@ -8,6 +8,7 @@ EXAMPLES = {
         "moectl run MODEL --budget 8GB",
         'moectl run --preset horizon --budget 25% -p "Return the number of"',
     ),
+    "chat": ("moectl chat MODEL", "moectl chat MODEL --preset horizon --budget 8GB"),
     "generate": (
         "moectl generate MODEL --data prompts.jsonl --out answers.jsonl",
         "moectl generate MODEL --data prompts.jsonl --out answers.jsonl -n 256",

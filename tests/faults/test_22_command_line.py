@@ -205,6 +205,7 @@ JSON = {
     ],
     "plan": ["bundled", "--vram", "1100MB", "--machine", "rtx3090-pcie4", "--context", "64"],
     "run": ["--prompt", "def", "--greedy", "--max-new-tokens", "2"],
+    "chat": ["--prompt", "def", "--greedy", "--max-new-tokens", "2"],
     "generate": ["--data", "routing.csv", "--out", "answers.jsonl", "--max-new-tokens", "2"],
     "inspect": ["runs"],
     "models": [],

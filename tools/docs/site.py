@@ -33,6 +33,7 @@ TOLD = {
     "import-trace": "traces",
     "pack": "disk",
     "run": "running",
+    "chat": "running",
     "models": "getting-models",
     "demo": "first-steps",
     "doctor": "hardware",

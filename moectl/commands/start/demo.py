@@ -45,6 +45,12 @@ _CALIBRATION = {
     "length": 256,
 }  # of replicas by the quick recipe: enough for these experts, in seconds
 
+_NEXT = """
+Your own model, a folder, a GGUF file or a hub id:
+  moectl plan MODEL          will it fit, and how fast (calculated)
+  moectl run MODEL -p "..."  its experts where they fit best
+  moectl advise MODEL        the flags for llama.cpp or another engine"""
+
 
 @dataclass(slots=True)
 class _Entry:
@@ -109,6 +115,7 @@ def demo(
     else:
         show_sheet(sheet(demonstration))
         console().print(sentence(demonstration), markup=False)
+        console().print(_NEXT, markup=False)
     if picture:
         write_picture(drawing(demonstration), picture)
 
