@@ -73,7 +73,7 @@ class Replicas:
         """Return the same with the replica of `bits` bits in the place of full precision: only
         narrower ones remain replicas.
 
-        Errors of two widths are nearly uncorrelated, so their squares add up: docs/lowbit.md.
+        Errors of two widths are nearly uncorrelated, so their squares add up: docs/lab/lowbit.md.
         Raises Incompatible where that replica is missing or no smaller than full precision.
         """
         if bits in self.at_full:
@@ -130,7 +130,7 @@ def passed_on(num_layers: int) -> np.ndarray:
     """[L, 1, 1] weight of an error by its layer: later layers add to it, so the first layer counts
     twice as much as the last.
 
-    Measured on two small models, one layer at a time at 1 and at 2 bits: docs/quantisation.md.
+    Measured on two small models, one layer at a time at 1 and at 2 bits: docs/lab/quantisation.md.
     """
     return np.linspace(2, 1, num_layers)[:, None, None]
 
@@ -143,7 +143,7 @@ def expected_use(use: np.ndarray) -> np.ndarray:
     Where the logarithms of two texts' uses are jointly normal, the expected use by one is a power
     of the use by the other. The exponent is the slope of their regression (shrinkage to a group's
     mean: Efron and Morris 1975, Data Analysis Using Stein's Estimator). The slope is measured
-    between texts, since halves of one text say 1 whatever text it is: docs/quantisation.md.
+    between texts, since halves of one text say 1 whatever text it is: docs/lab/quantisation.md.
     """
     mean = use.mean(axis=1, keepdims=True)
     shrunk = (use + _PRIOR_USE * mean) ** _USE_SLOPE

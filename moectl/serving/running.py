@@ -23,7 +23,7 @@ from runtime.session.replies.pieces import CallPiece, Piece, ReasoningPiece, Tex
 from runtime.session.session import Session
 
 USUAL_ROWS = 32
-# so a lone request is not slower by default (docs/serve.md has the figures)
+# so a lone request is not slower by default (docs/lab/serve.md has the figures)
 _DECODED = "compiled layers answer one at a time, each faster; --batch N shares passes"
 _SHARES = 4  # of the memory for keys and values, one for an answer of unknown length
 _LEAST_SHARE = 1024  # tokens

@@ -15,7 +15,7 @@ from artifacts.quantisation.packing import Packed
 from runtime.kernels.load import compiler, kernels
 
 # From this number on, dequantising a matrix once beats reading its stream for each token: see
-# docs/lowbit.md.
+# docs/lab/lowbit.md.
 MANY_TOKENS = 12
 _KERNELS = {"numba": "cpu.replicas.low_bit", "triton": "gpu.low_bit"}  # by compiler
 _PANEL = 1 << 18  # weights that `dequantise` unpacks at a time; each needs several int32

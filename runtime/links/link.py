@@ -20,7 +20,7 @@ DEMAND = 0
 PREFETCH = 1
 PATIENCE_S = 120.0  # without a single byte: a network failure of a minute should not end a long run
 _CLOSING_S = 10.0
-# docs/disk.md: with one the device idles while bytes are copied; more than four gain little
+# docs/lab/disk.md: with one the device idles while bytes are copied; more than four gain little
 READS_IN_FLIGHT = 4
 READS_PAST_CACHE = 8  # past the page cache a thread only waits, and copies next to nothing
 # up to here a copy from the page cache takes less time than a thread switch and back

@@ -1,1 +1,1 @@
-"""Benchmarks of speed and memory, whose figures docs/performance.md and its neighbours quote."""
+"""Benchmarks of speed and memory, whose figures docs/lab/performance.md and its neighbours quote."""

@@ -1,7 +1,7 @@
-"""Measures every table of docs/performance.md, on any machine.
+"""Measures every table of docs/lab/performance.md, on any machine.
 
     python -m tools.bench.decode                                  prints all of them
-    python -m tools.bench.decode --write docs/performance.md      puts them there, and their ratios beside it
+    python -m tools.bench.decode --write docs/lab/performance.md      puts them there, and their ratios beside it
     python -m tools.bench.decode --check                          exits 1 where a ratio is worse than the committed one
 
 Sections: `resident`, every expert resident, beside transformers' implementations and llama.cpp;
@@ -42,7 +42,7 @@ from tools.bench.traces import controller as bench_controller
 BUNDLED = "the bundled model"
 RANDOM = "random, OLMoE's shape"
 SIZED = "random, two layers of OLMoE's size"
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "lab" / "performance.md"
 LINKS = {
     BUNDLED: "300MB/s"
 }  # else the default below, where waiting and computing take about as long

@@ -31,7 +31,9 @@ class Block:
 def pages() -> list[Path]:
     """Return README and the pages that show commands, by name."""
     return [
-        path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if blocks(path)
+        path
+        for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+        if blocks(path)
     ]
 
 

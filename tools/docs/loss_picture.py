@@ -1,4 +1,4 @@
-"""The picture of what experts lose in few bits, from the tables that stand in docs/quantisation.md.
+"""The picture of what experts lose in few bits, from the tables that stand in docs/lab/quantisation.md.
 
 python -m tools.docs.loss_picture   draws docs/pictures/bits-and-loss.svg
 """
@@ -13,7 +13,7 @@ from moectl.charts.plots import WIDTH, Line, lines
 from moectl.charts.scales import AxisScale, Drawing, Frame, log_scale
 from tools import ROOT
 
-PAGE = ROOT / "docs" / "quantisation.md"
+PAGE = ROOT / "docs" / "lab" / "quantisation.md"
 PICTURE = ROOT / "docs" / "pictures" / "bits-and-loss.svg"
 MODELS = {
     "bundled": "the bundled model, experts of 128 x 32",

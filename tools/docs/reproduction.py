@@ -1,4 +1,4 @@
-"""Writes docs/reproduction.md: every figure of a paper that our inputs suffice for, beside ours.
+"""Writes docs/lab/reproduction.md: every figure of a paper that our inputs suffice for, beside ours.
 
 python -m tools.docs.reproduction            all of `moectl simulate --reproduce`, which takes minutes
 python -m tools.docs.reproduction NAME ...   those anew, the others as the page has them
@@ -15,7 +15,7 @@ from tools import ROOT
 from tools.reproductions.command import REPRODUCTIONS
 from tools.reproductions.report import Reproduction
 
-PAGE = ROOT / "docs" / "reproduction.md"
+PAGE = ROOT / "docs" / "lab" / "reproduction.md"
 _PART = re.compile(r"^## `(.+?)`$", re.MULTILINE)
 _AGREED = re.compile(r"\*\*(\d+) of (\d+) statements agree")
 _HEAD = """\

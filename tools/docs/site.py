@@ -25,19 +25,19 @@ from tools import ROOT
 TOLD = {
     "merge": "profile",
     "build-buddies": "profile",
-    "build-maps": "maps",
-    "build-predictor": "prefetch",
-    "quantize": "quantisation",
-    "split": "splits",
+    "build-maps": "lab/maps",
+    "build-predictor": "lab/prefetch",
+    "quantize": "lab/quantisation",
+    "split": "lab/splits",
     "fit-trace": "simulate",
-    "import-trace": "traces",
+    "import-trace": "lab/traces",
     "pack": "disk",
     "run": "running",
     "chat": "running",
     "models": "getting-models",
     "demo": "first-steps",
     "doctor": "hardware",
-    "inspect": "reliability",
+    "inspect": "lab/reliability",
 }
 
 
@@ -99,7 +99,7 @@ def _command(name: str, command: TyperCommand) -> str:
     table = "\n\n".join(tables)
     examples = "\n".join(EXAMPLES.get(name, ()))
     page = TOLD.get(name, name)
-    told = f"More: [{page}](../{page}.md)."
+    told = f"More: [{page.rpartition('/')[2]}](../{page}.md)."
     return (
         f"# moectl {name}\n\n{_line(command.help)}\n\n```text\n{usage}\n\n{examples}\n```\n\n"
         f"{table}\n\n{told}\n"

@@ -1,7 +1,7 @@
 """An atlas of locality: how each recorded trace, and synthetic ones by regime, reuses its experts.
 
     python -m tools.lab.atlas
-    python -m tools.lab.atlas --traces FOLDER --write docs/atlas.md --pictures docs/pictures/atlas
+    python -m tools.lab.atlas --traces FOLDER --write docs/lab/atlas.md --pictures docs/pictures/atlas
     python -m tools.lab.atlas --trace mine.parquet --num-experts 128
 
 Hit rates by budget, loading on demand from a cold cache of global scope; passes from one use of an

@@ -1,7 +1,7 @@
 """How much of Belady's lead the past can tell: moe-cache-eval's rules and predictor beside horizon.
 
     python -m tools.lab.gap
-    python -m tools.lab.gap --traces FOLDER --only gpt-oss-20b-mmlu --write docs/atlas.md
+    python -m tools.lab.gap --traces FOLDER --only gpt-oss-20b-mmlu --write docs/lab/atlas.md
 
 *Their rules* (Zhang, Reproducible Evaluation of MoE Expert Caching, arXiv 2608.07911, and the code
 of shijiuzhang/moe-cache-eval, read and written anew: a reading) replay event-atomically: a layer of
@@ -284,7 +284,7 @@ def replayed(learnt: Trace, counted: Trace, shape: Shape) -> tuple[dict[str, Cel
 
 
 def by_our_rules(prepared: Prepared, counted: Prepared, real: RealTrace) -> Table:
-    """The table of a trace as in docs/traces.md: hit rates, and the share of the gap from the best
+    """The table of a trace as in docs/lab/traces.md: hit rates, and the share of the gap from the best
     of theirs, or of `class_lru` too, that each policy closes."""
     learnt, _ = halves(prepared.trace)
     columns = []

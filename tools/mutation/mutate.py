@@ -5,7 +5,7 @@ survivors.
     python -m tools.mutation.mutate                                  all files of the table below: tens of minutes
     python -m tools.mutation.mutate runtime/policies/miss/buddy.py   these
     python -m tools.mutation.mutate --sample 40 runtime/links/link.py   40 of its mutants, drawn with a fixed seed
-    python -m tools.mutation.mutate --write                          and put the tables into docs/mutation.md
+    python -m tools.mutation.mutate --write                          and put the tables into docs/lab/mutation.md
 
 Prints tried, killed and what survived of every file. On the page each survivor has its reason,
 which is kept when the page is written again; one that is new says that it has none, and is to be
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from tools import ROOT
 from tools.mutation.mutants import Mutant, is_killed, mutants, seconds_of
 
-PAGE = ROOT / "docs" / "mutation.md"
+PAGE = ROOT / "docs" / "lab" / "mutation.md"
 WANTED = 0.85
 UNKNOWN = "**not looked at yet**"
 _HERE = "<!-- written by tools/mutation/mutate.py -->\n"
@@ -297,7 +297,9 @@ def main() -> None:
         "--sample", type=int, metavar="N", help="of the mutants of each file; all by default"
     )
     parser.add_argument(
-        "--write", action="store_true", help="put the tables into docs/mutation.md; needs all files"
+        "--write",
+        action="store_true",
+        help="put the tables into docs/lab/mutation.md; needs all files",
     )
     options = parser.parse_args()
     if unknown := [path for path in options.files if path not in TESTS]:

@@ -1,7 +1,7 @@
 """Random fault injection for a given number of minutes, and a report of broken promises.
 
     python -m tools.torments.torture --minutes 20                               every torment in turn, by its share
-    python -m tools.torments.torture --minutes 20 --write docs/reliability.md   puts the figures into that page
+    python -m tools.torments.torture --minutes 20 --write docs/lab/reliability.md   puts the figures into that page
     python -m tools.torments.torture --only against_generate --cases 2000       so many cases of one torment
     python -m tools.torments.torture --only killed --case 17                    one case again
 

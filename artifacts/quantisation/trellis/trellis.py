@@ -89,7 +89,7 @@ def levels(states: np.ndarray, odd: np.ndarray | int, state_bits: int = STATE_BI
     of even rows.
 
     A table of 64 behind a product of 16 bits is a third of the work of a sum of hashed bytes, and
-    nearer to the limit: docs/decisions.md.
+    nearer to the limit: docs/lab/decisions.md.
     """
     return tables()[odd, hashes(states, state_bits)]
 

@@ -3,7 +3,7 @@ call takes all experts.
 
 The result equals the one of the model's own code up to the order of additions within a product:
 some 1e-7 in float32. In bfloat16, rounded wherever the module rounds, hardly ever does a bit
-differ. docs/performance.md has figures.
+differ. docs/lab/performance.md has figures.
 """
 
 from collections.abc import Callable, Sequence

@@ -36,7 +36,7 @@ _bits = attrgetter("bits")
 _MOST_IN_TILES = {
     torch.bfloat16: 16,
     torch.float16: 64,
-}  # tokens of a whole expert; docs/performance.md has the times
+}  # tokens of a whole expert; docs/lab/performance.md has the times
 _MOST_FLOATS = 3  # the same in float32
 
 

@@ -21,7 +21,7 @@ from runtime.model.layout import ExpertLayout, Layout, Part
 from runtime.model.quantised.stored_matrix import StoredMatrix, is_described, stored_matrices
 
 _BIASES = (f"{GATE_UP}_bias", f"{UP}_bias", f"{DOWN}_bias")
-# for more, torch multiplies by dequantised tiles: docs/performance.md has the times
+# for more, torch multiplies by dequantised tiles: docs/lab/performance.md has the times
 _MOST_TOKENS = 4
 
 

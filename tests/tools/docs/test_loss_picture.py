@@ -1,4 +1,4 @@
-"""The picture of what experts lose in few bits is that of the tables in docs/quantisation.md."""
+"""The picture of what experts lose in few bits is that of the tables in docs/lab/quantisation.md."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""docs/reproduction.md has every reproduction, and what it says is what they say."""
+"""docs/lab/reproduction.md has every reproduction, and what it says is what they say."""
 
 import re
 

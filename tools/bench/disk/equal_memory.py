@@ -1,7 +1,7 @@
 """Decoding with less memory than the model has: moectl's experts from disk beside llama.cpp's
 mapped file.
 
-    python -m tools.bench.disk.equal_memory --write docs/disk.md
+    python -m tools.bench.disk.equal_memory --write docs/lab/disk.md
 
 Every program has the same memory, page cache included, in a control group of Linux, which takes
 root. The model is Qwen3-30B-A3B in FP8 with a quarter of its layers and random weights, written to

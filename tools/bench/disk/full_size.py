@@ -1,7 +1,7 @@
 """Checkpoints of full size from disk: opening, decoding at several budgets, a prompt, a profile,
 and what was planned.
 
-    python -m tools.bench.disk.full_size --write docs/full-size.md
+    python -m tools.bench.disk.full_size --write docs/lab/full-size.md
 
 writes gpt-oss-20b in MXFP4 and Qwen3-30B-A3B in FP8 with random weights, one after the other, to a
 temporary folder that needs 36 GB, measures each in processes of its own on one thread, and deletes

@@ -1,7 +1,7 @@
 """Losses of presets on the built-in task, item by item beside the full model.
 
     moectl profile && moectl build-buddies && moectl quantize
-    python -m tools.bench.quality.accuracy --store moe.duckdb [--model FOLDER] --write docs/evaluate.md
+    python -m tools.bench.quality.accuracy --store moe.duckdb [--model FOLDER] --write docs/lab/evaluate.md
 
 All presets answer the same items, so that the error of a difference comes only from items on which
 two presets differ. `context-aware` stands beside itself without its selector of bit-widths (Table 3

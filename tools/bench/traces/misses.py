@@ -1,7 +1,7 @@
 """What becomes of a miss, on machines by their data sheets: virtual time and counts on traces of
 real models.
 
-    python -m tools.bench.traces.misses --traces FOLDER --write docs/traces.md
+    python -m tools.bench.traces.misses --traces FOLDER --write docs/lab/traces.md
 
 Each cell has milliseconds of a decoded token on virtual time, then shares of all requests: hits,
 computed near, loaded and waited for, and behind, loaded without a step that waits. The

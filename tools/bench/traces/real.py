@@ -1,7 +1,7 @@
 """Hit rates of every eviction policy on traces of real models, with intervals, beside Belady.
 
     python -m tools.bench.traces.real
-    python -m tools.bench.traces.real --traces FOLDER --only gpt-oss-20b-mmlu --write docs/traces.md
+    python -m tools.bench.traces.real --traces FOLDER --only gpt-oss-20b-mmlu --write docs/lab/traces.md
     python -m tools.bench.traces.real --trace mixed.parquet --num-experts 32 --prefetch next_gate
 
 Loading on demand from a cold cache, without the clock, of the first `--tokens` tokens of a trace in

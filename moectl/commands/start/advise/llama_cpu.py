@@ -33,7 +33,7 @@ FURTHER_THREAD = 0.66
 """The part of a thread's work that each further thread adds, from one model with two threads."""
 
 SPREAD = 0.25
-"""How far off a prediction may be until there are verifications: errors in docs/advise.md reach
+"""How far off a prediction may be until there are verifications: errors in docs/lab/advise.md reach
 0.24."""
 
 _PLAIN = ("F32",)

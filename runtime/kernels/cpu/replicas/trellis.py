@@ -42,7 +42,7 @@ NUM_OUTPUTS, NUM_INPUTS, HALF_BITS, NUM_HIGH, FACTOR = range(5)
 state's bits."""
 
 MANY_TOKENS = 64
-"""From this number on it pays to unpack the levels: docs/lowbit.md."""
+"""From this number on it pays to unpack the levels: docs/lab/lowbit.md."""
 
 MOST_VECTORS = 4
 _PANEL = 256  # rows that are unpacked at a time: they stay in the cache
