@@ -24,7 +24,7 @@ from runtime.session.probe import expert_seconds, rest_seconds, seconds_of
 from runtime.session.settings import EXACT, HOST, Settings
 from runtime.tiers.open import LinkChoice
 
-# Seconds of a layer beyond its link and kernels on an H100 with 16 cores (docs/lab/gpu.md): where the
+# Seconds of a layer beyond link and kernels on an H100 with 16 cores (docs/lab/gpu.md): where the
 # device decides, where the host does, what is added where the host prefetches, where misses are
 # computed near, and where the host orders evictions by what was seen.
 DEVICE_LAYER_S = 0.04e-3

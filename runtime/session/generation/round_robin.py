@@ -28,7 +28,7 @@ from runtime.session.prompts.encoder import Prompt
 from runtime.session.session import Session
 
 # Passes of a request before the next one's turn: more delay the others, fewer lower the hit rate,
-# since every change of request evicts some experts of the last one (figures in docs/lab/decisions.md).
+# since every change of request evicts some experts of the last one (docs/lab/decisions.md).
 PASSES = 4
 
 
