@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from runtime.control.recorder import Recorder
     from runtime.replay.settings import Outcome, Setting
     from runtime.replay.workload import Workload
-    from runtime.session.generation.grammar import Grammar
+    from runtime.session.generation.grammar.grammars import Grammar
     from runtime.session.generation.sampling import Sampling
     from runtime.session.generation.stream import Answer, Effort, Stream, Token
     from runtime.session.prompts.chat_prompt import ChatPrompt
@@ -36,7 +36,7 @@ __all__ = [
 
 _HOMES = {
     "session.generation.stream": ("Answer", "Effort", "Stream", "Token"),
-    "session.generation.grammar": ("Grammar",),
+    "session.generation.grammar.grammars": ("Grammar",),
     "session.generation.sampling": ("Sampling",),
     "control.recorder": ("Recorder",),
     "session.prompts.chat_prompt": ("ChatPrompt",),

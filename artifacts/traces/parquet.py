@@ -31,10 +31,11 @@ def write_parquet(trace: Trace, path: str | Path, *, without: Sequence[str] = ()
 def read_parquet(path: str | Path, *, num_experts: int | None = None) -> Trace:
     """Read a trace from any Parquet file with the columns `pass`, `layer`, `token` and `experts`.
 
-    `request`, `phase`, `weights`, `probabilities`, `predicted`, `learned` and `embedding` may be
-    missing; `Trace.assumed` says what was assumed in place of the first three, and whether rows are
-    missing. With `num_experts`, every expert id must be below it. Raises BadInput, which names the
-    row, counted from 0, and OutOfResources for a file that unpacks to more than `MOST_NBYTES`.
+    `request`, `phase`, `weights`, `probabilities`, `predicted`, `learned`, `embedding` and
+    `rejected` may be missing; `Trace.assumed` says what was assumed in place of the first three,
+    and whether rows are missing. With `num_experts`, every expert id must be below it. Raises
+    BadInput, which names the row, counted from 0, and OutOfResources for a file that unpacks to
+    more than `MOST_NBYTES`.
     """
     path = Path(path)
     if not path.is_file():
@@ -84,6 +85,8 @@ def to_table(trace: Trace) -> pa.Table:
         if (values := getattr(trace, name)) is not None:
             columns[name] = _lists(values.reshape(len(trace), -1))
             metadata[key] = str(values.shape[1]).encode()
+    if trace.rejected is not None:
+        columns["rejected"] = trace.rejected
     if trace.iteration is not None:
         columns["embedding"] = _first_rows_only(trace)
     return pa.table(columns, metadata=metadata)
@@ -134,8 +137,18 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
     )
     assumed = (*_assumed(table), *check_rows(trace))
     besides = _embeddings(table, trace) if "embedding" in names else {}
+    if "rejected" in names:
+        besides["rejected"] = _rejected(table)
     phase = _phase(table) if "phase" in names else guessed_phase(trace)
     return replace(trace, assumed=assumed, phase=phase, **besides)
+
+
+def _rejected(table: pa.Table) -> np.ndarray:
+    """Return which rows [N] are drafts that were not accepted. Raises BadInput."""
+    try:
+        return table["rejected"].cast(pa.bool_()).fill_null(False).to_numpy()
+    except pa.ArrowException as error:
+        raise BadInput(f"column rejected: {first_line(error)}") from error
 
 
 def _assumed(table: pa.Table) -> tuple[str, ...]:

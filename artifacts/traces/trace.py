@@ -44,6 +44,8 @@ class Trace:
     `predicted[n, d]` is the distribution that the router `d + 1` layers ahead gave for the router
     input of row n. The layers wrap: past the last layer the prediction is about the next pass.
     `learned` is the same from fitted predictors, which may look fewer layers ahead.
+    Several tokens of one request in a decoding pass are the last one and drafts behind it; those
+    `rejected` were read, and are no part of the answer.
     `embeddings[iteration[n]]` is the input embedding of row n's request in its pass, averaged over
     its tokens. `assumed` tells a reader which columns were missing from the file and what was
     assumed instead.
@@ -61,6 +63,8 @@ class Trace:
     learned: np.ndarray | None = None  # [N, D, E] float32
     iteration: np.ndarray | None = None  # [N] int32, a row of `embeddings`
     embeddings: np.ndarray | None = None  # [I, H] float32
+    # [N] bool: drafts that were read and not accepted; None: none
+    rejected: np.ndarray | None = None
     assumed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

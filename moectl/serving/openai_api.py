@@ -21,7 +21,7 @@ from pydantic import (
 from artifacts.errors import BadUsage
 from moectl.serving.api.formats import ResponseFormat, biases_of
 from moectl.shared.terminal.messages import text_of
-from runtime.session.generation.grammar import Grammar
+from runtime.session.generation.grammar.grammars import Grammar
 from runtime.session.generation.sampling import Sampling
 from runtime.session.prompts.chat_prompt import NO_THOUGHTS, ChatPrompt
 

@@ -15,7 +15,7 @@ from moectl.show.answers import in_a_line_of_many
 from runtime.control.counters import by_layer, totals
 from runtime.session.generation.batch import KeptPrompts, RowResult
 from runtime.session.generation.charges import Charge
-from runtime.session.generation.grammar import NoToken
+from runtime.session.generation.grammar.grammars import NoToken
 from runtime.session.generation.logprobs import Logprobs
 from runtime.session.generation.round_robin import RoundRobin, open_batch, why_one_by_one
 from runtime.session.generation.stream import Detokeniser, Stops, TokenTiming

@@ -8,6 +8,7 @@ numbers, so that a live run and a replay of its trace decide alike.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -88,6 +89,7 @@ class Controller:
             counters=self.counters,
         )
         self._near_places: dict[int, Place] = {}  # by key, each made once
+        self._unsettled: list[Step] = []  # of a pass with drafts, as their experts were chosen
         # layers ahead, per step
         self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0
         self.num_learned = prefetch.distance if prefetch.reads_learned else 0
@@ -111,11 +113,29 @@ class Controller:
             *((Counter.MISSES, _LOW) if self.holds_low else (Counter.HITS,)),
         )
 
-    def begin_pass(self, num_tokens: int) -> None:
-        """Begin a pass over `num_tokens` tokens."""
+    def begin_pass(self, num_tokens: int, *, num_drafts: int = 0) -> None:
+        """Begin a pass over `num_tokens` tokens, of which `num_drafts` are drafts: these count as
+        tokens once they are settled."""
         self.now.pass_index += 1
-        self.now.num_tokens += num_tokens
+        self.now.num_tokens += num_tokens - num_drafts
         self.counters.begin_pass()
+        self._unsettled.clear()
+        if num_drafts:
+            self.counters.add(Counter.DRAFTED, 0, num_drafts)
+
+    def settle(self, accepted: np.ndarray) -> None:
+        """Note which of the tokens [T] of the pass that has ended are drafts that were accepted:
+        they count as tokens and their experts as used, token by token in each layer, at the pass's
+        last step. Experts that only rejected drafts wanted were loaded, and are never used."""
+        now = self.now
+        for row in np.flatnonzero(accepted):
+            now.num_tokens += 1
+            for step in self._unsettled:
+                now.layer = step.layer
+                own = step.part(np.arange(len(accepted)) == row, step.phase)
+                self._eviction.used(self._keys(own), own, now)
+        self.counters.add(Counter.ACCEPTED, 0, int(accepted.sum()))
+        self._unsettled.clear()
 
     def open_pass(self, opening: Opening) -> tuple[Place, ...]:
         """Return what is prefetched before the first layer, within the bytes of a step; if a policy
@@ -223,12 +243,35 @@ class Controller:
             step, choice.selected, weights, experts, used, present, missing, near, low, behind, bits
         )
 
+    def _note_used(
+        self, experts: list[int], step: Step, selected: np.ndarray, missing: Sequence[int] = ()
+    ) -> None:
+        """Tell the eviction policy that a step uses the experts `selected` [T, K]; of what only
+        drafts want, that it is loaded."""
+        if step.drafted is None:
+            self._eviction.used(experts, step, self.now)
+            return
+        if selected is not step.selected:
+            step = replace(step, selected=selected)
+        self._unsettled.append(step)
+        own = step.part(~step.drafted, step.phase)
+        keys = self._keys(own)
+        self._eviction.used(keys, own, self.now)
+        tops = self._pieces.tops([*missing])
+        if loaded := [key for key in tops if key not in keys]:
+            self._eviction.prefetched(loaded, self.now)
+
+    def _keys(self, step: Step) -> list[int]:
+        """Return the keys of the experts that a step selects."""
+        first = step.layer * self.shape.num_experts
+        return [first + expert for expert in distinct(step.selected)]
+
     def _settle(
         self, step: Step, weights: np.ndarray | None, experts: list[int], used: list[int]
     ) -> Plan:
         """Plan, as `_plan` does, a step that changes nothing in the cache because everything is
         resident."""
-        self._eviction.used(experts, step, self.now)
+        self._note_used(experts, step, step.selected)
         if self._pieces.is_cut:
             self.mover.cache.touch(used)
         return Plan(step.layer, step.selected, weights, self.mover.settle(used), (), (), ())
@@ -252,7 +295,7 @@ class Controller:
         layer = step.layer
         if missing and self._picks_bits:
             self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, self.now)
-        self._eviction.used(experts, step, self.now)
+        self._note_used(experts, step, selected, missing)
         if self._pieces.is_cut:
             mover.cache.touch(used)
         waves, pinned = mover.waves(present, missing, bits)

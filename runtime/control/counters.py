@@ -21,6 +21,9 @@ class Counter(IntEnum):
 
     `at_b_bits` counts the experts computed at that precision in any tier; all others were computed
     at full precision.
+
+    The last three count tokens, in the first layer: drafts that were read, those that were
+    accepted, and tokens that a pass of their own settled, since a wide pass rounds otherwise.
     """
 
     def _generate_next_value_(name, start, count, last_values):
@@ -54,6 +57,9 @@ class Counter(IntEnum):
     AT_0_8_BITS = auto()
     AT_0_6_BITS = auto()
     AT_0_BITS = auto()
+    DRAFTED = auto()
+    ACCEPTED = auto()
+    TIES = auto()
 
 
 # Looked up once, as numbers: enum access is slow.

@@ -46,14 +46,28 @@ class Recorder:
                 "predicted": step.predicted,
                 "learned": step.learned,
                 "iteration": None if step.embedding is None else self._iteration,
+                "rejected": None if step.drafted is None else step.drafted,
             }
         )
+
+    def settle(self, rejected: np.ndarray, num_again: int) -> None:
+        """Note which tokens [T] of the last pass are rejected drafts, and how many of its last
+        tokens are to be read again, or were rejected: the next ones take their positions."""
+        for row in reversed(self._rows):
+            if row["token"] is not self._positions:
+                break
+            row["rejected"] = rejected
+        self._lengths[int(self._requests[-1])] -= num_again
 
     def trace(self) -> Trace:
         """Return the recorded steps. Raises BadInput when there is none, as when every pass failed
         before its first router."""
         if not self._rows:
             raise BadInput("nothing was recorded: no pass got to its first router")
+        if any(row["rejected"] is not None for row in self._rows):
+            for row in self._rows:
+                if row["rejected"] is None:
+                    row["rejected"] = np.zeros(len(row["layer"]), bool)
         columns = [name for name, column in self._rows[0].items() if column is not None]
         embeddings = np.concatenate(self._embeddings) if self._embeddings else None
         joined = {name: np.concatenate([row[name] for row in self._rows]) for name in columns}

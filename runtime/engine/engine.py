@@ -213,7 +213,8 @@ class Engine:
                 self.steps.load_all()
             self._must_wait = False
         self._is_in_pass = True
-        self.controller.begin_pass(self.watcher.begin_pass(args, kwargs))
+        num_tokens = self.watcher.begin_pass(args, kwargs)
+        self.controller.begin_pass(num_tokens, num_drafts=self.watcher.num_drafts)
         self.watcher.take_embedded(kwargs)
 
     def _end_pass(self, model: nn.Module, args: tuple, output: object) -> None:

@@ -36,6 +36,7 @@ class _Pass:
     requests: np.ndarray  # of each row that is a token
     last: np.ndarray  # the row of each request's last token
     prompts: np.ndarray | None = None  # which rows are of prompts, where others are decoded
+    drafted: np.ndarray | None = None  # which rows are drafts
     # [B, S] of all rows, until the last layer where routers are hooked
     ids: torch.Tensor | None = None
     embedding: np.ndarray | None = None  # [R, H], each request's mean
@@ -50,7 +51,9 @@ class Watcher:
     `on_opening` once the input of a pass is embedded. `first_request` is the number of the first
     request of the coming passes. With `decodes` these passes count as decoding, however many tokens
     they have. `token_requests`, if given, has the request of each token of the next pass, in place
-    of one request for each row; the tokens of a request stand together. `rows` are the rows of the
+    of one request for each row; the tokens of a request stand together. `drafted`, if given beside
+    it, says which of these are drafts, and `on_settle` is called once it is known which of a pass's
+    tokens are rejected, and how many are to be read again behind those that stay. `rows` are the rows of the
     pass under way that are tokens, None: all. With `is_watching` routers
     are hooked, with `sees_embeddings` the embedding.
     """
@@ -59,9 +62,11 @@ class Watcher:
         self.on_step: Callable[[Step], None] | None = None
         self.on_pass: Callable[[np.ndarray], None] | None = None
         self.on_opening: Callable[[Opening], None] | None = None
+        self.on_settle: Callable[[np.ndarray, int], None] | None = None
         self.first_request = 0
         self.decodes = False
         self.token_requests: np.ndarray | None = None
+        self.drafted: np.ndarray | None = None
         self.rows: np.ndarray | None = None
         self._opened = opened
         self._to_host = HostCopy(opened.model.device)
@@ -121,7 +126,7 @@ class Watcher:
         phase, prompts = (
             self._phases(requests, last) if length > 1 and not self.decodes else (DECODE, None)
         )
-        self._pass = _Pass(phase, requests, last, prompts, ids)
+        self._pass = _Pass(phase, requests, last, prompts, self.drafted, ids)
         self._letter = None
         self._pass_index += 1
         if self.on_pass is not None:
@@ -134,10 +139,17 @@ class Watcher:
         before."""
         counts = np.diff(last, prepend=-1)
         is_prompt = (counts > 1) | (requests[last] > self._newest)
+        if self.drafted is not None:
+            is_prompt &= ~self.drafted[last]
         self._newest = max(self._newest, int(requests.max(initial=-1)))
         if is_prompt.all():
             return PREFILL, None
         return (PREFILL, np.repeat(is_prompt, counts)) if is_prompt.any() else (DECODE, None)
+
+    @property
+    def num_drafts(self) -> int:
+        """Number of drafts in the pass under way."""
+        return 0 if self._pass.drafted is None else int(self._pass.drafted.sum())
 
     def take_embedded(self, kwargs: dict) -> None:
         """Note the input of a pass that is given embeddings in place of ids, once the pass has
@@ -181,6 +193,7 @@ class Watcher:
             embedding=self._pass.embedding,
             requests=self._pass.requests,
             prompts=self._pass.prompts,
+            drafted=self._pass.drafted,
         )
         if self.on_step is not None:
             self.on_step(step)

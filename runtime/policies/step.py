@@ -53,6 +53,8 @@ class Step:
     requests: np.ndarray | None = None
     # [T] bool: which are of prompts, where others are decoded in the same pass
     prompts: np.ndarray | None = None
+    # [T] bool: which are drafts, read before it is known whether they stay; None: none
+    drafted: np.ndarray | None = None
 
     @property
     def decodes(self) -> bool:
@@ -62,6 +64,7 @@ class Step:
     def part(self, rows: np.ndarray, phase: int) -> "Step":
         """Return the step of these tokens [T] bool alone, which are of one phase."""
         of_tokens = ("selected", "weights", "probabilities", "predicted", "learned", "requests")
+        of_tokens += ("drafted",)
         taken = {
             name: None if (all_rows := getattr(self, name)) is None else all_rows[rows]
             for name in of_tokens

@@ -122,22 +122,23 @@ class StepObserver(Protocol):
 
     def add(self, step: Step) -> None: ...
 
+    def settle(self, rejected: np.ndarray, num_again: int) -> None: ...
+
 
 def observe(watcher: Watcher, observer: StepObserver) -> None:
     """Add an observer: it gets every pass and step from here on, after the observers before it."""
     watcher.on_pass = _both(watcher.on_pass, observer.begin_pass)
     watcher.on_step = _both(watcher.on_step, observer.add)
+    watcher.on_settle = _both(watcher.on_settle, observer.settle)
 
 
-def _both(
-    first: Callable[[Any], None] | None, second: Callable[[Any], None]
-) -> Callable[[Any], None]:
+def _both(first: Callable[..., None] | None, second: Callable[..., None]) -> Callable[..., None]:
     if first is None:
         return second
 
-    def call_both(argument: Any) -> None:
-        first(argument)
-        second(argument)
+    def call_both(*given: Any) -> None:
+        first(*given)
+        second(*given)
 
     return call_both
 

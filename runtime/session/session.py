@@ -23,6 +23,7 @@ from runtime.control import sizes
 from runtime.control.counters import Counter
 from runtime.control.recorder import Recorder
 from runtime.devices import is_host, resolve_device
+from runtime.drafters.base import NONE, Draft
 from runtime.model.kv_cache import coding_of
 from runtime.model.layout import ALIGNMENT
 from runtime.model.open import MoeModel, open_model
@@ -31,10 +32,11 @@ from runtime.policies.base import Artefacts, FastTier
 from runtime.session.build import build_parts, lay_out_slots
 from runtime.session.equip import equip
 from runtime.session.generation.charges import Charge
+from runtime.session.generation.drafted import Verifier, drawn_by
 from runtime.session.generation.finite import NotFinite, first_place
-from runtime.session.generation.grammar import Grammars
-from runtime.session.generation.sampling import Sampler, Sampling, check_biases, check_tokens, draw
-from runtime.session.generation.single import Generation
+from runtime.session.generation.grammar.grammars import Grammars
+from runtime.session.generation.sampling import Sampler, Sampling, check_biases, check_tokens
+from runtime.session.generation.single import Drawn, Generation
 from runtime.session.generation.stream import Answer, Effort, Stream, Token
 from runtime.session.parts import observe, reconfiguration
 from runtime.session.prompts.encoder import Prompt, PromptEncoder
@@ -81,6 +83,7 @@ class Session:
             self.prompts = PromptEncoder(opened, fallbacks=self.fallbacks)
             undo.callback(self.prompts.close)
             self.grammars = Grammars(opened)
+            self.verifier = self._verifier(Draft.parse(settings.draft))
             self._undo = undo.pop_all()
 
     @classmethod
@@ -192,16 +195,21 @@ class Session:
         given = {name: tensor.to(self.opened.model.device) for name, tensor in given.items()}
         return self.run_pass(requests, **given, **rows.inputs()).logits[0]
 
-    def run_pass(self, requests: np.ndarray, **given: object) -> Output:
+    def run_pass(
+        self, requests: np.ndarray, *, drafted: np.ndarray | None = None, **given: object
+    ) -> Output:
         """Run one pass of the model over tokens of the requests [T], with inputs that were
-        checked. Returns the model's output. Raises BadUsage once the session is closed."""
+        checked; those `drafted` [T] are drafts. Returns the model's output. Raises BadUsage once
+        the session is closed."""
         with self.lock, torch.inference_mode():
             self._begin_pass()
             self.watcher.token_requests = requests
+            self.watcher.drafted = drafted
             try:
                 return self.opened.model(**given)
             finally:
                 self.watcher.token_requests = None
+                self.watcher.drafted = None
 
     def _begin_pass(self) -> None:
         self._check_open()
@@ -278,12 +286,13 @@ class Session:
         index = 0
         try:
             while not generation.is_over:
-                token_id, took = self.step(generation)
+                drawn, took = self.step(generation)
                 charge += took
-                seconds += time.perf_counter()
-                yield Token(token_id, index, seconds, generation.sampler.logprobs)
-                seconds -= time.perf_counter()
-                index += 1
+                for one in drawn:
+                    seconds += time.perf_counter()
+                    yield Token(one.token_id, index, seconds, one.logprobs)
+                    seconds -= time.perf_counter()
+                    index += 1
         finally:
             if on_end:
                 on_end(Effort.of(charge))
@@ -294,7 +303,10 @@ class Session:
         sampler = self.sampler(prompt, sampling)
         if self.kv_coding and "past_key_values" in sampler.inputs:  # or it keeps none
             self.kv_coding.take_over(sampler.inputs["past_key_values"])
-        return Generation(self.new_requests(1), sampler)
+        generation = Generation(self.new_requests(1), sampler)
+        if self.verifier:
+            generation.drafter = self.verifier.begin(generation)
+        return generation
 
     def prepare(self, sampling: Sampling) -> None:
         """Make ready what the options of a request need, so that no pass waits for it. Raises
@@ -314,18 +326,17 @@ class Session:
         prompt = prompt.to(model.device)
         return Sampler(model, prompt, sampling, tokenizer=self.opened.tokenizer, rule=rule)
 
-    def step(self, generation: Generation) -> tuple[int, Charge]:
-        """Run one pass of a request alone. Returns its token, and what it took. An error ends the
-        request; numbers that are not finite raise NotFinite. Passes of other requests may run in
-        between, which change no bit where the policies lose nothing."""
+    def step(self, generation: Generation) -> tuple[list[Drawn], Charge]:
+        """Run one pass of a request alone, and another one where it leaves a tie. Returns its
+        tokens, several where drafts were accepted, and what it took. An error ends the request;
+        numbers that are not finite raise NotFinite. Passes of other requests may run in between,
+        which change no bit where the policies lose nothing."""
         begin_s = time.perf_counter()
         try:
             with self.lock, torch.inference_mode():
                 first_pass = self.num_passes
-                [token] = draw([generation.sampler], self._logits(generation))
+                drawn = self._drawn(generation)
                 charge = self.charge_since(first_pass, begin_s=begin_s)
-            if isinstance(token, Exception):
-                raise token
         except BaseException as error:
             generation.close()
             if isinstance(error, NotFinite):
@@ -333,19 +344,38 @@ class Session:
             raise
         if generation.is_over:
             generation.close()
-        return token, charge
+        return drawn, charge
+
+    def _drawn(self, generation: Generation) -> list[Drawn]:
+        try:
+            if generation.drafter is not None:
+                return self.verifier.step(generation)
+            return [drawn_by(generation, self._logits(generation))]
+        except NotFiniteWeights:  # of a router
+            raise NotFinite(generation.sampler.tokens, self.opened.dtype) from None
 
     def _logits(self, generation: Generation) -> torch.Tensor:
         """Return the logits [1, V] after the last token of a request."""
         model = self.opened.model
-        ids = generation.sampler.tokens
-        requests = np.full(ids.shape[1] - generation.num_read, generation.request, np.int32)
-        try:
-            output = self.run_pass(requests, **generation.next_inputs(model), return_dict=True)
-        except NotFiniteWeights:  # of a router
-            raise NotFinite(ids, self.opened.dtype) from None
-        generation.move_on(model, output)
+        num_unread = generation.sampler.length - generation.num_read
+        requests = np.full(num_unread, generation.request, np.int32)
+        output = self.run_pass(requests, **generation.next_inputs(model), return_dict=True)
+        generation.move_on(model, output, num_unread)
+        generation.output = output if generation.drafter is not None else None
         return output.logits[:, -1]
+
+    def _verifier(self, draft: Draft) -> Verifier | None:
+        """Return what answers requests with drafts; None where nothing is drafted."""
+        if draft.name == NONE:
+            return None
+        return Verifier(
+            draft,
+            self.opened,
+            controller=self.controller,
+            watcher=self.watcher,
+            run=self.run_pass,
+            read_one=self._logits,
+        )
 
     def check_logits(self, ids: torch.Tensor, logits: torch.Tensor) -> None:
         """Raise NotFinite, traced, where logits [..., V] that a pass over ids [1, S] gave are NaN
@@ -426,6 +456,7 @@ class Session:
 
     def receipt(self) -> dict[str, object]:
         """Return everything that is really in force, by name."""
-        return receipt(
+        said = receipt(
             self.parts, self.reconfiguration, coding=self.kv_coding, fallbacks=self.fallbacks
         )
+        return said | {"draft": self.verifier.receipt() if self.verifier else {}}

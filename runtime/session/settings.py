@@ -8,6 +8,7 @@ from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
 from artifacts.formats.dense import check_dense
 from artifacts.modelshapes import kv_cache
+from runtime.drafters.base import NONE, Draft
 from runtime.policies import POLICIES, Policies, as_texts, build
 from runtime.policies.eviction.late_horizon import LateHorizon
 from runtime.policies.eviction.lfu import Lfu
@@ -55,6 +56,8 @@ class Settings:
     # bits of tokens that compiled code on a CPU multiplies by blocks of 32 weights; None: as
     # computed
     activations: int | None = None
+    # drafter of the tokens that one pass verifies together: none, auto or NAME[=ARGUMENT][:k]
+    draft: str = NONE
 
     def __post_init__(self) -> None:
         if self.scaled_to and (self.link != "auto" or self.near):
@@ -65,6 +68,7 @@ class Settings:
         check_dense(self.dense)
         check_activations(self.activations, self.experts)
         kv_cache.kv_bits(self.kv_cache_dtype)
+        Draft.parse(self.draft)
         if self.decide not in (AUTO, HOST, DEVICE):
             raise BadUsage(unknown("who decides", self.decide, (AUTO, HOST, DEVICE)))
         if self.scope not in (None, *Scope):

@@ -46,7 +46,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "tiers": f"links kernels model devices {_DECIDES}",
         "backends": f"{_MOVES} control",
         "engine": f"backends {_MOVES} {_DECIDES}",
-        "session": f"replay engine backends {_MOVES} {_DECIDES}",
+        "drafters": f"engine {_MOVES} {_DECIDES}",
+        "session": f"replay drafters engine backends {_MOVES} {_DECIDES}",
     },
     "profilers": {
         "text": "",

@@ -129,7 +129,7 @@ def in_turns(case: EngineCase, session: Session) -> None:
 def _step(session: Session, generation: Generation, ids: list[int]) -> bool:
     """Run one pass of a generation; False if it failed."""
     try:
-        ids.append(session.step(generation)[0])
+        ids.append(session.step(generation)[0][0].token_id)
     except MemoryError:
         return False
     return True

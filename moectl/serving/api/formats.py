@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from runtime.session.generation.grammar import JSON_OBJECT, Grammar
+from runtime.session.generation.grammar.grammars import JSON_OBJECT, Grammar
 
 
 class _Format(BaseModel):

@@ -87,6 +87,11 @@ class Reconfiguration:
         columns = (step.pass_index, step.phase, step.layer, step.selected, step.weights)
         self._seen.add(Step(*columns, predicted=step.predicted[:, :1]))
 
+    def settle(self, rejected: np.ndarray, num_again: int) -> None:
+        """Leave out tokens that were read in vain; see `Recorder.settle`."""
+        self._num_tokens -= num_again
+        self._seen.settle(rejected, num_again)
+
     def between_requests(self) -> None:
         """Solve the split if enough tokens have been seen. Call it when no request is in
         progress."""

@@ -33,11 +33,16 @@ def stateful(model: PreTrainedModel) -> dict[nn.Module, str]:
 
 
 def _mixers(model: PreTrainedModel, kind: type) -> dict[nn.Module, str]:
-    """Return the modules of decoder layers that take a cache, and its name among their inputs, of
-    those layers for which the cache has a layer of this kind."""
-    indices = {str(index) for index, one in enumerate(_layers(model)) if isinstance(one, kind)}
+    """Return the mixers of those layers for which the cache has a layer of this kind."""
+    return mixers(model, {i for i, one in enumerate(_layers(model)) if isinstance(one, kind)})
+
+
+def mixers(model: PreTrainedModel, layers: set[int]) -> dict[nn.Module, str]:
+    """Return the modules of decoder layers with these numbers that take a cache, and its name among
+    their inputs."""
+    indices = set(map(str, layers))
     found = {}
-    for name, module in model.named_modules():
+    for name, module in model.named_modules() if layers else ():
         if indices.isdisjoint(name.split(".")[-2:-1]) or not hasattr(module, "layer_idx"):
             continue
         if cache := inspect.signature(type(module).forward).parameters.keys() & _CACHES:

@@ -68,12 +68,12 @@ class RoundRobin(RequestQueue):
         if not self._running:
             return []
         request, asked = next(iter(self._running.items()))
-        result = self._pass(request, asked)
-        if result.is_over:
+        results = self._pass(request, asked)
+        if results[-1].is_over:
             self.cancel(request)
         elif asked.num_passes % PASSES == 0:
             self._running[request] = self._running.pop(request)  # the last in turn
-        return [result]
+        return results
 
     @property
     def cached_nbytes(self) -> int:
@@ -81,18 +81,34 @@ class RoundRobin(RequestQueue):
         pasts = [one.sampler.inputs.get("past_key_values") for one in generations if one]
         return sum(map(cache_nbytes, filter(None, pasts)))
 
-    def _pass(self, request: int, asked: _Request) -> RowResult:
+    def _pass(self, request: int, asked: _Request) -> list[RowResult]:
+        """Run a pass. Returns a result for each token; the last one has the charge of all."""
         self._fold()
         asked.num_passes += 1
         try:
             if asked.generation is None:
                 asked.generation = self.session.begin(asked.prompt, asked.sampling)
-            token, charge = self.session.step(asked.generation)
+            drawn, charge = self.session.step(asked.generation)
         except Exception as error:
-            return RowResult.failed(request, asked.owner, detached(error))
+            return [RowResult.failed(request, asked.owner, detached(error))]
         sampler = asked.generation.sampler
-        said = {"logprobs": sampler.logprobs, "is_complete": sampler.is_complete}
-        return RowResult(request, asked.owner, token, sampler.is_over, charge, **said)
+        *first, last = drawn
+        owner = asked.owner
+        return [
+            *(
+                RowResult(request, owner, one.token_id, False, Charge(), logprobs=one.logprobs)
+                for one in first
+            ),
+            RowResult(
+                request,
+                owner,
+                last.token_id,
+                sampler.is_over,
+                charge,
+                logprobs=last.logprobs,
+                is_complete=sampler.is_complete,
+            ),
+        ]
 
     def _free(self, asked: _Request) -> None:
         if asked.generation is not None:

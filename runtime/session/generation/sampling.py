@@ -25,10 +25,10 @@ from transformers import (
 from artifacts.errors import BadInput, BadUsage
 from runtime.devices import is_host
 from runtime.session.generation.finite import NotFinite
-from runtime.session.generation.grammar import Grammar, GrammarRule, NoToken, ThoughtsRule
+from runtime.session.generation.grammar.grammars import Grammar, GrammarRule, NoToken, ThoughtsRule
+from runtime.session.generation.grammar.thoughts import Thoughts
 from runtime.session.generation.logprobs import Logprobs
 from runtime.session.generation.penalties import Penalties
-from runtime.session.generation.thoughts import Thoughts
 
 # bounds of divisors of logits: with larger or smaller ones logits are no longer finite
 _LEAST = 1e-4
@@ -248,6 +248,25 @@ class Sampler:
             if _NO_PROBABILITY not in str(error):
                 raise
             raise NoToken(_NO_TOKEN) from None
+
+    @property
+    def num_left(self) -> int:
+        """The most tokens that may follow."""
+        return self._longest - self.length
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if no token is drawn by chance."""
+        return self._generator is None
+
+    def gap(self, logits: torch.Tensor) -> float:
+        """Return by how much the score of the token that logits [1, V] give, not drawn by chance,
+        exceeds the next one."""
+        scores = logits.clone()
+        for processor in self._processors:
+            scores = processor(self.tokens, scores)
+        first, second = scores[0].topk(2).values.tolist()
+        return first - second
 
     def append(self, token: int, logits: torch.Tensor) -> None:
         """Note the token that was chosen by logits [1, V]."""

@@ -1,11 +1,23 @@
 """One request that shares no pass: each of its passes is as transformers' generate() runs it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from runtime.drafters.base import Drafter
+from runtime.session.generation.logprobs import Logprobs
 from runtime.session.generation.sampling import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A token that was drawn, with its log probabilities if the request asks for them."""
+
+    token_id: int
+    logprobs: Logprobs | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -16,28 +28,48 @@ class Generation:
     request: int
     sampler: Sampler
     num_read: int = 0
+    drafter: Drafter | None = None
+    output: ModelOutput | None = None  # of the last pass of one token, for a drafter
 
     @property
     def is_over(self) -> bool:
         return self.sampler.is_over
 
-    def next_inputs(self, model: PreTrainedModel) -> dict[str, object]:
-        """Return the inputs of the pass that reads the tokens which were not read yet."""
+    def next_inputs(self, model: PreTrainedModel, drafts: Sequence[int] = ()) -> dict[str, object]:
+        """Return the inputs of the pass that reads the tokens which were not read yet, and `drafts`
+        behind them."""
         ids = self.sampler.tokens
+        inputs = self.sampler.inputs
+        if drafts:
+            ids = torch.cat([ids, ids.new_tensor([drafts])], dim=1)
+            inputs = model._update_model_kwargs_for_generation(
+                {}, dict(inputs), num_new_tokens=len(drafts)
+            )
+            if "logits_to_keep" in inputs:
+                inputs["logits_to_keep"] = len(drafts) + 1
         return model.prepare_inputs_for_generation(
             ids,
             next_sequence_length=ids.shape[1] - self.num_read,
             is_first_iteration=not self.num_read,
-            **self.sampler.inputs,
+            **inputs,
         )
 
-    def move_on(self, model: PreTrainedModel, output: ModelOutput) -> None:
-        """Count all tokens as read, by a pass with this output."""
-        self.num_read = self.sampler.length
+    def move_on(
+        self, model: PreTrainedModel, output: ModelOutput, num_read: int, num_new: int = 1
+    ) -> None:
+        """Count `num_read` more tokens as read by a pass with this output, which gives `num_new`
+        ones."""
+        self.num_read += num_read
         inputs = self.sampler.inputs
-        inputs.update(model._update_model_kwargs_for_generation(output, inputs))
+        inputs.update(
+            model._update_model_kwargs_for_generation(output, inputs, num_new_tokens=num_new)
+        )
 
     def close(self) -> None:
         """End the generation, and free its keys and values."""
         self.sampler.is_over = True
         self.sampler.inputs.clear()
+        self.output = None
+        if self.drafter:
+            self.drafter.close()
+            self.drafter = None

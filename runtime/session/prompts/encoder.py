@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from artifacts.errors import BadInput
 from runtime.model.open import MoeModel
+from runtime.session.generation.grammar.thoughts import Thoughts
 from runtime.session.generation.sampling import TooLong, num_positions
-from runtime.session.generation.thoughts import Thoughts
 from runtime.session.prompts.chat_prompt import NO_THOUGHTS, ChatPrompt, Turn
 from runtime.session.prompts.chat_template import ChatTemplates, template_of
 from runtime.session.replies.form import PLAIN, ReplyForm, form_of

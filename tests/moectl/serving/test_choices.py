@@ -13,7 +13,7 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 from runtime.model.open import MoeModel
-from runtime.session.generation import grammar_child
+from runtime.session.generation.grammar import grammar_child
 from runtime.session.generation.sampling import Sampling
 from runtime.session.replies import registry
 from runtime.session.replies.kinds import thinking

@@ -12,7 +12,7 @@ from openai import OpenAI
 from moectl.serving.guard import ServerLimits
 from moectl.serving.openai_api import RequestBody
 from runtime.model.open import open_model
-from runtime.session.generation.grammar import Grammar
+from runtime.session.generation.grammar.grammars import Grammar
 from runtime.session.generation.sampling import Sampling
 from tests import ROOT
 from tests.conftest import Checkpoint

@@ -43,7 +43,7 @@ def in_turns(session: Session, generations: list[Generation]) -> list[list[int]]
     while not all(generation.is_over for generation in generations):
         for generation, row in zip(generations, tokens, strict=True):
             if not generation.is_over:
-                row.append(session.step(generation)[0])
+                row.append(session.step(generation)[0][0].token_id)
     return tokens
 
 
@@ -82,7 +82,7 @@ def test_the_counters_of_the_turns_add_up_to_those_of_the_session(session: Sessi
 def test_a_generation_that_is_closed_ends_at_once(session: Session) -> None:
     expected = alone(session, GREEDY)
     stays, leaves, never = (session.begin(prompt, GREEDY) for prompt in PROMPTS[:3])
-    first = [session.step(stays)[0]]
+    first = [session.step(stays)[0][0].token_id]
     session.step(leaves)
     num_passes = len(session.controller.counters.passes)
     for generation in (leaves, never):
@@ -97,7 +97,7 @@ def test_an_error_ends_only_its_own_generation(session: Session) -> None:
     expected = alone(session, GREEDY)
     stays = session.begin(PROMPTS[0], GREEDY)
     fails = session.begin(PROMPTS[2], GREEDY)
-    tokens = [session.step(stays)[0]]
+    tokens = [session.step(stays)[0][0].token_id]
     session.watcher.on_step = lambda step: (
         (_ for _ in ()).throw(RuntimeError("broken")) if step.layer == 1 else None
     )

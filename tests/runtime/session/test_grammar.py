@@ -9,10 +9,10 @@ import torch
 
 from artifacts.errors import BadInput
 from runtime.model.open import open_model
-from runtime.session.generation import grammar as grammar_module
-from runtime.session.generation.grammar import JSON_OBJECT, Grammar, GrammarRule, Grammars
+from runtime.session.generation.grammar import grammars as grammar_module
+from runtime.session.generation.grammar.grammars import JSON_OBJECT, Grammar, GrammarRule, Grammars
+from runtime.session.generation.grammar.thoughts import Thoughts
 from runtime.session.generation.sampling import Sampling
-from runtime.session.generation.thoughts import Thoughts
 from runtime.session.session import Session
 from runtime.session.settings import Settings
 from tests.conftest import Checkpoint

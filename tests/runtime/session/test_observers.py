@@ -22,7 +22,7 @@ class Heard:
 
 def test_observers_are_called_in_the_order_in_which_they_came() -> None:
     told: list = []
-    watcher = SimpleNamespace(on_pass=None, on_step=None)
+    watcher = SimpleNamespace(on_pass=None, on_step=None, on_settle=None)
     for name in ("first", "second", "third"):
         observe(watcher, Heard(name, told))
     watcher.on_pass(1)
@@ -51,7 +51,7 @@ def test_a_split_is_solved_anew_only_where_it_may_be(
         fast=SimpleNamespace(split=None),
         policies=None,
         opened=SimpleNamespace(shape=None),
-        watcher=SimpleNamespace(on_pass=None, on_step=None),
+        watcher=SimpleNamespace(on_pass=None, on_step=None, on_settle=None),
     )
     made = reconfiguration(parts, lay_out=print)
     assert (made is None) == (every == 0) == (parts.watcher.on_step is None)

@@ -10,7 +10,7 @@ import torch
 from artifacts.errors import BadInput
 from runtime.model.open import MoeModel, open_model
 from runtime.session.generation.batch import RequestBatch
-from runtime.session.generation.grammar import Grammar
+from runtime.session.generation.grammar.grammars import Grammar
 from runtime.session.generation.logprobs import Logprobs
 from runtime.session.generation.round_robin import RoundRobin
 from runtime.session.generation.sampling import Sampling

@@ -25,8 +25,8 @@ from jsonschema.validators import Draft202012Validator
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from moectl.bundled import demo_model
-from runtime.session.generation.grammar import JSON_OBJECT, Grammar, GrammarRule
-from runtime.session.generation.grammar_child import ByteVocabulary, matcher
+from runtime.session.generation.grammar.grammar_child import ByteVocabulary, matcher
+from runtime.session.generation.grammar.grammars import JSON_OBJECT, Grammar, GrammarRule
 from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from tools.arguments import parser_of

@@ -145,7 +145,7 @@ def _in_turns(session: Session, asked: Sequence[Asked], rng: random.Random) -> l
         number for number, generation in enumerate(under_way) if not generation.is_over
     ]:
         number = rng.choice(going)
-        said[number].append(session.step(under_way[number])[0])
+        said[number].append(session.step(under_way[number])[0][0].token_id)
     return said
 
 

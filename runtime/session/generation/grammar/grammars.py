@@ -19,7 +19,7 @@ from transformers import LogitsProcessor
 from artifacts.errors import BadInput, BadUsage, first_line
 from runtime.devices import is_host
 from runtime.model.open import MoeModel
-from runtime.session.generation.thoughts import Thoughts
+from runtime.session.generation.grammar.thoughts import Thoughts
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -111,7 +111,7 @@ class Grammars:
 
     def _compile(self, grammar: Grammar) -> "LLMatcher":
         vocabulary = self.vocabulary
-        from runtime.session.generation.grammar_child import matcher
+        from runtime.session.generation.grammar.grammar_child import matcher
 
         if grammar != JSON_OBJECT:
             _try(grammar)
@@ -154,7 +154,7 @@ class GrammarRule(LogitsProcessor):
         """Bar tokens in the scores [1, V] float32, in place."""
         mask = self._next_mask()
         if is_host(scores.device):
-            from runtime.session.generation.mask_loops import bar
+            from runtime.session.generation.grammar.mask_loops import bar
 
             bar(scores[0].numpy(), mask)
             return scores

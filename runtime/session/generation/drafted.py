@@ -1,0 +1,202 @@
+"""Verification of drafts: one pass reads the last token and drafts behind it, and the request draws
+at each place as it does undrafted, until a draw differs from its draft.
+
+A pass of several tokens may round otherwise than passes of one. A greedy choice that is closer than
+such rounding is a tie: a pass of its own settles it. Drawn tokens need none: they are drawn from
+the probabilities of a pass of the model either way.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from runtime.control.controller import Controller
+from runtime.control.counters import Counter
+from runtime.drafters.base import Draft, Drafter, DrafterKind, FixedLength, Lengths, kind_of
+from runtime.engine.routers import Watcher
+from runtime.model.open import MoeModel
+from runtime.model.rows.rollback import forgettable
+from runtime.session.generation.sampling import draw
+from runtime.session.generation.single import Drawn, Generation
+
+_NUM_MEASURED = 3  # tokens of a session that are read both ways
+_SAFETY = 8.0  # of rounding that is allowed for, over the largest that was measured
+_K = 4
+
+
+@dataclass(slots=True)
+class Rounding:
+    """The largest difference of logits between a pass of several tokens and a pass of one, as a
+    share of the largest logit; `num` tokens were read both ways."""
+
+    share: float = 0.0
+    num: int = 0
+
+    def note(self, wide: torch.Tensor, alone: torch.Tensor) -> None:
+        """Note the logits [1, V] of one token by a wide pass and by its own."""
+        largest = float(alone.abs().max())
+        difference = float((wide - alone).abs().max())
+        self.num += 1
+        if largest and difference < float("inf"):
+            self.share = max(self.share, difference / largest)
+
+    def margin(self, logits: torch.Tensor) -> float:
+        """Return the difference between two of the logits [1, V] that rounding may turn round."""
+        return _SAFETY * self.share * float(logits.abs().max()) if self.share else 0.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What drafting did in a session."""
+
+    passes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    ties: int = 0
+    rounding: Rounding = field(default_factory=Rounding)
+
+
+class Verifier:
+    """Answers requests of a session with drafts. `run` is its `run_pass`, `read_one` runs the pass
+    over the last token of a request and returns its logits [1, V]."""
+
+    def __init__(
+        self,
+        draft: Draft,
+        opened: MoeModel,
+        *,
+        controller: Controller,
+        watcher: Watcher,
+        run: Callable[..., object],
+        read_one: Callable[[Generation], torch.Tensor],
+    ) -> None:
+        self.kind: DrafterKind = kind_of(draft.name).open(opened, draft.argument)
+        self.lengths: Lengths = FixedLength(draft.k or _K)
+        self.tally = Tally()
+        self._model = opened.model
+        self._controller = controller
+        self._watcher = watcher
+        self._run = run
+        self._read_one = read_one
+
+    def begin(self, generation: Generation) -> Drafter:
+        """Return the drafter of a request."""
+        return self.kind.begin(generation.sampler.tokens[0].tolist(), None)
+
+    def step(self, generation: Generation) -> list[Drawn]:
+        """Run a pass of a request, over its prompt first. Returns its tokens, one or several. Raises
+        what a draw raises."""
+        begin_s = time.perf_counter()
+        drafts = self._drafts(generation) if generation.num_read else []
+        draft_s = time.perf_counter() - begin_s
+        before = generation.num_read
+        if drafts:
+            drawn, output = self._verified(generation, drafts)
+        else:
+            drawn, output = self._alone(generation)
+        num_accepted = len(drawn) - 1
+        pass_s = time.perf_counter() - begin_s - draft_s
+        self.lengths.note(len(drafts), num_accepted, pass_s=pass_s, draft_s=draft_s)
+        read = generation.sampler.tokens[0, before : generation.num_read].tolist()
+        generation.drafter.note(read, output)
+        return drawn
+
+    def _drafts(self, generation: Generation) -> list[int]:
+        sampler = generation.sampler
+        most = min(self.lengths.next(), sampler.num_left - 1)
+        if most < 1:
+            return []
+        tokens = sampler.tokens[0].tolist()
+        return [*generation.drafter.propose(tokens, most)][:most]
+
+    def _alone(self, generation: Generation) -> tuple[list[Drawn], object]:
+        logits = self._read_one(generation)
+        return [drawn_by(generation, logits)], generation.output
+
+    def _verified(
+        self, generation: Generation, drafts: Sequence[int]
+    ) -> tuple[list[Drawn], object]:
+        """Return the tokens that a pass over drafts gives, and its output."""
+        model = self._model
+        sampler = generation.sampler
+        cache = sampler.inputs["past_key_values"]
+        drafted = np.arange(len(drafts) + 1) > 0
+        requests = np.full(len(drafted), generation.request, np.int32)
+        with forgettable(model, cache) as past:
+            output = self._run(
+                requests, drafted=drafted, **generation.next_inputs(model, drafts), return_dict=True
+            )
+        drawn, tie = self._draws(generation, output.logits[0], drafts)
+        num_stay = len(drawn)
+        past.forget(len(drafted) - num_stay)
+        if drawn:
+            generation.move_on(model, output, num_read=num_stay, num_new=num_stay)
+        self._settle(drafted, num_stay)
+        if tie is not None:
+            drawn.append(self._settled(generation, tie))
+        return drawn, output
+
+    def _draws(
+        self, generation: Generation, logits: torch.Tensor, drafts: Sequence[int]
+    ) -> tuple[list[Drawn], torch.Tensor | None]:
+        """Draw by logits [k + 1, V] until a token differs from its draft or ends the answer.
+        Returns the tokens, and the logits [1, V] that are to be settled, if there are any."""
+        sampler = generation.sampler
+        rounding = self.tally.rounding
+        drawn: list[Drawn] = []
+        for row, draft in zip(logits.float().split(1), (*drafts, None), strict=True):
+            if sampler.is_greedy:
+                is_last = draft is None or int(row.argmax()) != draft
+                if is_last and rounding.num < _NUM_MEASURED:
+                    return drawn, row
+                margin = rounding.margin(row)
+                if margin and sampler.gap(row) <= margin:
+                    return drawn, row
+            drawn.append(drawn_by(generation, row))
+            if sampler.is_over or drawn[-1].token_id != draft:
+                break
+        return drawn, None
+
+    def _settled(self, generation: Generation, wide: torch.Tensor) -> Drawn:
+        """Return the token that a pass of its own gives in the place of logits [1, V] of a wide
+        one."""
+        alone = self._read_one(generation)
+        self.tally.ties += 1
+        self.tally.rounding.note(wide, alone.float())
+        self._controller.counters.add(Counter.TIES, 0, 1)
+        return drawn_by(generation, alone)
+
+    def _settle(self, drafted: np.ndarray, num_stay: int) -> None:
+        """Tell what became of the drafts of a pass, of whose tokens the first `num_stay` stay."""
+        accepted = drafted & (np.arange(len(drafted)) < num_stay)
+        self._controller.settle(accepted)
+        if self._watcher.on_settle is not None:
+            self._watcher.on_settle(drafted & ~accepted, len(drafted) - num_stay)
+        self.tally.passes += 1
+        self.tally.drafted += int(drafted.sum())
+        self.tally.accepted += int(accepted.sum())
+
+    def receipt(self) -> dict[str, object]:
+        """Return the drafter, its lengths, and what became of its drafts."""
+        tally = self.tally
+        return {
+            "drafter": self.kind.name,
+            **self.lengths.receipt(),
+            "passes": tally.passes,
+            "drafted": tally.drafted,
+            "accepted": tally.accepted,
+            "ties": tally.ties,
+            "rounding": tally.rounding.share,
+            **self.kind.receipt(),
+        }
+
+
+def drawn_by(generation: Generation, logits: torch.Tensor) -> Drawn:
+    """Draw a token by logits [1, V]. Raises what ends the request."""
+    [token] = draw([generation.sampler], logits)
+    if isinstance(token, Exception):
+        raise token
+    return Drawn(token, generation.sampler.logprobs)

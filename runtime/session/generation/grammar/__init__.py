@@ -1,0 +1,1 @@
+"""Grammars that an answer must have, and the reasoning before it."""
