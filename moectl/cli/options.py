@@ -194,6 +194,15 @@ Activations = Annotated[
         help="8: a CPU rounds tokens for q8_0, q4_0 and their kind, at a loss; else as computed.",
     ),
 ]
+Draft = Annotated[
+    str,
+    typer.Option(
+        "--draft",
+        metavar="NAME[:k]",
+        help="Draft k tokens a pass, which loses nothing: ngram, resident, mtp, model=PATH; auto.",
+        autocompletion=completion.words(("none", "auto", "ngram", "resident", "mtp")),
+    ),
+]
 AvgBits = Annotated[
     float | None,
     typer.Option(help="Bits of cold experts: 1 to 4, or 16."),
@@ -373,6 +382,7 @@ class RunOptions:
     kv_cache_dtype: KvCacheDtype = "auto"
     experts: Experts = "auto"
     activations: Activations = None
+    draft: Draft = "none"
     decide: Decide = "auto"
     reconfigure_every: ReconfigureEvery = None
     device: Device = "auto"

@@ -15,7 +15,7 @@ PANELS = {
     "Model and prompt": "prompt is_chat revision",
     "Policy": "preset routing prefetch eviction miss residency scope avg_bits",
     "Memory and link": "budget link device devices threads base dense kv_cache_dtype experts "
-    "activations",
+    "activations draft",
     "Sampling": "max_new_tokens greedy temperature top_k top_p repetition_penalty ignore_eos",
     "Server": (
         "host port api_key served_model_name cors_origin strict ctx_size rows kept_prompts queue"

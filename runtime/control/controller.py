@@ -7,7 +7,7 @@ victims and waves and tracks what is in flight. Every decision follows from ids,
 numbers, so that a live run and a replay of its trace decide alike.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from artifacts.shape import FULL_BITS
 from runtime.control.cache import RESIDENT, Cache, StepResidents
 from runtime.control.counters import Counter, Counters
-from runtime.control.plan import NO_SLOT, Place, Plan
+from runtime.control.plan import NO_SLOT, Place, Plan, Wave
 from runtime.control.pools import Pool
 from runtime.control.segments import Segments, Whole
 from runtime.control.transfers import Mover
@@ -31,6 +31,7 @@ from runtime.policies.base import (
     Split,
     Step,
 )
+from runtime.policies.shared.misses import keep_sum
 
 _NO_BITS: Mapping[int, int] = {}
 _NO_KEYS = np.zeros(0, np.int64)
@@ -177,6 +178,34 @@ class Controller:
         if self._can_settle and not absent and not self.mover.arrivals.queue:
             return self._settle(step, weights, experts, used)
         return self._plan(step, step.selected, weights, experts, used, present, absent)
+
+    def plan_present(
+        self, layer: int, selected: np.ndarray, weights: np.ndarray, coming: Container[int]
+    ) -> Plan:
+        """Plan a step of a pass that drafts, with what is there: nothing is loaded, counted or
+        noted. An absent expert, or one whose slot is in `coming`, is computed on its resident
+        replica if it has one; else it is dropped, and a token's other experts share its weight."""
+        cache = self.mover.cache
+        num_experts = self.shape.num_experts
+        experts, used, _, _ = self._wanted(layer, selected)
+        places = [place for key in used if (place := cache.places[key])]
+        ready = {
+            place.key
+            for place in places
+            if cache.states[place.key] == RESIDENT and place.slot not in coming
+        }
+        missing = [key for key in experts if not ready.issuperset(self._pieces.of([key]))]
+        low = ()
+        others = None
+        if cache.shadows is not None:
+            low = tuple(map(self._low_place, missing))
+        elif missing:
+            absent = [key % num_experts for key in missing]
+            selected = np.where(np.isin(selected, absent), -1, selected)
+            others = keep_sum(weights, selected)
+        here = set(self._pieces.of([key for key in experts if key not in missing]))
+        waves = (Wave(tuple(place for place in places if place.key in here), ()),) if here else ()
+        return Plan(layer, selected, others, waves, (), low, ())
 
     def _wanted(
         self, layer: int, selected: np.ndarray

@@ -120,7 +120,8 @@ class CapturedTokens:
         self._captured.replay(_experts)
 
     def _run(self, *args: object, **named: object) -> object:
-        token = None if self._is_off or torch.is_grad_enabled() else OneToken.of(args, named)
+        is_off = self._is_off or self._steps.is_drafting or torch.is_grad_enabled()
+        token = None if is_off else OneToken.of(args, named)
         if token is None or not self._is_ready(token):
             return self._forward(*args, **named)
         return self._replay(token)

@@ -4,7 +4,8 @@ transformers calls one registered function for every MoE layer, in place of the 
 forward. One engine owns one model while it is installed. `runtime.engine.step` executes the steps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -203,7 +204,21 @@ class Engine:
                 f"key {place.key} is loading, and nothing brings it"
             )
 
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        """Run passes with the experts that are there, or their resident replicas: they load
+        nothing, and nobody counts or observes them."""
+        if self.road:
+            self.road.give_back()
+        self.steps.is_drafting = True
+        try:
+            yield
+        finally:
+            self.steps.is_drafting = False
+
     def _begin_pass(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
+        if self.steps.is_drafting and not (self._is_in_pass or self._must_wait):
+            return
         if self._is_in_pass:  # the previous pass did not end, wherever it failed
             self.clear()
         if self._must_wait:
@@ -218,6 +233,8 @@ class Engine:
         self.watcher.take_embedded(kwargs)
 
     def _end_pass(self, model: nn.Module, args: tuple, output: object) -> None:
+        if self.steps.is_drafting and not self._is_in_pass:
+            return
         if self.road:
             with devices.made_current(self._opened.model.device):
                 self.road.end_pass()
@@ -248,7 +265,7 @@ class Engine:
     ) -> torch.Tensor:
         """Do the same as `StepExecutor.run`, but let the device decide a single token unless plans
         are asked for. Its step is copied to the host if there is an observer."""
-        if hidden.shape[0] > 1 or self.steps.on_plan is not None:
+        if hidden.shape[0] > 1 or self.steps.on_plan is not None or self.steps.is_drafting:
             self.road.give_back()
             return self.steps.run(layer, hidden, ids, weights)
         foreseen = None

@@ -119,9 +119,11 @@ def settle(layer: object, fixed: Fixed) -> None:
 def twin(layer: object) -> object:
     """Return a copy of a layer; additions to the copy leave this layer as it is."""
     other = copy.copy(layer)
+    for name, held in vars(layer).items():
+        if isinstance(held, dict):
+            setattr(other, name, dict(held))
     # the others put new tensors in the place of old ones
     if isinstance(layer, LinearAttentionLayer):
-        other.has_previous_state = dict(layer.has_previous_state)
         for name in _STATES:
             states = getattr(layer, name)
             setattr(

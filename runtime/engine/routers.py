@@ -199,6 +199,10 @@ class Watcher:
             self.on_step(step)
         return step
 
+    def chosen(self, ids: torch.Tensor, weights: torch.Tensor) -> list[np.ndarray]:
+        """Return ids and weights [T, K] on the host, of a step that nobody observes."""
+        return self._to_host([ids, weights])
+
     def foreseen(self, layer: int) -> torch.Tensor:
         """Return the distribution [T, E] that the next layer's router gives for this one's input,
         where the host sees nothing else of the step."""

@@ -33,7 +33,8 @@ class StepExecutor:
     computed on the replica beside the slots. `last_token` has, by layer, the plan of the last pass
     in which each answer got one token, or the router's choice [1, K] where nothing was left to
     plan. `on_plan` is called with every step that was planned, and its plan. `can_skip_planning`
-    says that experts, or the replicas in their place, never leave once they are there.
+    says that experts, or the replicas in their place, never leave once they are there. While it
+    `is_drafting`, experts are taken as they are there, and nobody hears of it.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class StepExecutor:
         self.pending: dict[int, Transfer] = {}
         self._flagged: FlaggedCopies | None = None  # by which a token is loaded that is one graph
         self.num_not_landed = 0
+        self.is_drafting = False
         self.last_token: dict[int, Plan | torch.Tensor] = {}
         self.on_plan: Callable[[Step, Plan], None] | None = None
         self._opened = opened
@@ -118,6 +120,8 @@ class StepExecutor:
         H]."""
         if self._flagged:
             self._end_flagged()
+        if self.is_drafting:
+            return self._run_present(layer, hidden, ids, weights)
         is_token = hidden.shape[0] == 1
         if is_token and self.watcher.on_step is None:
             self.last_token[layer.index] = ids
@@ -132,8 +136,30 @@ class StepExecutor:
         step, plan = self._planned(layer.index, ids, weights)
         if is_token or self.watcher.decodes:
             self.last_token[layer.index] = plan
-        rows = self.watcher.rows
-        keeps_choice = plan.selected is step.selected
+        given = layer, hidden, ids, weights
+        return self._computed(plan, step.selected, step.weights, *given, rows=self.watcher.rows)
+
+    def _run_present(
+        self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Do the same as `run` with the experts that are there, for drafts."""
+        selected, shares = self.watcher.chosen(ids, weights)
+        plan = self.controller.plan_present(layer.index, selected, shares, self.pending)
+        return self._computed(plan, selected, shares, layer, hidden, ids, weights)
+
+    def _computed(
+        self,
+        plan: Plan,
+        selected: np.ndarray,
+        shares: np.ndarray,
+        layer: MoeLayer,
+        hidden: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        rows: np.ndarray | None = None,
+    ) -> torch.Tensor:
+        """Return what a plan gives for a layer whose router chose `selected` by `shares` [T, K]."""
+        keeps_choice = plan.selected is selected
         are_planned = plan.weights is not None
         backend = self.backend.begin(
             StepTokens(
@@ -144,7 +170,7 @@ class StepExecutor:
                 else _padded(plan.selected, rows, len(hidden)),
                 ids=ids,
                 router_weights=weights,
-                host_weights=plan.weights if are_planned else step.weights,
+                host_weights=plan.weights if are_planned else shares,
                 are_planned=are_planned,
                 are_routed=keeps_choice and not are_planned,
                 rows=rows,
@@ -217,6 +243,7 @@ class StepExecutor:
     def is_settled(self) -> bool:
         """Return whether one token can be computed in every layer without asking the controller."""
         can_skip = self.watcher.on_step is None and not self.pending and self.can_skip_planning
+        can_skip &= not self.is_drafting
         layers = range(self.controller.shape.num_layers)
         return can_skip and self._computes_layers and all(map(self._is_noted, layers))
 

@@ -371,8 +371,7 @@ class Session:
         return Verifier(
             draft,
             self.opened,
-            controller=self.controller,
-            watcher=self.watcher,
+            engine=self.engine,
             run=self.run_pass,
             read_one=self._logits,
         )

@@ -9,14 +9,17 @@ the probabilities of a pass of the model either way.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
-from runtime.control.controller import Controller
 from runtime.control.counters import Counter
 from runtime.drafters.base import Draft, Drafter, DrafterKind, FixedLength, Lengths, kind_of
-from runtime.engine.routers import Watcher
+from runtime.engine.engine import Engine
+from runtime.engine.fixed_past import twin_of
 from runtime.model.open import MoeModel
 from runtime.model.rows.rollback import forgettable
 from runtime.session.generation.sampling import draw
@@ -59,6 +62,31 @@ class Tally:
     rounding: Rounding = field(default_factory=Rounding)
 
 
+class OwnPasses:
+    """Passes of the session's own model over a copy of a request's cache; see `DraftPasses`."""
+
+    def __init__(self, model: PreTrainedModel, engine: Engine, generation: Generation) -> None:
+        self._model = model
+        self._engine = engine
+        self._generation = generation
+        self._past: Cache | None = None
+
+    def read(self, ids: Sequence[int]) -> torch.Tensor:
+        """Read tokens behind those read so far. Returns their logits [1, S, V]."""
+        if self._past is None:
+            self._past = twin_of(self._generation.sampler.inputs["past_key_values"])
+        tokens = torch.tensor([[*ids]], device=self._model.device)
+        with self._engine.drafting():
+            output = self._model(
+                input_ids=tokens, past_key_values=self._past, use_cache=True, return_dict=True
+            )
+        return output.logits
+
+    def rollback(self) -> None:
+        """Forget every token that was read here."""
+        self._past = None
+
+
 class Verifier:
     """Answers requests of a session with drafts. `run` is its `run_pass`, `read_one` runs the pass
     over the last token of a request and returns its logits [1, V]."""
@@ -68,8 +96,7 @@ class Verifier:
         draft: Draft,
         opened: MoeModel,
         *,
-        controller: Controller,
-        watcher: Watcher,
+        engine: Engine,
         run: Callable[..., object],
         read_one: Callable[[Generation], torch.Tensor],
     ) -> None:
@@ -77,14 +104,17 @@ class Verifier:
         self.lengths: Lengths = FixedLength(draft.k or _K)
         self.tally = Tally()
         self._model = opened.model
-        self._controller = controller
-        self._watcher = watcher
+        self._num_tokens = opened.model.get_input_embeddings().num_embeddings
+        self._engine = engine
+        self._controller = engine.controller
+        self._watcher = engine.watcher
         self._run = run
         self._read_one = read_one
 
     def begin(self, generation: Generation) -> Drafter:
         """Return the drafter of a request."""
-        return self.kind.begin(generation.sampler.tokens[0].tolist(), None)
+        passes = OwnPasses(self._model, self._engine, generation)
+        return self.kind.begin(generation.sampler.tokens[0].tolist(), passes)
 
     def step(self, generation: Generation) -> list[Drawn]:
         """Run a pass of a request, over its prompt first. Returns its tokens, one or several. Raises
@@ -110,7 +140,8 @@ class Verifier:
         if most < 1:
             return []
         tokens = sampler.tokens[0].tolist()
-        return [*generation.drafter.propose(tokens, most)][:most]
+        drafts = [*generation.drafter.propose(tokens, most)][:most]
+        return [*takewhile(range(self._num_tokens).__contains__, drafts)]
 
     def _alone(self, generation: Generation) -> tuple[list[Drawn], object]:
         logits = self._read_one(generation)

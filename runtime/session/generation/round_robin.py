@@ -178,6 +178,8 @@ class _Answered:
 
 def why_one_by_one(session: Session) -> str | None:
     """Return the reason why the requests of a session cannot share a pass, None if they can."""
+    if session.verifier is not None:
+        return f"--draft {session.parts.settings.draft} verifies drafts of one at a time"
     policy = session.parts.policies.residency
     if policy.places:
         return f"--residency {describe(policy)} chooses the experts of the fast tier by the prompt"

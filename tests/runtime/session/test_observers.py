@@ -19,6 +19,9 @@ class Heard:
     def add(self, step: object) -> None:
         self._told.append((self._name, "step", step))
 
+    def settle(self, rejected: object, num_again: int) -> None:
+        self._told.append((self._name, "settle", rejected))
+
 
 def test_observers_are_called_in_the_order_in_which_they_came() -> None:
     told: list = []
@@ -27,9 +30,10 @@ def test_observers_are_called_in_the_order_in_which_they_came() -> None:
         observe(watcher, Heard(name, told))
     watcher.on_pass(1)
     watcher.on_step(2)
+    watcher.on_settle(3, 0)
     assert told == [
         (name, *what)
-        for what in (("pass", 1), ("step", 2))
+        for what in (("pass", 1), ("step", 2), ("settle", 3))
         for name in ("first", "second", "third")
     ]
 
