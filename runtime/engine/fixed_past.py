@@ -68,6 +68,9 @@ class FixedPast:
 def twin_of(past: DynamicCache) -> DynamicCache:
     """Return a copy of a sequence's memory, which may be continued differently."""
     other = copy.copy(past)
+    for name, held in vars(past).items():
+        if isinstance(held, list):  # MiniMax's states
+            setattr(other, name, [*held])
     other.layers = [*map(twin, past.layers)]
     return other
 
