@@ -1,1 +1,1 @@
-"""Drafters: they propose the next tokens, which one pass of the model then verifies."""
+"""Drafters propose the next tokens of a request, several of which one pass of the model verifies."""
