@@ -9,7 +9,8 @@ by an account of seconds: drafting may lose a small share of all time, and what 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-MOST = 8
+from runtime.drafters.base import MOST
+
 _FIRST_PLAIN = 2  # passes without drafts, before which there is nothing to compare with
 _LATE = 4.0  # times the expected seconds: a pass above waited for something else
 _PLAIN_EVERY = 32  # passes of which at least one has no drafts: it keeps the comparison true
@@ -34,19 +35,6 @@ class Expected:
         """Return the seconds of a pass of `width` tokens over those of a pass of one."""
         over = max(width - len(self.widths), 0)
         return self.widths[width - over - 1] + over * (self.widths[-1] - self.widths[-2])
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """One pass: its drafts and those that were accepted, and the seconds of drafting and of the
-    pass."""
-
-    drafter: str
-    num_drafts: int
-    num_accepted: int
-    seconds: float
-    draft_s: float = 0.0
-    misses: int = 0
 
 
 @dataclass(slots=True)
@@ -77,38 +65,31 @@ class Seen:
     draft_s: Mean = field(default_factory=Mean)
 
 
-class Lengths:
-    """The scheduler of the drafts of a session. It is given seconds and reads no clock: the same
-    inputs give the same choices. `num_drafts` fixes the length; at 0 nothing is drafted."""
+class MeasuredLengths:
+    """The scheduler of the drafts of a session, whose `drafters` it knows by name. It is given
+    seconds and reads no clock: the same inputs give the same choices."""
 
-    def __init__(
-        self,
-        drafters: Sequence[str],
-        *,
-        num_drafts: int | None = None,
-        most: int = MOST,
-        expected: Expected | None = None,
-    ) -> None:
+    def __init__(self, drafters: Sequence[str], expected: Expected | None = None) -> None:
         self.expected = expected or Expected()
         # by width: how much longer than a plain pass, in those of one
         self._over = {
             width: max(self.expected.wide(width) - 1, 1e-3) for width in range(2, MOST + 2)
         }
-        self._fixed = num_drafts
-        self._most = most
+        self.chosen = drafters[0]
+        """The drafter whose drafts the next pass has."""
         self._seen = {name: Seen() for name in drafters}
         self._by_width = [Mean() for _ in range(MOST + 2)]
-        self._misses = [Mean() for _ in range(MOST + 2)]
         self._lengths = [0] * (MOST + 1)  # passes by their number of drafts
         self._gained_s = 0.0
         self._num_drafted = 0  # passes since the last plain one
 
+    def next(self) -> int:
+        """Return the most drafts of the next pass, 0 for an undrafted one."""
+        return max((length for _, length in self.plan()), default=0)
+
     def plan(self, most: int = MOST) -> list[tuple[str, int]]:
         """Return drafters, the best first, and how many tokens each drafts of at most `most`: the
         first that has any drafts is taken. Empty where a plain pass is the best."""
-        most = min(most, self._most)
-        if self._fixed is not None:
-            return [(name, min(self._fixed, most)) for name in self._seen if self._fixed and most]
         if self._lengths[0] < _FIRST_PLAIN or self._num_drafted >= _PLAIN_EVERY:
             return []
         seconds = self.seconds()
@@ -121,30 +102,32 @@ class Lengths:
             if rate * seconds[0] > 1
         ]
 
-    def note(self, passed: Passed) -> None:
-        """Learn from a pass of a request that was decoding."""
-        length = passed.num_drafts
+    def note(self, num_drafted: int, num_accepted: int, *, pass_s: float, draft_s: float) -> None:
+        """Learn from a pass of a request that was decoding, with drafts of the `chosen` drafter:
+        how many were accepted, its seconds and those in which they were proposed."""
         plain_s = self._by_width[1].value()
-        seconds = self._usual(passed)
+        seconds = self._usual(num_drafted, pass_s)
         for one in self._all_means():
             one.fade(0.5 ** (1 / self.expected.half_life))
-        self._by_width[length + 1].add(seconds)
-        self._misses[length + 1].add(passed.misses)
-        self._lengths[length] += 1
-        self._num_drafted = self._num_drafted + 1 if length else 0
-        self._gained_s += self.expected.share * seconds
-        if length:
-            self._note_drafts(passed)
-            self._gained_s += (1 + passed.num_accepted) * plain_s - seconds
-        self._gained_s = min(self._gained_s - passed.draft_s, _PLAIN_EVERY * plain_s)
+        self._by_width[num_drafted + 1].add(seconds)
+        self._lengths[num_drafted] += 1
+        self._num_drafted = self._num_drafted + 1 if num_drafted else 0
+        self._gained_s += self.expected.share * seconds - draft_s
+        if num_drafted:
+            seen = self._seen[self.chosen]
+            for place in range(min(num_accepted + 1, num_drafted)):
+                seen.accepted[place].add(place < num_accepted)
+            seen.draft_s.add(draft_s / num_drafted)
+            self._gained_s += (1 + num_accepted) * plain_s - seconds
+        self._gained_s = min(self._gained_s, _PLAIN_EVERY * plain_s)
 
-    def _usual(self, passed: Passed) -> float:
+    def _usual(self, num_drafted: int, pass_s: float) -> float:
         """Return the seconds of a pass, without those that tell of something else."""
-        expected = self.seconds()[passed.num_drafts]
-        if not expected or passed.seconds <= _LATE * expected:
-            return passed.seconds
+        expected = self.seconds()[num_drafted]
+        if not expected or pass_s <= _LATE * expected:
+            return pass_s
         # the first of a width may have compiled it
-        return _LATE * expected if self._lengths[passed.num_drafts] else expected
+        return _LATE * expected if self._lengths[num_drafted] else expected
 
     def acceptance(self, drafter: str) -> list[float]:
         """Return the expected acceptance of each draft after those before it were accepted: before
@@ -166,17 +149,17 @@ class Lengths:
         ]
 
     def receipt(self) -> dict[str, object]:
-        """Return the passes by their number of drafts, what is expected of each drafter, and the
-        seconds and misses of passes by width."""
-        seen = [width for width in range(1, MOST + 2) if self._by_width[width].weight]
+        """Return the passes by their number of drafts, the acceptance of each drafter by position,
+        and the seconds of passes by their number of tokens, all lately."""
         return {
             "passes": {str(length): num for length, num in enumerate(self._lengths) if num},
             "acceptance": {
                 name: [round(one.value(), 3) for one in seen.accepted if one.weight]
                 for name, seen in self._seen.items()
             },
-            "seconds": {str(width): self._by_width[width].value() for width in seen},
-            "misses": {str(width): self._misses[width].value() for width in seen},
+            "pass_s": {
+                str(width): one.value() for width, one in enumerate(self._by_width) if one.weight
+            },
         }
 
     def _rates(
@@ -205,15 +188,8 @@ class Lengths:
                 rise.add((seen.value() / plain_s - 1) / over, seen.weight)
         return max(rise.value(1.0, 1.0), 0.0)
 
-    def _note_drafts(self, passed: Passed) -> None:
-        seen = self._seen[passed.drafter]
-        for place in range(min(passed.num_accepted + 1, passed.num_drafts)):
-            seen.accepted[place].add(place < passed.num_accepted)
-        seen.draft_s.add(passed.draft_s / passed.num_drafts)
-
     def _all_means(self) -> Iterator[Mean]:
         yield from self._by_width
-        yield from self._misses
         for seen in self._seen.values():
             yield from seen.accepted
             yield seen.draft_s

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from artifacts.errors import BadUsage
+from runtime.drafters.base import DraftPasses
+from runtime.model.open import MoeModel
 
 _MOST_PLACES = 64  # that are compared for one draft: the newest of those with the same end
 
@@ -26,7 +28,17 @@ class Ngram:
         if not 1 <= self.least <= self.most:
             raise BadUsage(f"ngram needs 1 <= least <= most, not {self.least} and {self.most}")
 
-    def begin(self, prompt: Sequence[int]) -> "NgramDrafter":
+    @classmethod
+    def open(cls, opened: MoeModel, argument: str | None) -> "Ngram":
+        """Return the drafter by the text `LEAST` or `LEAST-MOST`. Raises BadUsage."""
+        if argument is None:
+            return cls()
+        least, _, most = argument.partition("-")
+        if not least.isdecimal() or not (most or "0").isdecimal():
+            raise BadUsage(f"--draft ngram={argument}: give numbers of tokens, as ngram=2-16")
+        return cls(int(least), int(most) if most else max(cls.most, int(least)))
+
+    def begin(self, prompt: Sequence[int], passes: DraftPasses | None) -> "NgramDrafter":
         """Return the drafter of a request."""
         return NgramDrafter(self.least, self.most)
 
@@ -62,7 +74,9 @@ class NgramDrafter:
 
     def close(self) -> None:
         """Free the index."""
-        self.__init__(self._least, self._most)
+        self._text.clear()
+        self._newest.clear()
+        self._before.clear()
 
     def _place(self, tokens: Sequence[int]) -> int:
         """Return how many tokens stand before the best continuation, 0 where there is none."""

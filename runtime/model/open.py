@@ -4,6 +4,7 @@ read one by one."""
 from dataclasses import dataclass, replace
 from math import inf, isnan, prod
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -22,6 +23,7 @@ from runtime.model.generation_config import load_generation_config
 from runtime.model.layers import MoeLayer, moe_layers
 from runtime.model.layout import ExpertLayout, ExpertStore
 from runtime.model.quantised.dense_bits import DenseWidth
+from runtime.model.quantised.quantised_tensor import Tensors
 from runtime.model.skeleton import build_skeleton, load_resident
 from runtime.model.trial import try_model
 
@@ -96,16 +98,12 @@ def open_model(
     routers at 8 or 4 bits. Raises BadInput for a model that is incomplete, damaged or refused,
     BadUsage for another number of bits.
     """
-    source = source_of(locate(name))
-    stored_config = source.read_config()
-    checkpoint = source.open()
-    tensors = source.tensors(checkpoint, stored_config)
-    _check_numbers(stored_config, checkpoint)
-    config = _parsed(source, stored_config)
-    _check_windows(config, source.path)
-    dtype = dtype or config.dtype or config.get_text_config().dtype or source.dtype(checkpoint)
-    _check_dtype(dtype, source)
-    model, layers = _skeleton(config, stored_config, dtype)
+    read = _read(name, dtype)
+    source = read.source
+    config = read.config
+    dtype = read.dtype
+    model = _skeleton(read)
+    layers = moe_layers(model)
     layout = ExpertLayout.of(layers[0].shapes, dtype)
     plain = _shape(layers, layout)
     located = locate_experts(
@@ -113,7 +111,7 @@ def open_model(
         layers,
         shape=plain,
         layout=layout,
-        tensors=tensors,
+        tensors=read.tensors,
         mapping=source.mapping(model),
         tables=table_names(model),
     )
@@ -123,7 +121,7 @@ def open_model(
         model, layers, located.others, dtype=dtype, device=device, source=source, dense=dense
     )
     tokenizer = _tokenizer(source, model.get_input_embeddings().num_embeddings)
-    store = DiskStore(checkpoint, located.layout, shape=shape, extents=located.extents)
+    store = DiskStore(read.checkpoint, located.layout, shape=shape, extents=located.extents)
     opened = MoeModel(
         model=model,
         config=model.config,
@@ -131,7 +129,7 @@ def open_model(
         layers=layers,
         shape=shape,
         store=store,
-        fingerprint=fingerprint(stored_config, checkpoint),
+        fingerprint=fingerprint(read.stored_config, read.checkpoint),
         family=config.model_type,
         dtype=dtype,
         sum_dtype=try_model(model, layers),
@@ -140,14 +138,51 @@ def open_model(
             *source.unfollowed(),
             *_text_only(config),
             *whole,
-            *unfollowed_fields(stored_config, model),
+            *unfollowed_fields(read.stored_config, model),
             *load_generation_config(model, source.path, tokenizer),
         ),
         variants=store.variants(),
         dense=width,
     )
-    checkpoint.check_unchanged()
+    read.checkpoint.check_unchanged()
     return opened
+
+
+def open_whole(
+    name: str, *, device: str | torch.device = "cpu"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """Open a small model, dense or with experts, all of whose weights stay in memory, and its
+    tokenizer. Raises BadInput for a model that is incomplete, damaged or refused."""
+    read = _read(name, None)
+    model = _skeleton(read)
+    load_resident(model, (), read.tensors, dtype=read.dtype, device=device, source=read.source)
+    tokenizer = _tokenizer(read.source, model.get_input_embeddings().num_embeddings)
+    read.checkpoint.check_unchanged()
+    return model, tokenizer
+
+
+class _Read(NamedTuple):
+    """A stored model before it is built."""
+
+    source: Source
+    stored_config: dict
+    checkpoint: Checkpoint
+    tensors: Tensors
+    config: PreTrainedConfig
+    dtype: torch.dtype
+
+
+def _read(name: str, dtype: torch.dtype | None) -> _Read:
+    source = source_of(locate(name))
+    stored_config = source.read_config()
+    checkpoint = source.open()
+    tensors = source.tensors(checkpoint, stored_config)
+    _check_numbers(stored_config, checkpoint)
+    config = _parsed(source, stored_config)
+    _check_windows(config, source.path)
+    dtype = dtype or config.dtype or config.get_text_config().dtype or source.dtype(checkpoint)
+    _check_dtype(dtype, source)
+    return _Read(source, stored_config, checkpoint, tensors, config, dtype)
 
 
 def _text_only(config: PreTrainedConfig) -> tuple[str, ...]:
@@ -183,12 +218,10 @@ def _check_windows(config: PreTrainedConfig, path: Path) -> None:
             )
 
 
-def _skeleton(
-    config: PreTrainedConfig, stored: dict, dtype: torch.dtype
-) -> tuple[PreTrainedModel, tuple[MoeLayer, ...]]:
-    model = build_skeleton(config, dtype)
-    check_fields(stored, config, model)
-    return model, moe_layers(model)
+def _skeleton(read: _Read) -> PreTrainedModel:
+    model = build_skeleton(read.config, read.dtype)
+    check_fields(read.stored_config, read.config, model)
+    return model
 
 
 def _shape(layers: tuple[MoeLayer, ...], layout: ExpertLayout) -> Shape:

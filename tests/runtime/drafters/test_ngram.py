@@ -10,7 +10,7 @@ from runtime.drafters.ngram import Ngram
 
 
 def proposed(text: list[int], most: int = 4, **options: int) -> list[int]:
-    return list(Ngram(**options).begin([]).propose(text, most))
+    return list(Ngram(**options).begin([], None).propose(text, most))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_drafts_follow_the_longest_and_newest_place(text: list[int], drafts: lis
 
 def test_an_index_that_grows_drafts_as_one_that_reads_all_at_once() -> None:
     text = np.random.default_rng(0).integers(0, 3, 200).tolist()
-    grown = Ngram().begin([])
+    grown = Ngram().begin([], None)
     for end in range(1, len(text)):
         drafts = grown.propose(text[:end], 5)
         assert drafts == proposed(text[:end], 5)
@@ -55,7 +55,7 @@ def test_an_index_that_grows_drafts_as_one_that_reads_all_at_once() -> None:
 
 def test_a_token_costs_little_in_a_long_text() -> None:
     text = np.random.default_rng(0).integers(0, 40, 100_000).tolist()
-    drafter = Ngram().begin([])
+    drafter = Ngram().begin([], None)
     drafter.propose(text, 4)
     begin_s = time.process_time()
     for token in range(1000):
