@@ -33,7 +33,7 @@ class DraftPasses(Protocol):
         """Read tokens behind those read so far. Returns their logits [1, S, V], a tensor."""
 
     def rollback(self) -> None:
-        """Forget every token that was read here. `propose` need not: it is done after it."""
+        """Forget every token that was read here; that is done after each `propose`."""
 
 
 class Drafter(Protocol):
@@ -100,6 +100,7 @@ class FixedLength:
 
 
 _BUILT_IN = {
+    AUTO: "runtime.drafters.auto:Auto",
     "ngram": "runtime.drafters.ngram:Ngram",
     "model": "runtime.drafters.model:SmallModel",
     "mtp": "runtime.drafters.mtp:Mtp",

@@ -305,7 +305,7 @@ class Session:
             self.kv_coding.take_over(sampler.inputs["past_key_values"])
         generation = Generation(self.new_requests(1), sampler)
         if self.verifier:
-            generation.drafter = self.verifier.begin(generation)
+            self.verifier.begin(generation)
         return generation
 
     def prepare(self, sampling: Sampling) -> None:

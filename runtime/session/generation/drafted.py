@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from runtime.control.counters import Counter
-from runtime.drafters.base import Draft, Drafter, DrafterKind, FixedLength, Lengths, kind_of
+from runtime.drafters.base import Draft, DrafterKind, FixedLength, Lengths, kind_of
+from runtime.drafters.length import MeasuredLengths
 from runtime.engine.engine import Engine
 from runtime.engine.fixed_past import twin_of
 from runtime.model.open import MoeModel
@@ -27,7 +28,6 @@ from runtime.session.generation.single import Drawn, Generation
 
 _NUM_MEASURED = 3  # tokens of a session that are read both ways
 _SAFETY = 8.0  # of rounding that is allowed for, over the largest that was measured
-_K = 4
 
 
 @dataclass(slots=True)
@@ -60,6 +60,13 @@ class Tally:
     accepted: int = 0
     ties: int = 0
     rounding: Rounding = field(default_factory=Rounding)
+
+
+def _lengths(kind: DrafterKind, k: int | None) -> Lengths:
+    """Return what chooses how many tokens are drafted: some drafters choose among others too."""
+    if k is not None:
+        return FixedLength(k)
+    return getattr(kind, "lengths", None) or MeasuredLengths([kind.name])
 
 
 class OwnPasses:
@@ -101,7 +108,7 @@ class Verifier:
         read_one: Callable[[Generation], torch.Tensor],
     ) -> None:
         self.kind: DrafterKind = kind_of(draft.name).open(opened, draft.argument)
-        self.lengths: Lengths = FixedLength(draft.k or _K)
+        self.lengths = _lengths(self.kind, draft.k)
         self.tally = Tally()
         self._model = opened.model
         self._num_tokens = opened.model.get_input_embeddings().num_embeddings
@@ -111,10 +118,11 @@ class Verifier:
         self._run = run
         self._read_one = read_one
 
-    def begin(self, generation: Generation) -> Drafter:
-        """Return the drafter of a request."""
-        passes = OwnPasses(self._model, self._engine, generation)
-        return self.kind.begin(generation.sampler.tokens[0].tolist(), passes)
+    def begin(self, generation: Generation) -> None:
+        """Give a request its drafter."""
+        generation.passes = OwnPasses(self._model, self._engine, generation)
+        prompt = generation.sampler.tokens[0].tolist()
+        generation.drafter = self.kind.begin(prompt, generation.passes)
 
     def step(self, generation: Generation) -> list[Drawn]:
         """Run a pass of a request, over its prompt first. Returns its tokens, one or several. Raises
@@ -127,9 +135,9 @@ class Verifier:
             drawn, output = self._verified(generation, drafts)
         else:
             drawn, output = self._alone(generation)
-        num_accepted = len(drawn) - 1
-        pass_s = time.perf_counter() - begin_s - draft_s
-        self.lengths.note(len(drafts), num_accepted, pass_s=pass_s, draft_s=draft_s)
+        if before:
+            pass_s = time.perf_counter() - begin_s - draft_s
+            self.lengths.note(len(drafts), len(drawn) - 1, pass_s=pass_s, draft_s=draft_s)
         read = generation.sampler.tokens[0, before : generation.num_read].tolist()
         generation.drafter.note(read, output)
         return drawn
@@ -141,6 +149,7 @@ class Verifier:
             return []
         tokens = sampler.tokens[0].tolist()
         drafts = [*generation.drafter.propose(tokens, most)][:most]
+        generation.passes.rollback()
         return [*takewhile(range(self._num_tokens).__contains__, drafts)]
 
     def _alone(self, generation: Generation) -> tuple[list[Drawn], object]:

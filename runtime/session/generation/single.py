@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from runtime.drafters.base import Drafter
+from runtime.drafters.base import Drafter, DraftPasses
 from runtime.session.generation.logprobs import Logprobs
 from runtime.session.generation.sampling import Sampler
 
@@ -29,6 +29,7 @@ class Generation:
     sampler: Sampler
     num_read: int = 0
     drafter: Drafter | None = None
+    passes: DraftPasses | None = None  # which the drafter may run
     output: ModelOutput | None = None  # of the last pass of one token, for a drafter
 
     @property
@@ -72,4 +73,4 @@ class Generation:
         self.output = None
         if self.drafter:
             self.drafter.close()
-            self.drafter = None
+            self.drafter = self.passes = None
