@@ -68,6 +68,7 @@ class MoeModel:
     dtype: torch.dtype
     sum_dtype: torch.dtype
     stored_shape: Shape
+    source: Source
     base: int = FULL_BITS
     unfollowed: tuple[str, ...] = ()
     variants: tuple[int, ...] = ()
@@ -134,6 +135,7 @@ def open_model(
         dtype=dtype,
         sum_dtype=try_model(model, layers),
         stored_shape=shape,
+        source=source,
         unfollowed=(
             *source.unfollowed(),
             *_text_only(config),
