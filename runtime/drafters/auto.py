@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from artifacts.errors import BadUsage
+from artifacts.errors import BadUsage, Incompatible
 from runtime.drafters.base import AUTO, Drafter, DrafterKind, DraftPasses, kind_of
 from runtime.drafters.length import MeasuredLengths
 from runtime.model.open import MoeModel
@@ -30,7 +30,7 @@ class Auto:
         for name in _NAMES:
             try:
                 kinds[name] = kind_of(name).open(opened, None)
-            except BadUsage:  # as mtp where the checkpoint has no such layers
+            except (BadUsage, Incompatible):  # as mtp where the checkpoint has no such layers
                 continue
         return cls(kinds)
 
