@@ -27,7 +27,8 @@ from runtime.session.generation.sampling import draw
 from runtime.session.generation.single import Drawn, Generation
 
 _NUM_MEASURED = 3  # tokens of a session that are read both ways
-_SAFETY = 8.0  # of rounding that is allowed for, over the largest that was measured
+_SAFETY = 4.0  # of rounding that is allowed for, over the largest that was measured
+_LEAST = 2.0  # of the relative steps of the logits' type: each of two may move by one
 
 
 @dataclass(slots=True)
@@ -46,9 +47,11 @@ class Rounding:
         if largest and difference < float("inf"):
             self.share = max(self.share, difference / largest)
 
-    def margin(self, logits: torch.Tensor) -> float:
-        """Return the difference between two of the logits [1, V] that rounding may turn round."""
-        return _SAFETY * self.share * float(logits.abs().max()) if self.share else 0.0
+    def margin(self, logits: torch.Tensor, dtype: torch.dtype) -> float:
+        """Return the difference between two of the logits [1, V], computed in a type, that rounding
+        may turn round."""
+        share = max(_SAFETY * self.share, _LEAST * torch.finfo(dtype).eps)
+        return share * float(logits.abs().max())
 
 
 @dataclass(slots=True)
@@ -112,6 +115,7 @@ class Verifier:
         self.tally = Tally()
         self._model = opened.model
         self._num_tokens = opened.model.get_input_embeddings().num_embeddings
+        self._measuring_s = 0.0
         self._engine = engine
         self._controller = engine.controller
         self._watcher = engine.watcher
@@ -127,6 +131,7 @@ class Verifier:
     def step(self, generation: Generation) -> list[Drawn]:
         """Run a pass of a request, over its prompt first. Returns its tokens, one or several. Raises
         what a draw raises."""
+        self._measuring_s = 0.0
         begin_s = time.perf_counter()
         drafts = self._drafts(generation) if generation.num_read else []
         draft_s = time.perf_counter() - begin_s
@@ -136,7 +141,7 @@ class Verifier:
         else:
             drawn, output = self._alone(generation)
         if before:
-            pass_s = time.perf_counter() - begin_s - draft_s
+            pass_s = time.perf_counter() - begin_s - draft_s - self._measuring_s
             self.lengths.note(len(drafts), len(drawn) - 1, pass_s=pass_s, draft_s=draft_s)
         read = generation.sampler.tokens[0, before : generation.num_read].tolist()
         generation.drafter.note(read, output)
@@ -192,8 +197,7 @@ class Verifier:
                 is_last = draft is None or int(row.argmax()) != draft
                 if is_last and rounding.num < _NUM_MEASURED:
                     return drawn, row
-                margin = rounding.margin(row)
-                if margin and sampler.gap(row) <= margin:
+                if sampler.gap(row) <= rounding.margin(row, logits.dtype):
                     return drawn, row
             drawn.append(drawn_by(generation, row))
             if sampler.is_over or drawn[-1].token_id != draft:
@@ -203,9 +207,13 @@ class Verifier:
     def _settled(self, generation: Generation, wide: torch.Tensor) -> Drawn:
         """Return the token that a pass of its own gives in the place of logits [1, V] of a wide
         one."""
+        begin_s = time.perf_counter()
         alone = self._read_one(generation)
         self.tally.ties += 1
-        self.tally.rounding.note(wide, alone.float())
+        rounding = self.tally.rounding
+        if rounding.num < _NUM_MEASURED:  # which is done once, and no cost of drafts
+            self._measuring_s = time.perf_counter() - begin_s
+        rounding.note(wide, alone.float())
         self._controller.counters.add(Counter.TIES, 0, 1)
         return drawn_by(generation, alone)
 
