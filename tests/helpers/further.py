@@ -105,12 +105,12 @@ class Reference:
     """The model of a case, and its further layer by the formula: of the whole sequence each time,
     without a cache."""
 
-    def __init__(self, case: Further) -> None:
+    def __init__(self, case: Further, **sizes: int) -> None:
         self._case = case
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
-            self.model = _rough(tiny(case.family, dict(case.fields)))
-            self.donor = _rough(tiny(case.family, dict(case.own)))
+            self.model = _rough(tiny(case.family, {**case.fields, **sizes}))
+            self.donor = _rough(tiny(case.family, {**case.own, **sizes}))
             size = self._text(self.model).config.hidden_size
             width = size * self._text(self.model).config.hc_count if self._flat else size
             num_matrices = len(case.names) - 2
@@ -152,18 +152,16 @@ class Reference:
         return out.hidden_states[-1]
 
     @torch.inference_mode()
-    def drafts(self, ids: Sequence[int], num_drafts: int) -> tuple[list[int], torch.Tensor]:
-        """Return the drafts behind all tokens, and the logits of the first [V]."""
+    def drafts(self, ids: Sequence[int], num_drafts: int) -> list[int]:
+        """Return the drafts behind all tokens."""
         hidden = self.hidden(ids[:-1])
         drafts: list[int] = []
-        first = None
         for _ in range(num_drafts):
             normed, handed = self._layer([*ids[1:], *drafts], hidden)
             logits = self.model.get_output_embeddings()(normed[0, -1])
-            first = logits if first is None else first
             drafts.append(int(logits.argmax()))
             hidden = torch.cat([hidden, handed[:, -1:]], dim=1)
-        return drafts, first
+        return drafts
 
     def _layer(self, ids: Sequence[int], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         token_norm, state_norm, *matrices = self.sides
