@@ -5,8 +5,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from artifacts.errors import BadUsage, Incompatible
+from artifacts.errors import BadUsage
 from runtime.drafters.base import DraftPasses
+from runtime.drafters.greedy import drafted
 from runtime.drafters.prediction.layer import PredictionLayer
 from runtime.drafters.prediction.opening import open_layer
 from runtime.model.open import MoeModel
@@ -26,13 +27,14 @@ class Mtp:
 
     @classmethod
     def open(cls, opened: MoeModel, argument: str | None) -> "Mtp":
-        """Open the layer. Raises BadUsage for an argument, Incompatible for a checkpoint without
-        such a layer, BadInput for one that cannot be used."""
+        """Open the layer. Raises BadUsage for an argument and for a checkpoint without such a
+        layer, BadInput for one that cannot be used."""
         if argument is not None:
             raise BadUsage(f"--draft mtp={argument}: mtp takes no argument, give --draft mtp")
         return cls(open_layer(opened))
 
-    def begin(self, prompt: Sequence[int], passes: DraftPasses) -> "Predictions":
+    def begin(self, prompt: Sequence[int], passes: DraftPasses | None) -> "Predictions":
+        """Return the drafter of a request."""
         return Predictions(self._layer)
 
     def receipt(self) -> dict[str, object]:
@@ -43,42 +45,47 @@ class Mtp:
 class Predictions:
     """Reads each token with the model's hidden state of the token before, and drafts from there.
 
-    Row i of the layer's cache is of token i + 1 and the hidden state of token i. Rows are of tokens
-    that stay only: those of drafts are taken away before `propose` returns.
+    Row i of the layer's cache is of token i + 1 and the hidden state of token i, as in training;
+    vLLM hides the embedding of its first row, which transformers' `MtpModel` does not. Rows are of
+    tokens that stay only: those of drafts are taken away before `propose` returns.
     """
 
     def __init__(self, layer: PredictionLayer) -> None:
         self._layer = layer
         self._cache = layer.new_cache()
-        self._ids: list[int] = []  # behind a waiting state each; the last state waits for its own
+        self._ids: list[int] = []  # to be read with the waiting states
         self._hidden: list[torch.Tensor] = []  # [1, S, ...] that wait
-        self._has_open = False  # whether the last waiting state has no token yet
+        self._is_open = False  # whether the last waiting state has no token yet
 
     @torch.inference_mode()
     def propose(self, tokens: Sequence[int], most: int) -> Sequence[int]:
-        if most < 1 or not self._has_open:
+        """Return drafts while the layer gives its choice a probability of at least `SURE`."""
+        if most < 1 or not self._is_open:
             return ()
         self._ids.append(tokens[-1])
-        self._has_open = False
-        draft, hidden = self._read_waiting()
-        drafts = [draft]
-        while len(drafts) < most:
-            draft, hidden = self._layer.read(draft, hidden, self._cache)
-            drafts.append(draft)
-        # also after one draft: a window lets go of what is behind it
-        self._cache.crop(1 - len(drafts))
-        return torch.cat(drafts, dim=1)[0].tolist()
+        self._is_open = False
+        logits, hidden = self._read_waiting()
+        num_read = 0
+
+        def read(token: int) -> torch.Tensor:
+            nonlocal hidden, num_read
+            num_read += 1
+            ids = torch.tensor([[token]], device=hidden.device)
+            logits, hidden = self._layer.read(ids, hidden, self._cache)
+            return logits
+
+        drafts = drafted(logits, read, most)
+        self._cache.crop(-num_read)  # also of none: a window lets go of what is behind it
+        return drafts
 
     @torch.inference_mode()
     def note(self, tokens: Sequence[int], output: Any) -> None:
-        """Keep the hidden states of tokens that stay, until the layer reads them. Raises
-        Incompatible where the pass gave none."""
-        if output.hidden_states is None:
-            raise Incompatible("--draft mtp needs hidden states, and this pass gave none")
-        # the first token was read by `propose` already, unless nothing was drafted
-        self._ids += tokens if self._has_open else tokens[1:]
+        """Keep the hidden states of tokens that stay, until the layer reads them."""
+        assert output.hidden_states is not None, "the pass was not asked for hidden states"
+        # the first token was read by `propose`, unless nothing was drafted
+        self._ids += tokens if self._is_open else tokens[1:]
         self._hidden.append(output.hidden_states[-1][:, : len(tokens)].clone())
-        self._has_open = True
+        self._is_open = True
         if len(self._ids) >= _AT_ONCE:
             last = self._hidden[-1][:, -1:]
             self._hidden[-1] = self._hidden[-1][:, :-1]
@@ -87,8 +94,8 @@ class Predictions:
             self._hidden = [last]
 
     def close(self) -> None:
-        """Let go of the cache and of waiting states."""
-        del self._cache
+        """Let go of keys, values and waiting states."""
+        self._cache = self._layer.new_cache()
         self._hidden.clear()
 
     def _read_waiting(self) -> tuple[torch.Tensor, torch.Tensor]:

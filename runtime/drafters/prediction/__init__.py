@@ -1,1 +1,1 @@
-"""Layers of a checkpoint that predict further tokens (MTP): their names, and how they are opened."""
+"""Layers of a checkpoint that predict further tokens (MTP): their names, and how they open."""

@@ -71,16 +71,15 @@ class PredictionLayer:
     def read(
         self, ids: torch.Tensor, hidden: torch.Tensor, cache: Cache
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read tokens [1, S] with the hidden states of the tokens before them. Return the likeliest
-        token after the last, [1, 1], and the hidden state [1, 1, ...] to read it with.
+        """Read tokens [1, S] with the hidden states of the tokens before them. Return the
+        logits [V] after the last, and the hidden state [1, 1, ...] to read the next token with.
 
         The state is the normed one, as SGLang's deepseek_nextn.py, qwen3_next_mtp.py of vLLM and
         transformers' `MtpModel` hand it on; vLLM's deepseek_mtp.py takes it before the norm.
         """
         fused = self._fusion(self._embed(ids).to(hidden), hidden)
         normed, handed = self._decode(fused, cache)
-        logits = self._head(normed[:, -1:])
-        return logits.argmax(-1), handed[:, -1:]
+        return self._head(normed[0, -1]), handed[:, -1:]
 
     def _decode(self, fused: torch.Tensor, cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
         out = self._decoder(inputs_embeds=fused, past_key_values=cache, use_cache=True)

@@ -1,5 +1,5 @@
-"""Opens the layer of a checkpoint that predicts a further token, as a model of one layer of the same
-family."""
+"""Opens the layer of a checkpoint that predicts a further token, as a model of one layer of the
+same family."""
 
 import re
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import WeightConverter
 from transformers.integrations.gguf.gguf_conversion_mapping import SubtractOne
 
-from artifacts.errors import BadInput, Incompatible
+from artifacts.errors import BadInput, BadUsage
 from runtime.drafters.prediction.layer import (
     Fusion,
     FusionOfStreams,
@@ -53,7 +53,7 @@ def open_layer(opened: MoeModel) -> PredictionLayer:
     """Open the first layer that predicts a further token: its weights are read into the model's
     dtype, its experts too. Embedding and head are the model's.
 
-    Raises Incompatible for a checkpoint without such a layer, BadInput for one that is damaged or
+    Raises BadUsage for a checkpoint without such a layer, BadInput for one that is damaged or
     that the family's own layer cannot be.
     """
     source = opened.source
@@ -69,7 +69,7 @@ def _found(tensors: Tensors, config: PreTrainedConfig) -> _Stored:
     stems = ((name, naming.stem_in(tensors, depth)) for name, naming in NAMINGS.items())
     name, stem = next(((name, stem) for name, stem in stems if stem is not None), ("", ""))
     if not name:
-        raise Incompatible(
+        raise BadUsage(
             f"this checkpoint of {config.model_type} has no layers that predict further tokens "
             "(MTP) under a name that moectl knows: choose another drafter, as --draft ngram"
         )

@@ -125,7 +125,7 @@ class Verifier:
     def begin(self, generation: Generation) -> None:
         """Give a request its drafter."""
         if self.kind.wants_hidden:  # those of the last layer only
-            generation.sampler.inputs["output_hidden_states"] = [-1]
+            generation.sampler.inputs["output_hidden_states"] = -1
         generation.passes = OwnPasses(self._model, self._engine, generation)
         prompt = generation.sampler.tokens[0].tolist()
         generation.drafter = self.kind.begin(prompt, generation.passes)

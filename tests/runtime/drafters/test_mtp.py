@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from artifacts.errors import BadInput, BadUsage, Incompatible
-from runtime.drafters import mtp
+from artifacts.errors import BadInput, BadUsage
+from runtime.drafters import greedy, mtp
 from runtime.drafters.mtp import Mtp
 from runtime.drafters.prediction.layer import PredictionLayer
 from runtime.drafters.prediction.opening import open_layer
@@ -33,6 +33,7 @@ PROMPT = [5, 9, 2, 14, 7, 7, 3, 1, 4, 11, 5, 9]
 def test_drafts_are_those_of_the_formula(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(greedy, "SURE", 0.0)
     monkeypatch.setattr(mtp, "_AT_ONCE", 5)  # the parts of the prompt are read as they come
     reference = Reference(FURTHER[case])
     drafter = Mtp.open(open_model(str(reference.save(tmp_path))), None).begin(PROMPT, None)
@@ -52,7 +53,10 @@ def test_drafts_are_those_of_the_formula(
 
 
 @pytest.mark.parametrize("case", ["glm4_moe", "qwen4_exp"])
-def test_drafted_answer_is_the_undrafted_one(case: str, tmp_path: Path) -> None:
+def test_drafted_answer_is_the_undrafted_one(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(greedy, "SURE", 0.0)
     path = str(Reference(FURTHER[case]).save(tmp_path))
     answers = []
     for draft in ("none", "mtp:3"):
@@ -143,7 +147,7 @@ def test_damaged_layer_is_refused(lacking: str, tmp_path: Path) -> None:
 
 def test_other_models_and_arguments_are_refused(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("olmoe")))
-    with pytest.raises(Incompatible, match="olmoe has no layers that predict further tokens"):
+    with pytest.raises(BadUsage, match="olmoe has no layers that predict further tokens"):
         Mtp.open(opened, None)
     with pytest.raises(BadUsage, match="takes no argument"):
         Mtp.open(opened, "2")
