@@ -157,19 +157,21 @@ class Reference:
         hidden = self.hidden(ids[:-1])
         drafts: list[int] = []
         for _ in range(num_drafts):
-            normed, handed = self._layer([*ids[1:], *drafts], hidden)
+            normed, handed = self.layer(torch.tensor([[*ids[1:], *drafts]]), hidden)
             logits = self.model.get_output_embeddings()(normed[0, -1])
             drafts.append(int(logits.argmax()))
             hidden = torch.cat([hidden, handed[:, -1:]], dim=1)
         return drafts
 
-    def _layer(self, ids: Sequence[int], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def layer(self, ids: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the normed states [B, S, H] of tokens [B, S] read with the states of the tokens
+        before them, and the states that are handed on."""
         token_norm, state_norm, *matrices = self.sides
-        token = self._norm(self.model.get_input_embeddings()(torch.tensor([ids])), token_norm)
+        token = self._norm(self.model.get_input_embeddings()(ids), token_norm)
         state = self._norm(hidden, state_norm)
         if self._case.has_streams:
             of_token, of_stream = matrices
-            streams = state.view(1, len(ids), -1, token.shape[-1])
+            streams = state.view(*ids.shape, -1, token.shape[-1])
             fused = (token @ of_token.T)[:, :, None] + streams @ of_stream.T
             fused = fused.flatten(2) if self._flat else fused
         else:
@@ -185,7 +187,7 @@ class Reference:
             [layer if index == self._case.index else others[index] for index in range(2)]
         )
         inputs = token if self._case.has_streams else fused
-        extra = {"ple_input_ids": torch.tensor([ids])} if self._flat else {}
+        extra = {"ple_input_ids": ids} if self._flat else {}
         normed = decoder(inputs_embeds=inputs, use_cache=False, **extra).last_hidden_state
         decoder.layers = own
         hook.remove()
