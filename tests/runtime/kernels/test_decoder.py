@@ -198,6 +198,23 @@ def test_masks_and_recorded_outputs_are_the_models() -> None:
         assert len(ours.hidden_states or ()) == len(theirs.hidden_states or ())
 
 
+@torch.inference_mode()
+def test_states_of_the_last_layer_are_given_by_compiled_code() -> None:
+    """Drafts by the checkpoint's further layers start from them."""
+    model = _tiny("olmoe").float()
+    decoder = _decoder(model)
+    ids = torch.arange(3, 10)[None]
+    asked = {"use_cache": True, "output_hidden_states": -1}
+    theirs = model(input_ids=ids, **asked)
+    past = model(input_ids=ids[:, :6], use_cache=True).past_key_values
+    for body in decoder._bodies.values():
+        body._theirs = None  # it must not be needed
+    decoder.install()
+    ours = model(input_ids=ids[:, 6:], past_key_values=past, **asked)
+    decoder.uninstall()
+    torch.testing.assert_close(ours.hidden_states[-1], theirs.hidden_states[-1][:, 6:])
+
+
 @pytest.mark.parametrize(("family", "num_kinds"), [("olmoe", 1), ("gpt_oss", 2)])
 def test_one_layer_of_each_kind_is_tried(
     family: str, num_kinds: int, monkeypatch: pytest.MonkeyPatch

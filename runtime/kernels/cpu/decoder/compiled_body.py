@@ -23,6 +23,9 @@ _RECORDED = (
     "output_router_logits",
 )  # flags of a config
 
+LAST = -1
+"""Value of `output_hidden_states` that asks for the states of the last layer only."""
+
 
 @dataclass(frozen=True, slots=True)
 class BodyParts:
@@ -49,9 +52,9 @@ class CompiledBody:
         """Replace the module's forward, which still computes all that this class does not take."""
         if arguments or not self.takes(**named):
             return self._theirs(*arguments, **named)
-        return self._kind(
-            last_hidden_state=self.run(**named), past_key_values=named["past_key_values"]
-        )
+        last = self.run(**named)
+        asked = {"hidden_states": (last,)} if named.get("output_hidden_states") == LAST else {}
+        return self._kind(last_hidden_state=last, past_key_values=named["past_key_values"], **asked)
 
     def takes(
         self,
@@ -60,6 +63,7 @@ class CompiledBody:
         attention_mask: torch.Tensor | None = None,
         use_cache: bool | None = None,
         position_ids: torch.Tensor | None = None,
+        output_hidden_states: object = None,
         **others: object,
     ) -> bool:
         """Return whether the arguments are one token of one request, which attends to all in a
@@ -77,6 +81,8 @@ class CompiledBody:
         for layer in past.layers:
             if type(layer) is not DynamicLayer or not layer.is_initialized:
                 return False
+        if output_hidden_states != LAST:
+            others["output_hidden_states"] = output_hidden_states
         for value in others.values():
             if value is not None and value is not False:
                 return False
