@@ -104,6 +104,7 @@ class Controller:
         self._can_settle = not (prefetch.distance or residency.places or len(nbytes) > 1)
         decides = has_more or miss.every_step or self._picks_bits
         self.holds_all = cache.num_slots == self.shape.num_keys and not decides
+        self.reads_shadows = miss.reads_shadows
         self.holds_low = not cache.num_slots and miss.reads_shadows and not has_more
         self._low = (
             [self._low_place(key) for key in range(self.shape.num_keys)] if self.holds_low else []

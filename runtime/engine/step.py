@@ -62,6 +62,8 @@ class StepExecutor:
         self._opened = opened
         self._slow = tiers.slow
         self._shadows = shadows
+        # where no policy computes on replicas they are for drafts alone, and loads are waited for
+        self._may_replace = shadows is not None and controller.reads_shadows
         self._is_fused = is_fused
         self._threads = threads
         self._batched = None if is_fused or slots.are_apart else tiers.slow.together(opened)
@@ -330,7 +332,7 @@ class StepExecutor:
             if ready and not self.link.has_landed(self.pending[place.slot]):
                 self._add(ready, backend, following)
                 ready = []
-            if self._shadows:
+            if self._may_replace:
                 place = self._landed_or_replica(place)
             else:
                 self.link.collect(self.pending.pop(place.slot))
@@ -360,7 +362,7 @@ class StepExecutor:
 
     def _all_arrived(self, coming: Sequence[Place]) -> list[Place]:
         """Return the places at which to compute these experts, once they are there."""
-        if self._shadows:
+        if self._may_replace:
             return [self._landed_or_replica(place) for place in coming]
         self.link.collect_all([self.pending.pop(place.slot) for place in coming])
         return list(coming)

@@ -1,0 +1,103 @@
+"""Decoding with drafts beside decoding without, in pairs: the bundled model on its held-out code
+and on text that repeats itself.
+
+    moectl quantize --store DIR/moe.duckdb
+    OMP_NUM_THREADS=1 python -m tools.bench.decoding.drafting --store DIR/moe.duckdb
+
+Sessions of one placement take turns on one prompt, on one thread; a ratio is of tokens a second to
+those of `none` in the same round, its spread the quartiles. Without --store no placement has
+replicas beside its slots. Times are of the wall: a link that is waited for uses no processor.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from moectl.bundled import demo_model
+from runtime.session.generation.sampling import Sampling
+from runtime.session.session import Session, Settings
+from tools.arguments import parser_of
+from tools.bench.measuring import in_turns
+from tools.make.demo_text import source_code
+
+DRAFTERS = ["ngram:4", "resident:2", "resident:4", "auto"]
+PLACEMENTS: Mapping[str, Mapping[str, str]] = {
+    "on-demand": {},
+    "on-demand, shadows": {"residency": "shadow:bits=1"},
+}
+_REPEATED = "def add_{n}(first, second):\n    return first + second\n\n\n"
+_CHARACTERS = 900  # of a prompt
+
+
+def prompts() -> dict[str, str]:
+    """Return the prompts by kind of text."""
+    code = list(islice(source_code(held_out=True), 3))[-1].text
+    return {"code": code[:_CHARACTERS], "repeated": _REPEATED.format(n=1) * 12}
+
+
+def rows(
+    drafters: list[str], *, store: Path | None, options: dict[str, str], rounds: int, tokens: int
+) -> Iterator[str]:
+    """Yield a row of the table for each placement, text and drafter."""
+    sampling = Sampling(tokens, ignore_eos=True)
+    ways = ["none", *drafters]
+    for placement, policies in PLACEMENTS.items():
+        if policies and store is None:
+            continue
+        for kind, text in prompts().items():
+            seconds = np.zeros((rounds + 1, len(ways)))
+            with ExitStack() as stack:
+                sessions = [
+                    stack.enter_context(
+                        Session.open(
+                            demo_model(),
+                            Settings("on-demand", dict(policies), draft=way, **options),
+                            store=store,
+                        )
+                    )
+                    for way in ways
+                ]
+                for turn, way in in_turns(range(len(ways)), rounds + 1):
+                    begin_s = time.perf_counter()
+                    sessions[way].generate(text, sampling)
+                    seconds[turn, way] = time.perf_counter() - begin_s
+                ratios = seconds[1:, :1] / seconds[1:]  # the first round warms up
+                for name, session, own in zip(ways[1:], sessions[1:], ratios.T[1:], strict=True):
+                    yield _row(placement, kind, name, session.receipt()["draft"], own)
+
+
+def _row(
+    placement: str, kind: str, name: str, said: Mapping[str, object], ratios: np.ndarray
+) -> str:
+    low, high = np.quantile(ratios, (0.25, 0.75))
+    share = said["accepted"] / said["drafted"] if said["drafted"] else 0.0
+    tokens = 1 + said["accepted"] / said["passes"] if said["passes"] else 1.0
+    return (
+        f"| {placement} | {kind} | `{name}` | {share:.2f} | {tokens:.2f} "
+        f"| {np.median(ratios):.2f} | {low:.2f} to {high:.2f} |"
+    )
+
+
+def main() -> None:
+    options = {"store": str, "link": "64MB/s", "budget": "25%", "experts": "exact"}
+    given = parser_of(__doc__, **options, rounds=5, tokens=96, drafters=DRAFTERS).parse_args()
+    settings = {name: getattr(given, name) for name in ("link", "budget", "experts")}
+    store = Path(given.store) if given.store else None
+    print("| placement | text | drafter | accepted | tokens a verification | speed | quartiles |")
+    print("|---|---|---|---:|---:|---:|---:|")
+    for row in rows(
+        given.drafters,
+        store=store,
+        options=settings | {"threads": 1},
+        rounds=given.rounds,
+        tokens=given.tokens,
+    ):
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
