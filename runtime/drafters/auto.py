@@ -8,7 +8,8 @@ from runtime.drafters.base import AUTO, Drafter, DrafterKind, DraftPasses, kind_
 from runtime.drafters.length import MeasuredLengths
 from runtime.model.open import MoeModel
 
-_NAMES = ("ngram", "mtp", "resident")
+# by name the seconds of a draft that are expected, as a share of those of a plain pass
+_NAMES = {"ngram": 0.0, "mtp": 0.1, "resident": 0.35}
 
 
 class Auto:
@@ -19,7 +20,7 @@ class Auto:
     def __init__(self, kinds: Mapping[str, DrafterKind]) -> None:
         self._kinds = kinds
         self.wants_hidden = any(kind.wants_hidden for kind in kinds.values())
-        self.lengths = MeasuredLengths(list(kinds))
+        self.lengths = MeasuredLengths(list(kinds), draft={name: _NAMES[name] for name in kinds})
 
     @classmethod
     def open(cls, opened: MoeModel, argument: str | None) -> "Auto":

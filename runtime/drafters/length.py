@@ -6,7 +6,7 @@ go well and is therefore tried; what failed is forgotten by halves and tried aga
 by an account of seconds: drafting may lose a small share of all time, and what it gained before.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runtime.drafters.base import MOST
@@ -69,8 +69,17 @@ class MeasuredLengths:
     """The scheduler of the drafts of a session, whose `drafters` it knows by name. It is given
     seconds and reads no clock: the same inputs give the same choices."""
 
-    def __init__(self, drafters: Sequence[str], expected: Expected | None = None) -> None:
+    def __init__(
+        self,
+        drafters: Sequence[str],
+        expected: Expected | None = None,
+        *,
+        draft: Mapping[str, float] | None = None,
+    ) -> None:
+        """`draft` has what is expected of a draft's seconds by drafter, in the place of one number
+        for all."""
         self.expected = expected or Expected()
+        self._draft = dict.fromkeys(drafters, self.expected.draft) | dict(draft or {})
         # by width: how much longer than a plain pass, in those of one
         self._over = {
             width: max(self.expected.wide(width) - 1, 1e-3) for width in range(2, MOST + 2)
@@ -168,7 +177,7 @@ class MeasuredLengths:
         """Yield tokens a second of each length that the account allows, by the drafter's name."""
         plain_s, *wide_s = seconds
         allowed_s = self._gained_s + (1 + self.expected.allowance) * plain_s
-        draft_s = self._seen[name].draft_s.value(self.expected.draft * plain_s, 1.0)
+        draft_s = self._seen[name].draft_s.value(self._draft[name] * plain_s, 1.0)
         tokens = 1.0
         chance = 1.0
         for length, acceptance in enumerate(self.acceptance(name)[:most], 1):
