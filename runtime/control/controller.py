@@ -361,11 +361,13 @@ class Controller:
     def count_fixed(
         self, first: int, num_layers: int = 1, *, chosen: np.ndarray | None = None
     ) -> None:
-        """Count one token's requests of layers: all are hits, or all are computed on resident
-        replicas. `chosen` [n, K] are its experts, given where `counts_chosen`."""
+        """Count a pass's requests of layers: all are hits, or all are computed on resident
+        replicas. `chosen` [n, k] are the experts, none twice in a layer, given where
+        `counts_chosen`, and where several tokens chose them."""
         self.now.step += num_layers
         self.now.layer = first + num_layers - 1
-        self.counters.add_to_layers(self._fixed, first, num_layers, self.shape.top_k)
+        amount = self.shape.top_k if chosen is None else chosen.shape[1]
+        self.counters.add_to_layers(self._fixed, first, num_layers, amount)
         if chosen is None:
             return
         layers = np.arange(first, first + num_layers)[:, None]

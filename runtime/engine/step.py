@@ -255,10 +255,13 @@ class StepExecutor:
         self._count_fixed(0, chosen)
 
     def count(self, first: int, chosen: torch.Tensor) -> None:
-        """Count one token's use of n layers from number `first` on, by the routers' choice in each,
-        [n, K]."""
-        if len(chosen):
-            of_layers = chosen[:, None].unbind()
+        """Count the use of n layers from number `first` on by T tokens of one sequence, by the
+        routers' choice in each, [n, T, K]."""
+        if chosen.shape[1] > 1:
+            for layer, own in enumerate(chosen.numpy(), first):
+                self.controller.count_fixed(layer, chosen=np.unique(own)[None])
+        elif len(chosen):
+            of_layers = chosen.unbind()
             self.last_token.update(enumerate(of_layers, first))
             self._count_fixed(first, of_layers)
 

@@ -1,5 +1,5 @@
-"""One token's experts on a CPU in compiled code: weights are read once, where they lie, and one
-call takes all experts.
+"""One token's experts, or those of a few tokens, on a CPU in compiled code: weights are read once,
+where they lie, and one call takes all experts. A token gets the bits that it would get alone.
 
 The result equals the one of the model's own code up to the order of additions within a product:
 some 1e-7 in float32. In bfloat16, rounded wherever the module rounds, hardly ever does a bit
@@ -23,6 +23,7 @@ from runtime.control.plan import Place
 from runtime.devices import is_host
 from runtime.kernels.cpu.decoder.compiled_layers import WholeExperts
 from runtime.kernels.cpu.decoder.compiled_norm import like_of
+from runtime.kernels.cpu.dense import MOST_TOKENS
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.open import MoeModel
@@ -31,8 +32,9 @@ from runtime.tiers.near import NearTier
 
 
 class CpuBackend(Backend):
-    """Computes one token's experts in compiled code on `threads`, near ones as well. Several tokens
-    are computed by torch, and by compiled code where few of them have the same expert.
+    """Computes the experts of up to `MOST_TOKENS` tokens in compiled code on `threads`, near ones
+    as well. More tokens are computed by torch, and by compiled code where few of them have the same
+    expert.
 
     `whole` has the kernel of each layer that is noted.
     """
@@ -50,8 +52,9 @@ class CpuBackend(Backend):
         self._as_numpy = AS_NUMPY[opened.dtype]
         self._like = like_of(opened.dtype)
         self._top_k = opened.shape.top_k
-        self.whole: dict[int, Callable[[int, int, int, bool, int], bool]] = {}
-        self._y = np.zeros((opened.shape.top_k, opened.layers[0].hidden_size), np.float32)
+        self.whole: dict[int, Callable[[int, int, int, int, bool, int], bool]] = {}
+        num_rows = MOST_TOKENS * opened.shape.top_k
+        self._y = np.zeros((num_rows, opened.layers[0].hidden_size), np.float32)
 
     @staticmethod
     def suits(opened: MoeModel, *, has_replicas: bool = False) -> bool:
@@ -84,20 +87,30 @@ class CpuBackend(Backend):
         return lambda: form.multiply((), starts, operands)
 
     def begin(self, tokens: StepTokens) -> Backend:
-        if len(tokens.hidden) > 1:
+        num_tokens = len(tokens.hidden)
+        if num_tokens > MOST_TOKENS or tokens.rows is not None:
             return self._of_several.begin(tokens)
-        applied: dict[int, float] = {}
-        for expert, weight in zip(tokens.experts[0].tolist(), tokens.host_weights[0], strict=True):
-            applied[expert] = applied.get(expert, 0) + weight  # a router may select an expert twice
-        applied.pop(-1, None)
-        used = sorted(applied)
-        self._rows = dict(zip(used, range(len(used)), strict=True))
-        self._start(tokens.hidden, np.array(list(map(applied.__getitem__, used)), np.float32))
+        weights: list[list[float]] = []
+        owners: list[int] = []  # of rows
+        rows: dict[int, list[int]] = {}
+        for token in range(num_tokens):
+            applied = _applied(tokens.experts[token].tolist(), tokens.host_weights[token])
+            for expert in applied:
+                rows.setdefault(expert, []).append(len(owners))
+                owners.append(token)
+            weights.append(list(applied.values()))
+        self._rows = rows
+        self._start(tokens.hidden, weights, owners if num_tokens > 1 else None)
         return self
 
     def add(self, places: Sequence[Place], starts: list[int] | None = None) -> None:
-        rows = [self._rows[place.key % self._num_experts] for place in places]
-        self._kernels.add(places, starts or self._kernels.starts(places), rows, self._y)
+        starts = starts or self._kernels.starts(places)
+        own = [self._rows[place.key % self._num_experts] for place in places]
+        counts = list(map(len, own))
+        rows = [row for each in own for row in each]
+        repeated = [place for place, n in zip(places, counts, strict=True) for _ in range(n)]
+        at = [start for start, n in zip(starts, counts, strict=True) for _ in range(n)]
+        self._kernels.add(repeated, at, rows, self._y)
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
         if contents := near.contents_in_ram(places):
@@ -110,9 +123,10 @@ class CpuBackend(Backend):
 
     def finish(self) -> torch.Tensor:
         out = torch.empty_like(self._hidden)
-        self._combine(
-            self._y, self._weights, len(self._weights), out.view(self._as_numpy).numpy()[0]
-        )
+        first = 0
+        for own, weights in zip(out.view(self._as_numpy).numpy(), self._weights, strict=True):
+            self._combine(self._y[first:], np.array(weights, np.float32), len(weights), own)
+            first += len(weights)
         return out
 
     @cached_property
@@ -129,7 +143,7 @@ class CpuBackend(Backend):
         weights: torch.Tensor,
     ) -> torch.Tensor:
         order = sorted(range(len(experts)), key=experts.__getitem__)
-        self._start(hidden, weights.float().numpy()[0, order])
+        self._start(hidden, [weights.float().numpy()[0, order]])
         ordered = [places[rank] for rank in order]
         self._kernels.add(ordered, self._kernels.starts(ordered), range(len(ordered)), self._y)
         return self.finish()
@@ -170,18 +184,31 @@ class CpuBackend(Backend):
             weights = weights.float()
             are_wide = True
         places = ids.data_ptr(), weights.data_ptr()
-        return (
-            out if self.whole[layer](hidden.data_ptr(), *places, are_wide, out.data_ptr()) else None
-        )
+        operands = len(hidden), hidden.data_ptr(), *places, are_wide, out.data_ptr()
+        return out if self.whole[layer](*operands) else None
 
     def clear(self) -> None:
         self.whole.clear()
         self._of_several.clear()
 
-    def _start(self, hidden: torch.Tensor, weights: np.ndarray) -> None:
-        """Take a token; `weights` are by ascending expert, the order in which the module adds
-        experts up."""
+    def _start(
+        self,
+        hidden: torch.Tensor,
+        weights: Sequence[Sequence[float]],
+        owners: list[int] | None = None,
+    ) -> None:
+        """Take tokens; the weights of each are by ascending expert, the order in which the module
+        adds experts up. `owners` are the tokens of rows."""
         self._hidden = hidden
         self._weights = weights
-        self._kernels.take(hidden)
-        self._y[: len(weights)] = 0
+        self._kernels.take(hidden, owners)
+        self._y[: sum(map(len, weights))] = 0
+
+
+def _applied(experts: Sequence[int], weights: np.ndarray) -> dict[int, float]:
+    """Return the weights of a token's experts, ascending. A router may select one twice."""
+    applied: dict[int, float] = {}
+    for expert, weight in zip(experts, weights, strict=True):
+        applied[expert] = applied.get(expert, 0) + weight
+    applied.pop(-1, None)
+    return dict(sorted(applied.items()))

@@ -19,6 +19,7 @@ from runtime.backends.cpu.forms_trellis import CpuTrellis
 from runtime.control.plan import NO_SLOT, Place
 from runtime.kernels.batched import is_plain
 from runtime.kernels.cpu.decoder.compiled_norm import like_of
+from runtime.kernels.cpu.dense import MOST_TOKENS
 from runtime.kernels.cpu.row_shares import RowShares, plain_rows
 from runtime.kernels.cpu.threads import KernelThreads, divided
 from runtime.kernels.gates import RULES, SILU, Gate, gate_of
@@ -41,8 +42,8 @@ _MOST_FLOATS = 3  # the same in float32
 
 
 class TokenKernels:
-    """Multiplies one token by experts in RAM, which `threads` share, or a few tokens by one of
-    them. An expert is found by its address."""
+    """Multiplies one token or a few by experts in RAM, which `threads` share. An expert is found by
+    its address."""
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
         self._shadows = resident.shadows
@@ -51,8 +52,9 @@ class TokenKernels:
         self._sizes = _sizes_of(resident.slow, resident.shadows)
         self._starts = [slot.data_ptr() for slot in resident.slots]
         self._like = like_of(opened.dtype)
-        self._token = torch.empty(opened.layers[0].hidden_size)
-        self._x = self._token.numpy()
+        self._taken = torch.empty(MOST_TOKENS, opened.layers[0].hidden_size)
+        self._x = self._taken.numpy()
+        self._tokens: list[int] | None = None
 
     @cached_property
     def packed_bits(self) -> frozenset[Width]:
@@ -65,18 +67,18 @@ class TokenKernels:
 
     def whole_layer(
         self, starts: np.ndarray, replicas: tuple, top_k: int
-    ) -> Callable[[int, int, int, bool, int], bool]:
+    ) -> Callable[[int, int, int, int, bool, int], bool]:
         """Return the kernel of a layer whose experts begin at `starts` [E], 0 for an expert that is
-        absent or has only its replica. The kernel takes the addresses of x, ids and weights,
-        whether the weights are float32, and the address of the output. It returns whether all
-        experts are there."""
+        absent or has only its replica. The kernel takes the number of tokens, the addresses of x,
+        ids and weights, whether the weights are float32, and the address of the output. It returns
+        whether all experts are there."""
         form = self.whole_form
         like = self._like
         sizes = form.hidden_size, form.num_neurons, top_k
         run = partial(
             kernels("cpu.whole_layer").compute_layer, starts, form.matrices, sizes, replicas
         )
-        return lambda x, ids, weights, are_wide, out: run(x, ids, weights, are_wide, out, like)
+        return lambda *operands: run(*operands, like)
 
     @property
     def whole_form(self) -> LayerForm | None:
@@ -104,9 +106,15 @@ class TokenKernels:
         form = self.whole_form
         return form is not None and self._threads.num_shares(top_k * form.nbytes) == 1
 
-    def take(self, hidden: torch.Tensor) -> None:
-        """Multiply the token [1, H] from here on."""
-        self._token.copy_(hidden[0])
+    def take(self, hidden: torch.Tensor, tokens: list[int] | None = None) -> None:
+        """Multiply the tokens [T, H] from here on: row i of a result is of token tokens[i], or all
+        rows are of the only one."""
+        self._taken[: len(hidden)].copy_(hidden)
+        self._tokens = tokens
+
+    def _tokens_of(self, rows: Sequence[int]) -> list[int] | None:
+        """Return the token of each of these rows, None if there is only one."""
+        return None if self._tokens is None else [self._tokens[row] for row in rows]
 
     def starts(self, places: Sequence[Place]) -> list[int]:
         """Addresses of the experts in slots, or of the replicas that stay beside them."""
@@ -129,7 +137,8 @@ class TokenKernels:
             if num_shares > 1 and form.rows and form.rows.are_divisible:
                 own_starts = [starts[i] for i in own]
                 own_rows = [rows[i] for i in own]
-                form.rows.multiply_on(self._threads, num_shares, own_starts, own_rows, self._x, y)
+                operands = own_starts, own_rows, self._x, y, self._tokens_of(own_rows)
+                form.rows.multiply_on(self._threads, num_shares, *operands)
             else:
                 others += own
         if others:
@@ -172,10 +181,13 @@ class TokenKernels:
         if len(forms) == 1:
             form = next(iter(forms))
             if form.rows:
-                form.rows.multiply(starts, rows, self._x, y)
+                form.rows.multiply(starts, rows, self._x, y, self._tokens_of(rows))
                 return
-            operands = TokenOperands(self._x, np.array(rows), y, self._like)
-            form.multiply(places, starts, operands)
+            tokens = np.array(self._tokens_of(rows) or [0] * len(rows))
+            for token in np.unique(tokens).tolist():
+                own = np.flatnonzero(tokens == token).tolist()
+                operands = TokenOperands(self._x[token], np.array(rows)[own], y, self._like)
+                form.multiply([places[i] for i in own], [starts[i] for i in own], operands)
             return
         for form in forms:
             self._add_some(

@@ -1,8 +1,9 @@
-"""Linear layers outside the experts in compiled code, for one token.
+"""Linear layers outside the experts in compiled code, for one token or a few.
 
 When torch multiplies a bfloat16 matrix by one vector, it reads the matrix at a fraction of the
-memory's bandwidth. Low-bit matrices are multiplied where they lie, by up to `MOST_TOKENS` tokens;
-for more tokens, tiles of their rows are dequantised.
+memory's bandwidth. Matrices are multiplied where they lie, by up to `MOST_TOKENS` tokens, each of
+which gets the bits that it would get alone; for more tokens, torch multiplies, and tiles of the
+rows of low-bit matrices are dequantised.
 
 Routers are not replaced, so that they choose a token's experts with the model's own bits.
 """
@@ -21,7 +22,8 @@ from runtime.model.open import MoeModel
 from runtime.model.quantised.quantised_linear import QuantisedLinear, stored
 from runtime.model.quantised.quantised_matrix import linear_in_tiles
 
-MOST_TOKENS = 4
+MOST_TOKENS = 9
+"""Tokens of one sequence that compiled code takes in one pass: one and up to eight drafts."""
 
 
 class CompiledLinear:
@@ -116,8 +118,7 @@ class PackedLinear:
             out = out if layer.bias is None else out + layer.bias
         else:
             sums = np.zeros((num_tokens, layer.out_features), np.float32)
-            for token, own in zip(tokens.float().numpy(), sums, strict=True):
-                self._matrix.add(token, own)
+            self._matrix.add(tokens.float().numpy(), sums)
             out = _rounded(sums, self._bias, layer.dtype)
         return out.view(*x.shape[:-1], layer.out_features)
 
@@ -137,7 +138,7 @@ def _rounded(sums: np.ndarray, bias: torch.Tensor | None, dtype: torch.dtype) ->
 
 def _forward(layer: nn.Linear, threads: KernelThreads) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the replacement of the layer's `forward`, x [..., I] -> [..., O]; torch computes more
-    than one token."""
+    than `MOST_TOKENS` tokens."""
     kind = AS_NUMPY[layer.weight.dtype]
     dtype = layer.weight.dtype
     address = layer.weight.data_ptr()
@@ -149,24 +150,24 @@ def _forward(layer: nn.Linear, threads: KernelThreads) -> Callable[[torch.Tensor
         matrix = _shared(row, num_inputs, threads)
         wide_bias = None if bias is None else bias.float()
 
-        def one(x: torch.Tensor) -> torch.Tensor:
-            sums = np.zeros(num_outputs, np.float32)
+        def few(x: torch.Tensor) -> torch.Tensor:
+            sums = np.zeros((len(x), num_outputs), np.float32)
             matrix.add(x.float().numpy(), sums)
             return _rounded(sums, wide_bias, dtype)
 
     else:
         project = kernels("cpu.gated").project
-        own_bias = torch.empty(0, dtype=dtype) if bias is None else bias
-        own_bias = own_bias.view(kind).numpy()
+        own_bias = 0 if bias is None else bias.data_ptr()
 
-        def one(x: torch.Tensor) -> torch.Tensor:
-            out = torch.empty(num_outputs, dtype=dtype)
+        def few(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty(len(x), num_outputs, dtype=dtype)
             project(address, own_bias, x.view(kind).numpy(), out.view(kind).numpy())
             return out
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        if x.numel() != num_inputs or x.dtype is not dtype or x.requires_grad:
+        is_few = 0 < x.numel() <= MOST_TOKENS * num_inputs
+        if not is_few or x.dtype is not dtype or x.requires_grad:
             return F.linear(x, layer.weight, layer.bias)
-        return one(x.reshape(-1)).view(*x.shape[:-1], num_outputs)
+        return few(x.reshape(-1, num_inputs).contiguous()).view(*x.shape[:-1], num_outputs)
 
     return forward

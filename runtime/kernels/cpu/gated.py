@@ -166,19 +166,21 @@ def swiglu(gate, up, like):
 
 
 @part
-def add_expert(inner, down, token, acts, out, like):
-    """Add an expert on the token [H] to `out` [H]. Gate and up lie at address `inner` as [2 I, H],
-    down at its own as [H, I]; `acts` [I] is overwritten."""
-    hidden = len(token)
-    num_neurons = len(acts)
+def add_expert(inner, down, tokens, which, acts, out, like):
+    """Add an expert on the tokens [T, H] with the t indices `which` to `out` [t, H]. Gate and up
+    lie at address `inner` as [2 I, H], down at its own as [H, I]; `acts` [t, I] is overwritten."""
+    hidden = tokens.shape[1]
+    num_neurons = acts.shape[1]
     gate_up = carray(pointer(inner, like), (2 * num_neurons, hidden))
     matrix = carray(pointer(down, like), (hidden, num_neurons))
     for n in range(num_neurons):
-        acts[n] = as_stored(
-            swiglu(_dot(gate_up[n], token), _dot(gate_up[num_neurons + n], token), like), acts
-        )
+        for i in range(len(which)):
+            token = tokens[which[i]]
+            gate = _dot(gate_up[n], token)
+            acts[i, n] = as_stored(swiglu(gate, _dot(gate_up[num_neurons + n], token), like), acts)
     for h in range(hidden):
-        out[h] += _dot(matrix[h], acts)
+        for i in range(len(which)):
+            out[i, h] += _dot(matrix[h], acts[i])
 
 
 @part
@@ -276,25 +278,31 @@ def combine(y, weights, num_rows, out):
 
 @part
 def products(address, bias, x, count, like):
-    """Return [O], float32: the matrix [O, I] at `address` times x [I], which was rounded, plus the
-    bias [O] at its address unless that is 0."""
-    matrix = carray(pointer(address, like), (count, len(x)))
+    """Return [T, O], float32: the matrix [O, I] at `address` times x [T, I], which was rounded,
+    plus the bias [O] at its address unless that is 0.
+
+    A row is read from memory for all tokens; its sum with one does not depend on the others."""
+    matrix = carray(pointer(address, like), (count, x.shape[1]))
     biases = carray(pointer(bias, like), count)
-    token = as_factors(x, like)
-    out = np.empty(count, np.float32)
+    tokens = as_factors(x.ravel(), like).reshape(x.shape)
+    out = np.empty((len(x), count), np.float32)
     for o in range(count):
-        total = _dot(matrix[o], token)
-        out[o] = total + as_float(biases[o]) if bias else total
+        for t in range(len(x)):
+            total = _dot(matrix[o], tokens[t])
+            out[t, o] = total + as_float(biases[o]) if bias else total
     return out
 
 
-@kernel([f"void(int64, {like}, {like}, {like})" for like in LIKE], nogil=True)
+_KINDS = ("uint16", "int16", "float32")
+
+
+@kernel(
+    [f"void(int64, int64, {kind}[:, ::1], {kind}[:, ::1])" for kind in _KINDS], nogil=True
+)
 def project(address, bias, x, out):
-    """Write out [O]: the matrix [O, I] at `address` times x [I], plus `bias` [O] unless it is
-    empty."""
-    matrix = carray(pointer(address, x), (len(out), len(x)))
-    token = as_factors(x, x)
-    for o in range(len(out)):
-        total = _dot(matrix[o], token)
-        total = rounded(total + as_float(bias[o]) if len(bias) else total, out)
-        out[o] = as_stored(total, out)
+    """Write out [T, O]: the matrix [O, I] at `address` times x [T, I], plus the bias [O] at its
+    address unless that is 0."""
+    sums = products(address, bias, x, out.shape[1], x.ravel())
+    for t in range(len(out)):
+        for o in range(out.shape[1]):
+            out[t, o] = as_stored(rounded(sums[t, o], out), out)

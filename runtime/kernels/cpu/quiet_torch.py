@@ -1,11 +1,13 @@
-"""torch on one thread while a model computes one token beside compiled code."""
+"""torch on one thread while a model computes one token, or a few, beside compiled code."""
 
 import torch
 from torch import nn
 
+from runtime.kernels.cpu.dense import MOST_TOKENS
+
 
 class QuietTorch:
-    """Limit of torch to one thread while a model computes one token, from `install` to `uninstall`.
+    """Limit of torch to one thread while a model computes a few tokens, from `install` to `uninstall`.
 
     Only routers and other small products are left to torch, which gain nothing by threads. OpenMP's
     threads would spin for more than 10 ms after each product, longer than until the next one, on
@@ -32,7 +34,7 @@ class QuietTorch:
     def _begin(self, model: nn.Module, args: tuple, named: dict) -> None:
         self._end()  # of a pass that was interrupted: hooks are called after errors only
         ids = named.get("input_ids", args[0] if args else None)
-        if ids is not None and ids.numel() == 1:
+        if ids is not None and ids.numel() <= MOST_TOKENS:
             self._num_threads = torch.get_num_threads()
             torch.set_num_threads(1)
 

@@ -1,4 +1,4 @@
-"""Experts on one token, matrix by matrix in compiled code. Threads of the CPU share the rows of
+"""Experts on one token or a few, matrix by matrix in compiled code. Threads of the CPU share the rows of
 each matrix, so that a single expert already uses all of them."""
 
 import threading
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE = 32  # a multiple of what kernels of codes by row take together
 _PIECES = 2  # of a thread: more let threads even out, and cost more calls
+# of a matrix, in a piece that several tokens are multiplied by: it stays in a core's cache
+_PIECE_NBYTES = 1 << 19
 _SCALE_NBYTES = (4, 2, 2, 1, 1)  # by SCALE_TYPE
 
 
@@ -45,6 +47,7 @@ class _Job:
     fields: memoryview  # int64
     starts: np.ndarray  # int64 [n], where experts begin
     rows: np.ndarray  # int64 [n], the row of y of each
+    tokens: np.ndarray  # int64 [n], the row of x of each
     held: tuple[np.ndarray, ...]
     x: np.ndarray | None = None
     y: np.ndarray | None = None
@@ -86,6 +89,7 @@ class RowShares:
         self._fields[shared.TAKES_TURNS] = gate.take_turns
         self._constants = np.array(gate.constants, np.float32)
         self._fields[shared.CONSTANTS] = self._constants.ctypes.data
+        self._num_small = _num_small(self._matrices)
         self._function = shared.add_experts.compiled()
         self._address = shared.add_experts.address()
         self._x = shared.X
@@ -93,11 +97,17 @@ class RowShares:
         self._jobs = _Jobs()
 
     def multiply(
-        self, starts: Sequence[int], rows: Sequence[int], x: np.ndarray, y: np.ndarray
+        self,
+        starts: Sequence[int],
+        rows: Sequence[int],
+        x: np.ndarray,
+        y: np.ndarray,
+        tokens: Sequence[int] | None = None,
     ) -> None:
         """Add to y[rows[i]], y [K, H] float32, the output of the expert at starts[i] on x [H]
-        float32."""
-        self._function(self._job(starts, rows, x, y, 1), 0)
+        float32, or on x[tokens[i]] where x is [T, H]."""
+        num_pieces = 1 if tokens is None else self._num_small
+        self._function(self._job(starts, rows, x, y, num_pieces, tokens), 0)
 
     def multiply_on(
         self,
@@ -107,9 +117,12 @@ class RowShares:
         rows: Sequence[int],
         x: np.ndarray,
         y: np.ndarray,
+        tokens: Sequence[int] | None = None,
     ) -> None:
         """Do the same on `num_shares` threads."""
-        job = self._job(starts, rows, x, y, _PIECES * num_shares)
+        num_pieces = _PIECES * num_shares
+        num_pieces = num_pieces if tokens is None else max(num_pieces, self._num_small)
+        job = self._job(starts, rows, x, y, num_pieces, tokens)
         threads.run_compiled(self._address, job, num_shares)
 
     def _job(
@@ -119,6 +132,7 @@ class RowShares:
         x: np.ndarray,
         y: np.ndarray,
         num_pieces: int,
+        tokens: Sequence[int] | None,
     ) -> int:
         """Return the address of a job, which this thread's next one of as many experts
         overwrites."""
@@ -129,6 +143,7 @@ class RowShares:
         job = jobs[size]
         job.starts[:] = starts
         job.rows[:] = rows
+        job.tokens[:] = 0 if tokens is None else tokens
         if job.x is not x:
             job.x = x
             job.fields[self._x] = x.ctypes.data
@@ -145,6 +160,7 @@ class RowShares:
         acts = np.empty((count, num_neurons), np.float32)
         starts = np.empty(count, np.int64)
         rows = np.empty(count, np.int64)
+        tokens = np.zeros(count, np.int64)
         table = _table(self._matrices, num_pieces)
         fields = self._fields.copy()
         fields[shared.TABLE] = table.ctypes.data
@@ -152,10 +168,12 @@ class RowShares:
         fields[shared.NUM_EXPERTS] = count
         fields[shared.STARTS] = starts.ctypes.data
         fields[shared.ROWS] = rows.ctypes.data
+        fields[shared.TOKENS] = tokens.ctypes.data
+        fields[shared.NUM_TOKENS] = count
         fields[shared.INNER] = inner.ctypes.data
         fields[shared.ACTS] = acts.ctypes.data
         held = inner, acts, table
-        return _Job(fields.ctypes.data, memoryview(fields), starts, rows, held)
+        return _Job(fields.ctypes.data, memoryview(fields), starts, rows, tokens, held)
 
 
 class MatrixShares:
@@ -168,28 +186,37 @@ class MatrixShares:
         shared = kernels("cpu.shared_experts")
         self._threads = threads
         self._num_shares = num_shares
-        num_pieces = _PIECES * num_shares if num_shares > 1 else 1
-        self._table = _table([matrix], num_pieces)
+        least = _PIECES * num_shares if num_shares > 1 else 1
+        pieces = least, max(least, _num_small([matrix]))
+        self._tables = tuple(_table([matrix], each) for each in pieces)  # of one token, and of more
+        self._chosen = tuple(
+            (table.ctypes.data, len(table)) for table in self._tables
+        )
         self._job = np.zeros(shared.JOB, np.int64)
-        self._job[shared.TABLE] = self._table.ctypes.data
-        self._job[shared.NUM_PIECES] = num_pieces
         self._job[shared.HIDDEN] = num_inputs
         self._job[shared.NEURONS] = matrix.count
         self._written = memoryview(self._job)
-        self._x = shared.X
-        self._y = shared.Y
+        self._places = shared.TABLE, shared.NUM_PIECES, shared.NUM_TOKENS, shared.X, shared.Y
         self._function = shared.multiply_rows.compiled()
         self._address = shared.multiply_rows.address()
 
     def add(self, x: np.ndarray, y: np.ndarray) -> None:
-        """Add x [I] times the matrix to y [O], both float32."""
-        self._written[self._x] = x.ctypes.data
-        self._written[self._y] = y.ctypes.data
+        """Add x [T, I] times the matrix to y [T, O], both float32."""
+        chosen = self._chosen[len(x) > 1]
+        operands = *chosen, len(x), x.ctypes.data, y.ctypes.data
+        for place, operand in zip(self._places, operands, strict=True):
+            self._written[place] = operand
         job = self._job.ctypes.data
         if self._num_shares == 1:
             self._function(job, 0)
         else:
             self._threads.run_compiled(self._address, job, self._num_shares)
+
+
+def _num_small(matrices: Sequence[Rows]) -> int:
+    """Return the number of pieces that stay in a core's cache."""
+    nbytes = max(matrix.count * max(matrix.nbytes, 1) for matrix in matrices)
+    return max(1, nbytes // _PIECE_NBYTES)
 
 
 def _table(matrices: Sequence[Rows], num_pieces: int) -> np.ndarray:

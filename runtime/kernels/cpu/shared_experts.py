@@ -1,6 +1,9 @@
-"""Gated experts on one token, whose rows threads may share: in three phases they multiply pieces of
-gate and up, activate pieces of the neurons, and multiply pieces of down. And single matrices.
-Importing this module imports numba.
+"""Gated experts on one token or a few, whose rows threads may share: in three phases they multiply
+pieces of gate and up, activate pieces of the neurons, and multiply pieces of down. And single
+matrices. Importing this module imports numba.
+
+An expert stands in a job once for each of its tokens, one behind another: a piece of it stays in
+the cache meanwhile.
 
 The kernel of a matrix has the signature `published.MATRIX` and is called by its address, so that
 one function shares the experts of every format. A sum is of one row, by one thread, and experts
@@ -40,7 +43,9 @@ from runtime.kernels.cpu.team import call, next_piece, piece_is_done, until_all_
     NUM_EXPERTS,
     STARTS,  # int64 [n], where experts begin
     ROWS,  # int64 [n], the row of y of each
-    X,  # float32 [H]
+    TOKENS,  # int64 [n], the row of x of each
+    NUM_TOKENS,
+    X,  # float32 [T, H]
     HIDDEN,
     INNER,  # float32 [n, WIDTH]
     WIDTH,  # outputs of gate and up, 2 I, or of up alone, I
@@ -54,7 +59,7 @@ from runtime.kernels.cpu.team import call, next_piece, piece_is_done, until_all_
     TAKES_TURNS,  # whether outputs of gate and up do
     CONSTANTS,  # float32 [2], alpha and limit of the gate
     JOB,
-) = range(21)
+) = range(23)
 # A range of rows is int64 [RANGE]: the kernel's address, the rows in the product of its part,
 # whether x may be taken for less than float32, and the fields of these rows as a matrix.
 FUNCTION, FIRST, LAST, IS_NARROW, FIELDS = range(5)
@@ -65,14 +70,15 @@ RANGE = FIELDS + NUM_FIELDS
 def multiply_plain(fields, start, x, y, is_narrow):
     """Add x [I], which was rounded, times a matrix of plain numbers to y [O]."""
     address = start + fields[CODES]
+    token = x.reshape((1, len(x)))
     if fields[KIND] == PLAIN_BFLOAT16:
-        own = products(address, 0, x, len(y), UINT16_LIKE)
+        own = products(address, 0, token, len(y), UINT16_LIKE)
     elif fields[KIND] == PLAIN_FLOAT16:
-        own = products(address, 0, x, len(y), INT16_LIKE)
+        own = products(address, 0, token, len(y), INT16_LIKE)
     else:
-        own = products(address, 0, x, len(y), FLOAT_LIKE)
+        own = products(address, 0, token, len(y), FLOAT_LIKE)
     for row in range(len(y)):
-        y[row] += own[row]
+        y[row] += own[0, row]
 
 
 @part
@@ -128,13 +134,13 @@ def _add_bias_in(job, bias, own, y):
 
 
 @part
-def _multiply_inner(job, ranges, x, starts, inner):
+def _multiply_inner(job, ranges, x, tokens, starts, inner):
     """Multiply a piece of gate and up of each expert."""
     for i in range(len(starts)):
         for m in range(job[NUM_INNER]):
             for row in range(ranges[m, FIRST], ranges[m, LAST]):
                 inner[i, row] = 0
-            _multiply(ranges[m], starts[i], x, inner[i])
+            _multiply(ranges[m], starts[i], x[tokens[i]], inner[i])
             if job[INNER_BIAS] >= 0:
                 _add_bias_in(job, starts[i] + job[INNER_BIAS], ranges[m], inner[i])
 
@@ -164,8 +170,9 @@ def _piece(job, phase, piece):
     table = job[TABLE] + 8 * piece * num_ranges * RANGE
     ranges = carray(pointer(table, INT64_LIKE), (num_ranges, RANGE))
     if phase == 0:
-        x = carray(pointer(job[X], FLOAT_LIKE), job[HIDDEN])
-        _multiply_inner(job, ranges, x, starts, inner)
+        x = carray(pointer(job[X], FLOAT_LIKE), (job[NUM_TOKENS], job[HIDDEN]))
+        tokens = carray(pointer(job[TOKENS], INT64_LIKE), count)
+        _multiply_inner(job, ranges, x, tokens, starts, inner)
     elif phase == 1:
         first = num_neurons * piece // num_pieces
         last = num_neurons * (piece + 1) // num_pieces
@@ -177,12 +184,13 @@ def _piece(job, phase, piece):
 
 @kernel("void(int64, int64)", nogil=True)
 def add_experts(address, counters):
-    """Add each expert i of the job at this address on x to y[rows[i]]: in one piece if `counters`
-    is 0, otherwise in pieces that the threads of a team take."""
+    """Add each expert i of the job at this address on x[tokens[i]] to y[rows[i]], in pieces that
+    the threads of a team take, or this thread alone if `counters` is 0."""
     job = carray(pointer(address, INT64_LIKE), JOB)
     for phase in range(3):
         if counters == 0:
-            _piece(job, phase, 0)
+            for piece in range(job[NUM_PIECES]):
+                _piece(job, phase, piece)
         else:
             piece = next_piece(counters, phase)
             while piece < job[NUM_PIECES]:
@@ -192,20 +200,28 @@ def add_experts(address, counters):
             until_all_done(counters, phase, job[NUM_PIECES])
 
 
+@part
+def _multiply_all(own, x, y):
+    """Add a range of rows times each token of x to its place in y."""
+    for t in range(len(x)):
+        _multiply(own, 0, x[t], y[t])
+
+
 @kernel("void(int64, int64)", nogil=True)
 def multiply_rows(address, counters):
-    """Add x [H] times a matrix [I, H] to y [I], in pieces as `add_experts` does. The job at this
-    address has one matrix."""
+    """Add x [T, H] times a matrix [I, H] to y [T, I], in pieces as `add_experts` does. The job at
+    this address has one matrix."""
     job = carray(pointer(address, INT64_LIKE), JOB)
-    x = carray(pointer(job[X], FLOAT_LIKE), job[HIDDEN])
-    y = carray(pointer(job[Y], FLOAT_LIKE), job[NEURONS])
+    x = carray(pointer(job[X], FLOAT_LIKE), (job[NUM_TOKENS], job[HIDDEN]))
+    y = carray(pointer(job[Y], FLOAT_LIKE), (job[NUM_TOKENS], job[NEURONS]))
     ranges = carray(pointer(job[TABLE], INT64_LIKE), (job[NUM_PIECES], RANGE))
     if counters == 0:
-        _multiply(ranges[0], 0, x, y)
+        for own in ranges:
+            _multiply_all(own, x, y)
         return
     piece = next_piece(counters, 0)
     while piece < job[NUM_PIECES]:
-        _multiply(ranges[piece], 0, x, y)
+        _multiply_all(ranges[piece], x, y)
         piece_is_done(counters, 0)
         piece = next_piece(counters, 0)
     until_all_done(counters, 0, job[NUM_PIECES])

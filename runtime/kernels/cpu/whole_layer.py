@@ -1,4 +1,4 @@
-"""Experts of one token in one call, for experts that are never evicted, compiled by numba.
+"""Experts of one token, or of a few, in one call, for experts that are never evicted, compiled by numba.
 Importing this module imports numba."""
 
 import numpy as np
@@ -22,7 +22,7 @@ from runtime.kernels.cpu.replicas.gated_trellis import (
     MATRICES,
     ROTATIONS,
     add_replica,
-    rotated_numbers,
+    all_rotated,
 )
 
 f32 = np.float32
@@ -46,7 +46,7 @@ def no_replicas(num_layers: int) -> tuple:
 
 @part
 def _by_expert(ids):
-    """Return the ranks by ascending expert, the order in which modules add experts up."""
+    """Return the places of ids by ascending expert, the order in which modules add experts up."""
     order = np.arange(len(ids))
     for i in range(1, len(ids)):
         rank = order[i]
@@ -60,78 +60,99 @@ def _by_expert(ids):
 
 @part
 def _add_in_blocks(start, matrices, x, inner, acts, out, like):
-    """Add an expert of ggml's blocks on x [H] to `out` [H]; `inner` [2 I] and `acts` [I] are
-    overwritten."""
+    """Add an expert of ggml's blocks on x [T, H] to `out` [T, H]; `inner` [2, T, I] and `acts`
+    [T, I] are overwritten."""
     gate, up, down = matrices
-    num_neurons = len(acts)
     inner[:] = 0
-    add_blocks(gate[0], start + gate[1], x, inner[:num_neurons], like)
-    add_blocks(up[0], start + up[1], x, inner[num_neurons:], like)
-    for n in range(num_neurons):
-        acts[n] = swiglu(inner[n], inner[num_neurons + n], like)
+    add_blocks(gate[0], start + gate[1], x, inner[0], like)
+    add_blocks(up[0], start + up[1], x, inner[1], like)
+    for t in range(len(acts)):
+        for n in range(acts.shape[1]):
+            acts[t, n] = swiglu(inner[0, t, n], inner[1, t, n], like)
     add_blocks(down[0], start + down[1], acts, out, like)
 
 
 @part
 def _numbers(x, rotations, are_needed):
-    """Return a token as `add_replica` takes it, if there are replicas among its experts, otherwise
-    empty arrays."""
+    """Return tokens as `add_replica` takes them, if there are replicas among their experts,
+    otherwise empty arrays."""
     if not are_needed:
-        return np.empty((rotations[5], 0), np.int16), np.empty(1, np.float32)
-    return rotated_numbers(x, rotations[0], rotations[2], rotations[5])
+        return np.empty((len(x), rotations[5], 0), np.int16), np.empty(len(x), np.float32)
+    return all_rotated(x, rotations[0], rotations[2], rotations[5])
 
 
-# addresses of x, ids and weights, has_wide_weights, address of out
-_TOKEN = "int64, int64, int64, boolean, int64"
+@part
+def _rows(values, which):
+    """Return the rows of an array with these indices."""
+    out = np.empty((len(which), *values.shape[1:]), values.dtype)
+    for i in range(len(which)):
+        out[i] = values[which[i]]
+    return out
+
+
+# number of tokens, addresses of x, ids and weights, has_wide_weights, address of out
+_TOKEN = "int64, int64, int64, int64, boolean, int64"
 
 
 _LAYER = f"int64[::1], {_MATRICES}, {_SIZES}, {REPLICAS.format(MATRICES)}"
 
 
 @kernel([f"boolean({_LAYER}, {_TOKEN}, {like})" for like in LIKE], nogil=True)
-def compute_layer(starts, matrices, sizes, replicas, x, ids, weights, has_wide_weights, out, like):
-    """Write to `out` [H] the sum of a token's experts ids [K] on x [H] by their weights [K],
-    float32 if they are wide.
+def compute_layer(
+    starts, matrices, sizes, replicas, count, x, ids, weights, has_wide_weights, out, like
+):
+    """Write to `out` [T, H] the sum of each token's experts ids [T, K] on x [T, H] by their weights
+    [T, K], float32 if they are wide. There are `count` tokens; none changes the bits of another.
 
     Expert e begins at starts[e]. Its matrices are all plain, with up behind gate, or none is plain.
     If starts[e] is 0, its replica is used. Return False if an expert has no replica either, or is
     none of the E."""
     hidden, num_neurons, top_k = sizes
     functions, addresses, coded_sizes, rotations = replicas
-    selected = carray(pointer(ids, INTEGERS), top_k)
+    selected = carray(pointer(ids, INTEGERS), count * top_k)
     has_replicas = len(addresses) > 0
     are_needed = False
     for expert in selected:
         if not 0 <= expert < len(starts) or not (starts[expert] or has_replicas):
             return False
         are_needed |= starts[expert] == 0
-    factors = read(weights, top_k, FLOATS) if has_wide_weights else read(weights, top_k, like)
-    values = read(x, hidden, like)
+    num_weights = count * top_k
+    factors = (
+        read(weights, num_weights, FLOATS) if has_wide_weights else read(weights, num_weights, like)
+    )
+    values = read(x, count * hidden, like)
+    tokens = as_factors(values, like).reshape((count, hidden))
+    values = values.reshape((count, hidden))
     gate = matrices[0]
     down = matrices[2]
-    token = as_factors(values, like)
-    acts = new_factors(num_neurons, like)
     order = _by_expert(selected)
-    inner = np.empty(2 * num_neurons, np.float32)
-    exact_acts = np.empty(num_neurons, np.float32)
     numbers = _numbers(values, rotations, are_needed)
-    total = np.zeros(hidden, np.float32)
-    own = np.empty(hidden, np.float32)
-    for rank in order:
-        own[:] = 0
-        expert = selected[rank]
+    total = np.zeros((count, hidden), np.float32)
+    last = 0
+    while last < len(order):
+        first = last
+        expert = selected[order[first]]
+        while last < len(order) and selected[order[last]] == expert:
+            last += 1
+        ranks = order[first:last]
+        which = ranks // top_k
+        own = np.zeros((len(which), hidden), np.float32)
         start = starts[expert]
         if start == 0:
+            given = _rows(numbers[0], which), _rows(numbers[1], which)
             add_replica(
-                functions, addresses[expert], coded_sizes[expert], rotations, numbers, own, like
+                functions, addresses[expert], coded_sizes[expert], rotations, given, own, like
             )
         elif gate[0] == PLAIN:
-            add_expert(start + gate[1], start + down[1], token, acts, own, like)
+            acts = new_factors(len(which) * num_neurons, like).reshape((len(which), num_neurons))
+            add_expert(start + gate[1], start + down[1], tokens, which, acts, own, like)
         else:
-            _add_in_blocks(start, matrices, values, inner, exact_acts, own, like)
-        for h in range(hidden):
-            total[h] = rounded(
-                total[h] + rounded(rounded(own[h], like) * factors[rank], like), like
-            )
-    write(total, out, like)
+            inner = np.empty((2, len(which), num_neurons), np.float32)
+            exact = np.empty((len(which), num_neurons), np.float32)
+            _add_in_blocks(start, matrices, _rows(values, which), inner, exact, own, like)
+        for i in range(len(which)):
+            for h in range(hidden):
+                share = rounded(rounded(own[i, h], like) * factors[ranks[i]], like)
+                total[which[i], h] = rounded(total[which[i], h] + share, like)
+    write(total.ravel(), out, like)
     return True

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, signature
 from itertools import permutations
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -45,9 +45,11 @@ _BLOCK_SIZES = {0.125: 1.0, 1.0: 1.0, 64.0: 1.0}
 
 
 class TokenAttention:
-    """Attention module for one token of one request, whose cache has entries. The linear layers are
-    called as modules. `layer_index` is the place of its layer in the cache; `num_outputs` is the
-    length of the module's output tuple, 0 if it gives a tensor."""
+    """Attention module for one token of one request, or up to `most_tokens`, whose cache has
+    entries. The linear layers are called as modules. `layer_index` is the place of its layer in the
+    cache; `num_outputs` is the length of the module's output tuple, 0 if it gives a tensor."""
+
+    most_tokens: ClassVar[int] = 1
 
     def __init__(
         self, module: nn.Module, heads: Heads, rotation: Rotation, *, num_outputs: int
@@ -76,23 +78,26 @@ class TokenAttention:
         position_embeddings: Angles | None = None,
         **others: object,
     ) -> bool:
-        """Return whether the arguments of a forward are one token after others, in a known cache,
-        and no more."""
-        heads = self.heads
-        if x.numel() != heads.query.in_features or x.dtype is not self._dtype or x.requires_grad:
+        """Return whether the arguments of a forward are one token after others, or a few, in a
+        known cache, and no more."""
+        num_tokens = x.shape[:-1].numel()
+        if x.shape[-1] != self.heads.query.in_features or not 0 < num_tokens <= self.most_tokens:
+            return False
+        if x.dtype is not self._dtype or x.requires_grad or num_tokens > 1 and x.shape[0] > 1:
             return False
         for name, value in others.items():
             if value is not None and value is not False and name not in _IGNORED:
                 return False
-        num_positions = self.num_positions(past_key_values)
+        num_positions = self.num_positions(past_key_values, num_tokens)
         return (
             num_positions is not None
-            and self._is_mask(attention_mask, num_positions)
-            and self._are_angles(position_embeddings)
+            and self._is_mask(attention_mask, num_tokens, num_positions)
+            and self._are_angles(position_embeddings, num_tokens)
         )
 
-    def num_positions(self, past: object) -> int | None:
-        """Return the number of positions of the cache with the token, None for an unknown cache."""
+    def num_positions(self, past: object, num_tokens: int = 1) -> int | None:
+        """Return the number of positions of the cache with the tokens, None for an unknown
+        cache."""
         raise NotImplementedError
 
     def attend(
@@ -103,27 +108,37 @@ class TokenAttention:
         position_embeddings: Angles | None = None,
         **_: object,
     ) -> torch.Tensor:
-        """Return the output [.., H] for x [.., H]; the mask [1, 1, 1, S] says what the token
-        attends to. The token's keys and values are added to the cache's layer."""
+        """Return the output [.., H] for x [.., H]; the mask [1, 1, T, S] says what the tokens
+        attend to. The tokens' keys and values are added to the cache's layer."""
         raise NotImplementedError
 
     def num_pairs(self, cos: torch.Tensor) -> int:
-        """Return the number of pairs that these cosines rotate."""
-        return cos.numel() if self.rotation.is_half else cos.numel() // 2
+        """Return the number of pairs that a token's cosines rotate."""
+        return cos.shape[-1] if self.rotation.is_half else cos.shape[-1] // 2
 
-    def _is_mask(self, mask: torch.Tensor | None, num_positions: int) -> bool:
+    def _is_mask(self, mask: torch.Tensor | None, num_tokens: int, num_positions: int) -> bool:
+        """Return whether the mask is of this size, and hides from each of several tokens those that
+        follow it."""
         if mask is None:
-            return True
+            return num_tokens == 1
         is_known = mask.dtype is torch.bool or mask.dtype is self._dtype
-        return is_known and mask.numel() == mask.shape[-1] == num_positions and mask.is_contiguous()
+        is_sized = mask.shape[-1] == num_positions and mask.numel() == num_tokens * num_positions
+        if not (is_known and is_sized and mask.is_contiguous()):
+            return False
+        if num_tokens == 1:
+            return True
+        rows = mask.view(num_tokens, num_positions)[:, -num_tokens:]
+        following = rows[torch.ones_like(rows, dtype=torch.bool).triu(1)]
+        hidden = ~following if mask.dtype is torch.bool else following <= torch.finfo(mask.dtype).min
+        return bool(hidden.all())
 
-    def _are_angles(self, angles: Angles | None) -> bool:
+    def _are_angles(self, angles: Angles | None, num_tokens: int) -> bool:
         if angles is None or self.rotation.is_still:
             return True
         cos, sin = angles
         is_known = cos.dtype is sin.dtype and cos.dtype in (self._dtype, torch.float32)
         is_row = (
-            cos.numel() == sin.numel() == cos.shape[-1]
+            cos.numel() == sin.numel() == num_tokens * cos.shape[-1]
             and cos.is_contiguous()
             and sin.is_contiguous()
         )

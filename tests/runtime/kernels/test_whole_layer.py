@@ -46,7 +46,7 @@ def test_a_call_for_all_agrees_with_calls_for_each(dtype: torch.dtype, are_wide:
     expected = torch.empty_like(x)
 
     def compute() -> bool:
-        places = x.data_ptr(), ids.data_ptr(), weights.data_ptr(), are_wide, out.data_ptr()
+        places = 1, x.data_ptr(), ids.data_ptr(), weights.data_ptr(), are_wide, out.data_ptr()
         return kernels("cpu.whole_layer").compute_layer(
             starts,
             tuple((PLAIN, at) for at in (0, 0, down)),
@@ -101,7 +101,7 @@ def test_experts_in_blocks_of_32_agree_with_products_of_their_matrices(dtype: to
     out = torch.empty_like(x)
     starts = np.array([expert.data_ptr() for expert in whole])
     sizes = (hidden, neurons, 3)
-    given = x.data_ptr(), ids.data_ptr(), weights.data_ptr(), True, out.data_ptr()
+    given = 1, x.data_ptr(), ids.data_ptr(), weights.data_ptr(), True, out.data_ptr()
     assert kernels("cpu.whole_layer").compute_layer(starts, matrices, sizes, _none(), *given, like)
 
     expected = torch.zeros(1, hidden)
@@ -154,7 +154,7 @@ def test_experts_without_an_address_are_their_replicas(dtype: torch.dtype) -> No
     out = torch.empty_like(x)
     starts[2] = whole.data_ptr()
     matrices = tuple((PLAIN, at) for at in (0, 0, down))
-    given = x.data_ptr(), ids.data_ptr(), weights.data_ptr(), True, out.data_ptr()
+    given = 1, x.data_ptr(), ids.data_ptr(), weights.data_ptr(), True, out.data_ptr()
     replicas = functions, *tables, turns
     assert kernels("cpu.whole_layer").compute_layer(
         starts, matrices, (hidden, neurons, 3), replicas, *given, like

@@ -1,4 +1,4 @@
-"""Attention of one token in compiled code, alone or in one call with the norms around it."""
+"""Attention of one token, or of a few of one sequence, in compiled code, alone or in one call with the norms around it."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from runtime.kernels.cpu.decoder.compiled_norm import NUMBA, like_of, norm_operand
-from runtime.kernels.cpu.dense import linear_operand
+from runtime.kernels.cpu.dense import MOST_TOKENS, linear_operand
 from runtime.kernels.decoder import attention
 from runtime.kernels.decoder.attention import Angles, BlockParts, TokenAttention, TokenBlock
 from runtime.kernels.decoder.attention_parts import Heads, Rotation
@@ -57,32 +57,33 @@ class CacheRoom:
         memory."""
 
     @classmethod
-    def of(cls, layer: DynamicLayer) -> "CacheRoom":
-        """Return the room of this layer, with space for one more position."""
+    def of(cls, layer: DynamicLayer, count: int = 1) -> "CacheRoom":
+        """Return the room of this layer, with space for `count` more positions, fewer than
+        `_LEAST`."""
         room = vars(layer).get(_NAME)
         if room is not None:
             keys, values = room._given
             is_same = layer.keys is keys and layer.values is values
-            if is_same and keys.shape[2] < room._capacity:
+            if is_same and keys.shape[2] + count <= room._capacity:
                 return room
         room = cls(layer.keys, layer.values)
         setattr(layer, _NAME, room)
         return room
 
-    def extend(self, layer: DynamicLayer) -> CacheOperand:
-        """Give the layer one more position, whose numbers are to be written, and return the
+    def extend(self, layer: DynamicLayer, count: int = 1) -> CacheOperand:
+        """Give the layer `count` more positions, whose numbers are to be written, and return the
         operand."""
-        operand = self.operand(layer)
+        operand = self.operand(layer, count)
         keys, values = self._buffers
         layer.keys = keys.narrow(2, 0, operand[-1])
         layer.values = values.narrow(2, 0, operand[-1])
         self._given = (layer.keys, layer.values)
         return operand
 
-    def operand(self, layer: DynamicLayer) -> CacheOperand:
-        """Return the operand with which kernels write the numbers of the position that `extend`
+    def operand(self, layer: DynamicLayer, count: int = 1) -> CacheOperand:
+        """Return the operand with which kernels write the numbers of the positions that `extend`
         will add."""
-        return *self._places, layer.keys.shape[2] + 1
+        return *self._places, layer.keys.shape[2] + count
 
 
 def mask_operand(mask: torch.Tensor | None) -> tuple[int, int]:
@@ -92,6 +93,8 @@ def mask_operand(mask: torch.Tensor | None) -> tuple[int, int]:
 
 class CompiledAttention(TokenAttention):
     """Attention module in compiled code for a cache that grows."""
+
+    most_tokens = MOST_TOKENS
 
     def __init__(
         self, module: nn.Module, heads: Heads, rotation: Rotation, *, num_outputs: int
@@ -117,11 +120,13 @@ class CompiledAttention(TokenAttention):
             self.rotation.order,
         )
 
-    def num_positions(self, past: object) -> int | None:
+    def num_positions(self, past: object, num_tokens: int = 1) -> int | None:
         layer = layer_of(past, self.layer_index)
         if layer is None or layer.keys.dtype is not self._dtype:
             return None
-        return layer.keys.shape[2] + 1
+        if num_tokens > 1 and type(layer) is not DynamicLayer:
+            return None  # a window moves with each token
+        return layer.keys.shape[2] + num_tokens
 
     def attend(
         self,
@@ -134,6 +139,8 @@ class CompiledAttention(TokenAttention):
         heads = self.heads
         like = self._like
         layer = past_key_values.layers[self.layer_index]
+        if x.shape[:-1].numel() > 1:
+            return self._attend_all(x, layer, attention_mask, position_embeddings)
         turn = self.turn(position_embeddings)
         query = heads.query(x)
         at = query.data_ptr()
@@ -155,17 +162,37 @@ class CompiledAttention(TokenAttention):
         self._attend(at, cache, mask_operand(attention_mask), out.data_ptr(), like)
         return heads.output(out)
 
-    def turn(self, angles: Angles | None) -> Turn:
-        """Return the angles of a position as kernels take them."""
+    def _attend_all(
+        self, x: torch.Tensor, layer: DynamicLayer, mask: torch.Tensor | None, angles: Angles | None
+    ) -> torch.Tensor:
+        """Return the output for the tokens x [1, T, H] of one sequence."""
+        heads = self.heads
+        like = self._like
+        query, key, value = (project(x)[0] for project in heads.linear[:3])
+        out = torch.empty(*x.shape[:-1], heads.count * heads.value_dim, dtype=self._dtype)
+        for t in range(len(query)):
+            at = query[t].data_ptr()
+            turn = self.turn(angles, t)
+            self._prepare_query(turn, at, at, heads.dim, like)
+            cache = self._extend(layer, key[t], value[t], turn)
+            row = None if mask is None else mask[..., t, :]
+            self._attend(at, cache, mask_operand(row), out[0, t].data_ptr(), like)
+        return heads.output(out)
+
+    def turn(self, angles: Angles | None, token: int = 0) -> Turn:
+        """Return the angles of a position as kernels take them: of the first token, whose angles
+        those of the others follow, or of another."""
         if angles is None or self.rotation.is_still:
             return _STILL
         cos, sin = angles
+        count = cos.shape[-1]
+        behind = token * count * cos.itemsize
         return (
             int(cos.dtype is torch.float32),
             self.num_pairs(cos),
-            cos.numel(),
-            cos.data_ptr(),
-            sin.data_ptr(),
+            count,
+            cos.data_ptr() + behind,
+            sin.data_ptr() + behind,
         )
 
     def _extend(
@@ -225,7 +252,7 @@ class CompiledBlock(TokenBlock):
         )
 
     def takes(self, x: torch.Tensor, **named: object) -> bool:
-        """Return whether the arguments are one token after others, in a cache that grows."""
+        """Return whether the arguments are a few tokens after others, in a cache that grows."""
         if not super().takes(x, **named):
             return False
         layer = named["past_key_values"].layers[self._attention.layer_index]
@@ -242,10 +269,12 @@ class CompiledBlock(TokenBlock):
         out = torch.empty_like(x)
         normalised = torch.empty_like(x)
         layer = past_key_values.layers[self._attention.layer_index]
-        cache = CacheRoom.of(layer).extend(layer)
+        count = x.shape[:-1].numel()
+        cache = CacheRoom.of(layer, count).extend(layer, count)
         turn = self._attention.turn(position_embeddings)
         places = out.data_ptr(), normalised.data_ptr()
-        self._run(x.data_ptr(), turn, cache, mask_operand(attention_mask), *places, self._like)
+        mask = mask_operand(attention_mask)
+        self._run(count, x.data_ptr(), turn, cache, mask, *places, self._like)
         return self.mix(out, normalised)
 
 

@@ -1,4 +1,4 @@
-"""Decoder from its embedding to its last norm for one token, module after module, without the
+"""Decoder from its embedding to its last norm for a few tokens, module after module, without the
 preparations of its own code for any input: masks, recorded outputs, defaults."""
 
 import copy
@@ -12,6 +12,7 @@ from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from runtime.kernels.cpu.decoder.compiled_layers import CompiledLayers
+from runtime.kernels.cpu.dense import MOST_TOKENS
 from runtime.kernels.decoder.norms import Norm
 from runtime.kernels.decoder.trial import run_trials
 from runtime.model.open import MoeModel
@@ -38,7 +39,7 @@ class BodyParts:
 
 
 class CompiledBody:
-    """Decoder whose modules are called for one token after others, or whose `layers` are computed
+    """Decoder whose modules are called for a few tokens after others, or whose `layers` are computed
     in one call. `kind` is the class of its output."""
 
     def __init__(self, module: nn.Module, parts: BodyParts, kind: type | None) -> None:
@@ -66,11 +67,14 @@ class CompiledBody:
         output_hidden_states: object = None,
         **others: object,
     ) -> bool:
-        """Return whether the arguments are one token of one request, which attends to all in a
-        cache that grows."""
+        """Return whether the arguments are a few tokens of one request, which attend to all before
+        them in a cache that grows."""
         past = past_key_values
         config = self._module.config
-        if input_ids is None or input_ids.numel() != 1 or input_ids.dim() != 2 or not use_cache:
+        if input_ids is None or input_ids.dim() != 2 or len(input_ids) != 1 or not use_cache:
+            return False
+        num_tokens = input_ids.shape[1]
+        if not 0 < num_tokens <= MOST_TOKENS:
             return False
         if (
             type(past) is not DynamicCache
@@ -91,13 +95,13 @@ class CompiledBody:
                 return False
         if not config.return_dict:
             return False
-        num_positions = past.layers[0].keys.shape[2] + 1
+        num_positions = past.layers[0].keys.shape[2] + num_tokens
         is_all = (
             attention_mask is None
             or attention_mask.shape == (1, num_positions)
             and bool(attention_mask.all())
         )
-        return is_all and (position_ids is None or position_ids.shape == (1, 1))
+        return is_all and (position_ids is None or position_ids.shape == (1, num_tokens))
 
     def run(
         self,
@@ -106,27 +110,37 @@ class CompiledBody:
         position_ids: torch.Tensor | None = None,
         **_: object,
     ) -> torch.Tensor:
-        """Return the output of the last norm, [1, 1, H]."""
+        """Return the output of the last norm, [1, T, H]."""
         # The embedding's output is cloned because layers write to it.
         parts = self.parts
         x = self.parts.embedding(input_ids).clone()
+        num_tokens = input_ids.shape[1]
+        num_before = past_key_values.layers[0].keys.shape[2]
         if position_ids is None:
-            position_ids = torch.tensor([[past_key_values.layers[0].keys.shape[2]]])
+            position_ids = torch.arange(num_before, num_before + num_tokens)[None]
         angles = parts.rotary(x, position_ids)
         named = {
             "position_ids": position_ids,
             "past_key_values": past_key_values,
             "position_embeddings": angles,
         }
+        mask = _causal(num_before, num_tokens, x.dtype) if num_tokens > 1 else None
         done = 0
         whole = self.layers if self.layers and self.layers.experts else None
         while done < len(parts.layers):
-            if whole and (computed := whole.run(done, x, past_key_values, angles)):
+            if whole and (computed := whole.run(done, x, past_key_values, mask, angles)):
                 done += computed
             else:
-                x = parts.layers[done](x, attention_mask=None, use_cache=True, **named)
+                x = parts.layers[done](x, attention_mask=mask, use_cache=True, **named)
                 done += 1
         return parts.norm(x)
+
+
+def _causal(num_before: int, num_tokens: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the mask [1, 1, T, S] of tokens that each attend to all up to itself."""
+    least = torch.finfo(dtype).min
+    shape = (1, 1, num_tokens, num_before + num_tokens)
+    return torch.full(shape, least, dtype=dtype).triu(num_before + 1)
 
 
 def compiled_bodies(

@@ -1,4 +1,4 @@
-"""Consecutive layers of a decoder in one compiled call for one token, as long as there is nothing
+"""Consecutive layers of a decoder in one compiled call for a few tokens, as long as there is nothing
 to decide about experts."""
 
 from collections.abc import Mapping, Sequence
@@ -46,8 +46,8 @@ class ExpertsInPlace(Protocol):
         """Return the experts of all layers, or None if there is something to decide about them."""
 
     def count(self, first: int, chosen: torch.Tensor) -> None:
-        """Count one token that n layers from number `first` on computed with the experts `chosen`
-        [n, K]."""
+        """Count the T tokens that n layers from number `first` on computed with the experts
+        `chosen` [n, T, K]."""
 
 
 class CompiledLayers:
@@ -111,14 +111,21 @@ class CompiledLayers:
             [each for own in modules for each in (own._forward_hooks, own._forward_pre_hooks)],
         )
 
-    def run(self, first: int, x: torch.Tensor, past: DynamicCache, angles: Angles) -> int:
-        """Compute x [1, 1, H] in place by layers from number `first` on, and return the number of
-        layers computed."""
+    def run(
+        self,
+        first: int,
+        x: torch.Tensor,
+        past: DynamicCache,
+        mask: torch.Tensor | None,
+        angles: Angles,
+    ) -> int:
+        """Compute the tokens x [1, T, H] of one sequence in place by layers from number `first` on,
+        and return the number of layers computed."""
         whole = self.experts.whole()
         if (
             whole is None
             or any(self._hooks)
-            or not self._attention.takes(x, past, position_embeddings=angles)
+            or not self._attention.takes(x, past, mask, position_embeddings=angles)
         ):
             return 0
         caches = [past.layers[block.parts.attention.layer_index] for block in self._blocks]
@@ -128,7 +135,7 @@ class CompiledLayers:
             first, x, caches, self._attention.turn(angles), whole
         )
         for layer in caches[first : done + 1]:
-            CacheRoom.of(layer).extend(layer)
+            CacheRoom.of(layer, x.shape[1]).extend(layer, x.shape[1])
         self.experts.count(first, ids[first:done])
         if done == len(caches):
             return done - first
@@ -143,25 +150,28 @@ class CompiledLayers:
         turn: Turn,
         whole: WholeExperts,
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Return the ids [L, K] that routers chose, the norm of the last x, and the number of the
-        layer at which it stopped."""
+        """Return the ids [L, T, K] that routers chose, the norm of the last x, and the number of
+        the layer at which it stopped."""
         routing = self._routing
         num_layers = len(caches)
+        num_tokens = x.shape[1]
         is_routed = False
-        ids = torch.empty(num_layers, routing.top_k, dtype=torch.int64)
-        weights = torch.empty(num_layers, routing.top_k, dtype=routing.weights_dtype)
+        ids = torch.empty(num_layers, num_tokens, routing.top_k, dtype=torch.int64)
+        weights = torch.empty(ids.shape, dtype=routing.weights_dtype)
         logits = torch.empty(self._num_experts, dtype=routing.logits_dtype)
         normalised = torch.empty_like(x)
         given = torch.empty_like(x)
         places = tuple(each.data_ptr() for each in (x, normalised, given, logits, weights, ids))
-        operands = np.array([CacheRoom.of(layer).operand(layer) for layer in caches])
+        operands = np.array(
+            [CacheRoom.of(layer, num_tokens).operand(layer, num_tokens) for layer in caches]
+        )
         while True:
             done, is_absent = self._run(
-                tuple(whole), (first, is_routed), places, turn, operands, self._like
+                tuple(whole), (first, is_routed, num_tokens), places, turn, operands, self._like
             )
             if is_absent or done == num_layers:
                 return ids, normalised, done
-            _, weights[done], ids[done] = self._routers[done].left(normalised[0])
+            _, weights[done], ids[done] = self._routers[done].forward(normalised[0])
             first = done
             is_routed = True
 

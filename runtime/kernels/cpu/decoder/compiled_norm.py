@@ -1,4 +1,4 @@
-"""RMS norms in compiled code, for one token."""
+"""RMS norms in compiled code, for one token or a few."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from runtime.kernels.cpu.dense import MOST_TOKENS
 from runtime.kernels.decoder.norms import Compiled, Norm
 from runtime.kernels.load import AS_NUMPY, is_cpu_operand, kernels
 
@@ -47,7 +48,7 @@ NUMBA = Compiled(is_cpu_operand, _normalise)
 
 
 class CompiledNorm:
-    """RMS norm in compiled code for one token of `dtype`."""
+    """RMS norm in compiled code for a few tokens of `dtype`."""
 
     def __init__(self, module: nn.Module, norm: Norm, dtype: torch.dtype) -> None:
         self._theirs = partial(type(module).forward, module)
@@ -59,16 +60,22 @@ class CompiledNorm:
         self._like = like_of(dtype)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Replace the module's forward, x [.., H] -> [.., H]; torch computes more than one
-        token."""
+        """Replace the module's forward, x [.., H] -> [.., H]; torch computes more than
+        `MOST_TOKENS` tokens, and heads."""
         x = hidden_states
+        num_tokens = x.numel() // self._count
         if (
-            x.numel() != self._count
+            x.shape[-1] != self._count
+            or not 0 < num_tokens <= MOST_TOKENS
+            or num_tokens > 1
+            and x.dim() > 3
             or x.dtype is not self._dtype
             or x.requires_grad
             or not x.is_contiguous()
         ):
             return self._theirs(x)
         out = torch.empty(x.shape, dtype=self._dtype)
-        self._run(x.data_ptr(), out.data_ptr(), self._like)
+        nbytes = self._count * x.itemsize
+        for behind in range(0, num_tokens * nbytes, nbytes):
+            self._run(x.data_ptr() + behind, out.data_ptr() + behind, self._like)
         return out

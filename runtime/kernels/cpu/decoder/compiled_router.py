@@ -1,4 +1,4 @@
-"""Routers in compiled code, for one token. A trial finds which routers choose by their matrix, and
+"""Routers in compiled code, for one token or a few. A trial finds which routers choose by their matrix, and
 what they give.
 
 A choice that rounding could change is left to the model's own router, so that experts are chosen as
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from runtime.kernels.cpu.decoder.compiled_norm import NUMBA, like_of
+from runtime.kernels.cpu.dense import MOST_TOKENS
 from runtime.kernels.decoder.norms import BOUNDS
 from runtime.kernels.decoder.routers import RouterOutput, RouterTrial, try_router
 from runtime.kernels.load import kernels
@@ -23,7 +24,7 @@ _SAME = 0.99  # of logits that are rounded once
 
 
 class CompiledRouter:
-    """Router in compiled code for one token. `num_unclear` counts the tokens that it left to the
+    """Router in compiled code for tokens one by one. `num_unclear` counts the tokens that it left to the
     module; `operand` and `how` describe it to kernels. `tolerance` is one of `_TOLERANCES`."""
 
     def __init__(self, gate: nn.Module, routing: RouterOutput, tolerance: float) -> None:
@@ -58,14 +59,18 @@ class CompiledRouter:
         return self._tolerance < _TOLERANCES[self._dtype][-1]
 
     def forward(self, hidden_states: torch.Tensor, *others: object, **named: object) -> object:
-        """Replace the module's forward, which still computes more than one token, and choices that
-        are not clear."""
+        """Replace the module's forward, which still computes more than `MOST_TOKENS` tokens, and
+        choices that are not clear, one by one."""
         x = hidden_states
-        is_token = x.numel() == self.num_inputs and x.dtype is self._dtype and x.is_contiguous()
-        if not is_token or others or named or x.requires_grad:
+        num_tokens = x.numel() // self.num_inputs
+        are_taken = 0 < num_tokens <= MOST_TOKENS and x.dtype is self._dtype and x.is_contiguous()
+        if not are_taken or others or named or x.requires_grad:
             return self._theirs(x, *others, **named)
-        outputs = self.route(x)
-        return self.left(x) if outputs is None else outputs
+        if num_tokens == 1:
+            outputs = self.route(x)
+            return self.left(x) if outputs is None else outputs
+        rows = [self.forward(row) for row in x.view(num_tokens, 1, self.num_inputs)]
+        return tuple(map(torch.cat, zip(*rows, strict=True)))
 
     def left(self, x: torch.Tensor) -> object:
         """Return the module's own output for a token whose choice is not clear, and count it."""

@@ -60,7 +60,8 @@ def route(router, how, top_k, tolerance, x, logits, weights, ids, like):
     """
     matrix, bias, inputs, num_experts = router
     is_shared_out, has_wide_logits, has_wide_weights = how
-    sums = products(matrix, bias, read(x, inputs, like), num_experts, like)
+    token = read(x, inputs, like).reshape((1, inputs))
+    sums = products(matrix, bias, token, num_experts, like)[0]
     order = np.empty(top_k + 1, np.int64)
     _largest(sums, order)
     if not _is_clear(sums, order, tolerance, like):

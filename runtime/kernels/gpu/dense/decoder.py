@@ -208,7 +208,7 @@ class TritonAttention(TokenAttention):
         self._weights = (query and query.weight, key and key.weight)
         self._launches: dict[tuple[int, int], tuple[Repeated, Repeated]] = {}
 
-    def num_positions(self, past: object) -> int | None:
+    def num_positions(self, past: object, num_tokens: int = 1) -> int | None:
         layer = _fixed_layer(past, self.layer_index)
         heads = self.heads
         if layer is None or layer.keys.dtype is not self._dtype:
