@@ -19,7 +19,8 @@ from numba.extending import intrinsic, overload
 from artifacts.common.float16 import float16_as_float, float16_bits
 from artifacts.common.numba_loops import inlined_part as part
 from artifacts.common.numba_loops import kernel
-from runtime.kernels.cpu.published.pairs import HAS_DOT, STEP, dot
+from runtime.kernels.cpu.dots import MOST, dots_of_1, dots_of_2, dots_of_3, dots_of_4
+from runtime.kernels.cpu.published.pairs import HAS_DOT
 from runtime.kernels.gates import RULES
 
 f32 = np.float32
@@ -146,15 +147,37 @@ def as_factors(x, like):
 
 
 @part
+def _write_dots(row, tokens, first, sums):
+    """Write the products of a row [I] with the tokens x [T, I] from `first` on, `MOST` at most, to
+    sums [MOST], and return how many they are."""
+    count = min(MOST, len(tokens) - first)
+    size = tokens.shape[1]
+    lanes = 64 // tokens.itemsize
+    steps = size // lanes
+    stride = size * tokens.itemsize
+    at = row.ctypes.data
+    x = tokens.ctypes.data + first * stride
+    if count == 1:
+        dots_of_1(at, x, stride, steps, sums.ctypes.data, row, tokens)
+    elif count == 2:
+        dots_of_2(at, x, stride, steps, sums.ctypes.data, row, tokens)
+    elif count == 3:
+        dots_of_3(at, x, stride, steps, sums.ctypes.data, row, tokens)
+    else:
+        dots_of_4(at, x, stride, steps, sums.ctypes.data, row, tokens)
+    for t in range(count if steps * lanes < size else 0):
+        total = sums[t]
+        for i in range(steps * lanes, size):
+            total += as_float(row[i]) * as_float(tokens[first + t, i])
+        sums[t] = total
+    return count
+
+
+@part
 def _dot(row, x):
-    total = f32(0)
-    first = 0
-    if are_bfloat16(x):
-        first = len(x) // STEP * STEP
-        total = dot(row.ctypes.data, x.ctypes.data, first // STEP)
-    for i in range(first, len(x)):
-        total += as_float(row[i]) * as_float(x[i])
-    return total
+    sums = np.empty(MOST, np.float32)
+    _write_dots(row, x.reshape((1, len(x))), 0, sums)
+    return sums[0]
 
 
 @part
@@ -166,21 +189,26 @@ def swiglu(gate, up, like):
 
 
 @part
-def add_expert(inner, down, tokens, which, acts, out, like):
-    """Add an expert on the tokens [T, H] with the t indices `which` to `out` [t, H]. Gate and up
-    lie at address `inner` as [2 I, H], down at its own as [H, I]; `acts` [t, I] is overwritten."""
+def add_expert(inner, down, tokens, acts, out, like):
+    """Add an expert on tokens [T, H] to `out` [T, H]. Gate and up lie at address `inner` as
+    [2 I, H], down at its own as [H, I]; `acts` [T, I] is overwritten."""
     hidden = tokens.shape[1]
+    gates = np.empty(MOST, np.float32)
+    ups = np.empty(MOST, np.float32)
     num_neurons = acts.shape[1]
     gate_up = carray(pointer(inner, like), (2 * num_neurons, hidden))
     matrix = carray(pointer(down, like), (hidden, num_neurons))
     for n in range(num_neurons):
-        for i in range(len(which)):
-            token = tokens[which[i]]
-            gate = _dot(gate_up[n], token)
-            acts[i, n] = as_stored(swiglu(gate, _dot(gate_up[num_neurons + n], token), like), acts)
+        for first in range(0, len(tokens), MOST):
+            count = _write_dots(gate_up[n], tokens, first, gates)
+            _write_dots(gate_up[num_neurons + n], tokens, first, ups)
+            for t in range(count):
+                acts[first + t, n] = as_stored(swiglu(gates[t], ups[t], like), acts)
     for h in range(hidden):
-        for i in range(len(which)):
-            out[i, h] += _dot(matrix[h], acts[i])
+        for first in range(0, len(tokens), MOST):
+            count = _write_dots(matrix[h], acts, first, gates)
+            for t in range(count):
+                out[first + t, h] += gates[t]
 
 
 @part
@@ -286,10 +314,12 @@ def products(address, bias, x, count, like):
     biases = carray(pointer(bias, like), count)
     tokens = as_factors(x.ravel(), like).reshape(x.shape)
     out = np.empty((len(x), count), np.float32)
+    sums = np.empty(MOST, np.float32)
     for o in range(count):
-        for t in range(len(x)):
-            total = _dot(matrix[o], tokens[t])
-            out[t, o] = total + as_float(biases[o]) if bias else total
+        for first in range(0, len(x), MOST):
+            for t in range(_write_dots(matrix[o], tokens, first, sums)):
+                total = sums[t]
+                out[first + t, o] = total + as_float(biases[o]) if bias else total
     return out
 
 

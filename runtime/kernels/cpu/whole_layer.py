@@ -145,7 +145,8 @@ def compute_layer(
             )
         elif gate[0] == PLAIN:
             acts = new_factors(len(which) * num_neurons, like).reshape((len(which), num_neurons))
-            add_expert(start + gate[1], start + down[1], tokens, which, acts, own, like)
+            own_tokens = tokens if count == len(which) == 1 else _rows(tokens, which)
+            add_expert(start + gate[1], start + down[1], own_tokens, acts, own, like)
         else:
             inner = np.empty((2, len(which), num_neurons), np.float32)
             exact = np.empty((len(which), num_neurons), np.float32)
