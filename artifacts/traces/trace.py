@@ -113,6 +113,27 @@ class Trace:
         """A trace of the rows with these numbers, in this order."""
         return replace(self, **{name: column[rows] for name, column in self.columns().items()})
 
+    def drafted(self) -> np.ndarray:
+        """[N] bool: drafts, in a trace whose rows are in execution order; a trace that does not say
+        what was rejected has none."""
+        if self.rejected is None:
+            return np.zeros(len(self), bool)
+        is_again = [
+            np.diff(column, prepend=-1) == 0 for column in (self.request, self.pass_, self.layer)
+        ]
+        return np.logical_and.reduce(is_again) & (self.phase == DECODE)
+
+    def in_vain(self) -> np.ndarray:
+        """[N] bool: drafts that were rejected, and tokens that a later pass reads again, which
+        settles a tie."""
+        if self.rejected is None:
+            return np.zeros(len(self), bool)
+        order = np.lexsort((self.pass_, self.layer, self.token, self.request))
+        same = [np.diff(column[order]) == 0 for column in (self.layer, self.token, self.request)]
+        vain = self.rejected.copy()
+        vain[order[:-1][np.logical_and.reduce(same)]] = True
+        return vain
+
     def pass_indices(self) -> np.ndarray:
         """[N] int64: which pass computed each row, counted from 0 in order of first appearance.
 

@@ -97,7 +97,7 @@ def _asked(lengths: Iterable[int]) -> list[int]:
 
 
 def _row(length: int, outcome: "Outcome", num_tokens: int, draft_s: float) -> DraftRow:
-    passes = [one for one in outcome.passes if one.num_decoded]
+    passes = [one for one in outcome.passes if one.decodes]
     counts = outcome.decoding
     moved_nbytes = counts["demand_bytes"] + counts["prefetch_bytes"]
     seconds = sum(one.seconds for one in passes) + len(passes) * length * draft_s
@@ -113,8 +113,10 @@ def _row(length: int, outcome: "Outcome", num_tokens: int, draft_s: float) -> Dr
 
 def verified(trace: Trace, length: int, drafts: Drafts) -> Trace:
     """Return the trace as it is computed with `length` drafts a pass: a pass of a decoded token and
-    of the drafts behind it, as far as the request goes, one request after another. Prompts stay as
-    they were recorded. Raises BadInput where the trace of rejected drafts has other rows."""
+    of the drafts behind it, as far as the request goes, one request after another. Those that are
+    wrong are `rejected`; drafts that the trace has are left out. Prompts stay as they were
+    recorded. Raises BadInput where the trace of rejected drafts has other rows."""
+    trace = replace(trace.take(np.flatnonzero(~trace.in_vain())), rejected=None)
     computed = _with_rejected(trace, drafts.rejected)
     tokens = _rows_by_token(trace)
     firsts = np.array([rows[0] for rows in tokens])
@@ -124,8 +126,16 @@ def verified(trace: Trace, length: int, drafts: Drafts) -> Trace:
         np.concatenate(tokens[first:right] + [one + shift for one in tokens[right:stop]])
         for first, right, stop in windows
     ]
+    is_wrong = [
+        np.repeat(np.arange(first, stop) >= right, [*map(len, tokens[first:stop])])
+        for first, right, stop in windows
+    ]
     numbers = np.repeat(np.arange(len(rows)), list(map(len, rows)))
-    return replace(computed.take(np.concatenate(rows)), pass_=numbers.astype(np.int32))
+    return replace(
+        computed.take(np.concatenate(rows)),
+        pass_=numbers.astype(np.int32),
+        rejected=np.concatenate(is_wrong) if length else None,
+    )
 
 
 def _with_rejected(trace: Trace, rejected: Trace | None) -> Trace:

@@ -7,7 +7,7 @@ import numpy as np
 
 from artifacts.hardware.costs import Costs
 from artifacts.traces.trace import DECODE, Trace
-from runtime.replay.pool_kernels import follow
+from runtime.replay.pool_kernels import ACCEPTED, OWN, REJECTED, follow
 
 SOONEST = -1.0
 """As `near_share`: of each step as many misses as let link and near tier end soonest, where both
@@ -47,7 +47,9 @@ class Steps:
         self._num_experts = num_experts
         self._starts = np.append(starts, len(decoded))
         self._layers = decoded.layer[starts].astype(np.int64)
+        self._passes = passes[starts]
         self._experts = decoded.experts.astype(np.int64)
+        self._kinds = _kinds(decoded)
         self._firsts = np.flatnonzero(np.diff(passes[starts], prepend=-1))
         self.request = decoded.request[starts[self._firsts]]
         self.num_tokens = np.diff(self._starts)[self._firsts]
@@ -61,7 +63,9 @@ class Steps:
         follow(
             self._starts,
             self._layers,
+            self._passes,
             self._experts,
+            self._kinds,
             min(pool.num_slots, len(held) - int(held.sum())),
             self._num_experts,
             held,
@@ -84,6 +88,14 @@ def _decoded(trace: Trace) -> tuple[Trace, np.ndarray]:
     passes = decoded.pass_indices()
     order = np.lexsort((decoded.layer, passes))
     return decoded.take(order), passes[order]
+
+
+def _kinds(decoded: Trace) -> np.ndarray:
+    """Return of each row [N] if it is a draft, and what became of it."""
+    kinds = np.where(decoded.drafted(), ACCEPTED, OWN).astype(np.int8)
+    if decoded.rejected is not None:
+        kinds[decoded.rejected] = REJECTED
+    return kinds
 
 
 def _starts(passes: np.ndarray, layers: np.ndarray) -> np.ndarray:

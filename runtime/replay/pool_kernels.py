@@ -7,6 +7,9 @@ import numpy as np
 
 from artifacts.common.numba_loops import exact_part, kernel
 
+OWN = 0
+ACCEPTED = 1
+REJECTED = 2
 _FINEST = 32  # ages are compared as integers, in 2^-32 of a token
 
 
@@ -44,20 +47,46 @@ def _fetched(misses, ratio):
     return min(misses, few + (after < before))
 
 
+@exact_part
+def _use(key, clock, step, rule, uses, class_of, used_at, stepped):
+    """Note that a step uses a key, at the clock of its layer."""
+    half_life, num_classes, _, _ = rule
+    age = clock - used_at[key]
+    uses[key] = uses[key] * 2.0 ** (-age / half_life) + 1
+    class_of[key] = min(int(np.log2(uses[key])), int(num_classes) - 1)
+    used_at[key] = clock
+    stepped[key] = step
+
+
 @kernel(
-    "void(int64[::1], int64[::1], int64[:, ::1], int64, int64, boolean[::1], float64[::1], "
-    "float64[::1], int64[:, ::1], float64[::1])",
+    "void(int64[::1], int64[::1], int64[::1], int64[:, ::1], int8[::1], int64, int64, boolean[::1],"
+    " float64[::1], float64[::1], int64[:, ::1], float64[::1])",
     exact=True,
 )
-def follow(starts, layers, experts, num_slots, num_experts, is_held, rule, costs, counts, s):
+def follow(
+    starts,
+    layers,
+    passes,
+    experts,
+    kinds,
+    num_slots,
+    num_experts,
+    is_held,
+    rule,
+    costs,
+    counts,
+    s,
+):
     """Run the steps, of which step i has the rows `starts[i]` to `starts[i + 1]` of `experts`
-    [N, K] and the layer `layers[i]`, from an empty pool; keys that are held beside it are true in
+    [N, K], the layer `layers[i]` and the pass `passes[i]`, from an empty pool. Of `kinds` [N] a row
+    OWN is used in its step, a draft that is ACCEPTED once the pass has ended, and any other draft
+    never. Keys that are held beside the pool are true in
     `is_held`. `rule`: half-life, classes, share of the misses computed near, below 0 for the one
     that ends soonest, and the rate of the link over the near tier's. `costs`: seconds of the rest
     of a layer, of an expert, of a load, of an expert computed near, each once and for each token,
     the part of the near rate that is lost beside the link, and seconds of a step with near experts.
     Fills `counts` [S, 4] (experts wanted, misses, computed near, loads) and seconds `s` [S]."""
-    half_life, num_classes, near_share, ratio = rule
+    _, _, near_share, ratio = rule
     rest_s, rest_token_s, expert_s, token_s, load_s, near_s, near_token_s, lost, near_step_s = costs
     num_keys = len(is_held)
     held = np.empty(num_slots, np.int64)
@@ -66,6 +95,7 @@ def follow(starts, layers, experts, num_slots, num_experts, is_held, rule, costs
     is_wanted = np.zeros(num_keys, np.bool_)
     clocks = np.zeros(layers.max() + 1, np.int64)
     stepped = np.full(num_keys, -1, np.int64)
+    asked = np.full(num_keys, -1, np.int64)  # the last step that wanted each key
     used_at = np.zeros(num_keys, np.int64)
     class_of = np.zeros(num_keys, np.int64)
     uses = np.zeros(num_keys)
@@ -73,10 +103,12 @@ def follow(starts, layers, experts, num_slots, num_experts, is_held, rule, costs
     wanted = np.empty(num_experts, np.int64)
     missing = np.empty(num_experts, np.int64)
     before = np.empty(num_experts, np.int64)
+    begin = 0  # of the pass
     for step in range(len(layers)):
         layer = layers[step]
         num_tokens = starts[step + 1] - starts[step]
-        clocks[layer] += num_tokens
+        for row in range(starts[step], starts[step + 1]):
+            clocks[layer] += kinds[row] == OWN
         num_wanted = 0
         num_missing = 0
         for row in range(starts[step], starts[step + 1]):
@@ -91,19 +123,19 @@ def follow(starts, layers, experts, num_slots, num_experts, is_held, rule, costs
                 if not is_held[key]:
                     at = num_missing
                     if near_share < 0.0:  # those that were used last are loaded
-                        mine = (-stepped[key], key)
+                        mine = (-asked[key], key)
                         while at and mine < (-before[at - 1], missing[at - 1]):
                             missing[at] = missing[at - 1]
                             before[at] = before[at - 1]
                             at -= 1
                     missing[at] = key
-                    before[at] = stepped[key]
+                    before[at] = asked[key]
                     num_missing += 1
-                age = clocks[layer] - used_at[key]
-                uses[key] = uses[key] * 2.0 ** (-age / half_life) + 1
-                class_of[key] = min(int(np.log2(uses[key])), int(num_classes) - 1)
-                used_at[key] = clocks[layer]
-                stepped[key] = step
+                asked[key] = step
+            for rank in range(experts.shape[1] * (kinds[row] == OWN)):
+                key = layer * num_experts + experts[row, rank]
+                if stepped[key] < step:
+                    _use(key, clocks[layer], step, rule, uses, class_of, used_at, stepped)
         num_loads = num_missing
         if near_share < 0.0:
             num_loads = _fetched(num_missing, ratio)
@@ -147,3 +179,16 @@ def follow(starts, layers, experts, num_slots, num_experts, is_held, rule, costs
         counts[step, 1] = num_missing
         counts[step, 2] = num_near
         counts[step, 3] = num_loads
+        if step + 1 < len(layers) and passes[step + 1] == passes[step]:
+            continue
+        for row in range(starts[begin], starts[step + 1]):
+            while row >= starts[begin + 1]:
+                begin += 1
+            if kinds[row] != ACCEPTED:
+                continue
+            layer = layers[begin]
+            clocks[layer] += 1
+            for rank in range(experts.shape[1]):
+                key = layer * num_experts + experts[row, rank]
+                _use(key, clocks[layer], step, rule, uses, class_of, used_at, stepped)
+        begin = step + 1

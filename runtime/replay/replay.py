@@ -33,21 +33,24 @@ def replay(
     current = -1
     idle = _begin_idle(trace) if reconfiguration else frozenset()
     ordered, spans = replace(trace, experts=trace.experts.astype(np.int64)).scheduled()
+    drafts = _Drafts(ordered, controller, reconfiguration)
     for pass_index, phase, layer, rows in spans:
         step = _step(ordered, rows, pass_index, phase, layer, controller)
         if pass_index != current:
             current = pass_index
+            drafts.settle()
             if pass_index in idle:
                 reconfiguration.between_requests()
             if reconfiguration:
                 reconfiguration.begin_pass(ordered.request[rows])
-            controller.begin_pass(len(step.selected))
+            controller.begin_pass(len(step.selected), num_drafts=drafts.begin_pass(rows))
             if timing:
-                timing.begin_pass(**_pass_of(ordered, rows))
+                timing.begin_pass(**_pass_of(ordered, rows, drafts.in_vain))
             if controller.opens_passes:
                 opened = controller.open_pass(Opening(pass_index, phase, step.embedding))
                 if timing:
                     timing.open_pass(opened)
+        step.drafted = drafts.of(rows)
         if reconfiguration:
             reconfiguration.add(step)
         plan = controller.step(step)
@@ -55,19 +58,64 @@ def replay(
             timing.step(plan)
         if watch:
             watch(step, plan)
+    drafts.settle()
     if timing:
         timing.end_pass()
 
 
-def _pass_of(trace: Trace, rows: slice) -> dict[str, int]:
+class _Drafts:
+    """Tells the controller what became of the drafts of each pass, as the live run did.
+
+    Where a trace says what was rejected, a request's decoded tokens behind its first one in a pass
+    are drafts.
+    """
+
+    def __init__(
+        self, trace: Trace, controller: Controller, reconfiguration: Reconfiguration | None
+    ) -> None:
+        self.in_vain = trace.in_vain()
+        self._drafted = trace.drafted()
+        self._rejected = trace.rejected
+        self._controller = controller
+        self._reconfiguration = reconfiguration
+        self._rows: slice | None = None  # of a pass that is to be settled, in its first layer
+
+    def of(self, rows: slice) -> np.ndarray | None:
+        """Return which tokens [T] of a step are drafts; None for none. Raises BadInput for a step
+        that lacks tokens of its pass."""
+        drafted = self._drafted[rows]
+        if self._rows and rows.stop - rows.start != self._rows.stop - self._rows.start:
+            raise BadInput("the trace lacks rows of a pass with drafts: record it anew")
+        return drafted if drafted.any() else None
+
+    def begin_pass(self, rows: slice) -> int:
+        """Begin a pass with these rows in its first layer. Returns the number of its drafts."""
+        num_drafts = int(self._drafted[rows].sum())
+        self._rows = rows if num_drafts else None
+        return num_drafts
+
+    def settle(self) -> None:
+        """Tell what was accepted of the pass that has ended, if it had drafts."""
+        if self._rows is None:
+            return
+        rejected = self._rejected[self._rows]
+        self._controller.settle(self._drafted[self._rows] & ~rejected)
+        if self._reconfiguration:
+            self._reconfiguration.settle(rejected, int(self.in_vain[self._rows].sum()))
+        self._rows = None
+
+
+def _pass_of(trace: Trace, rows: slice, in_vain: np.ndarray) -> dict[str, int]:
     """Return what `ReplayTiming` is told of a pass, by the rows of its first layer."""
     phases = trace.phase[rows]
-    num_decoded = int((phases == DECODE).sum())
+    num_heads = int((phases == DECODE).sum())
+    num_vain = int(in_vain[rows].sum())
     num_prompts = len(np.unique(trace.request[rows][phases == PREFILL]))
     return {
         "num_tokens": len(phases),
-        "num_decoded": num_decoded,
-        "num_heads": num_decoded + num_prompts,
+        "num_decoded": num_heads - num_vain,
+        "num_heads": num_heads + num_prompts,
+        "num_vain": num_vain,
     }
 
 

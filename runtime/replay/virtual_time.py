@@ -15,15 +15,21 @@ from runtime.control.plan import NO_SLOT, Place, Plan
 
 @dataclass(slots=True)
 class PassTime:
-    """One pass, `num_decoded` of whose tokens are decoded; `num_heads` of them pass the head. Of
-    its `seconds` compute waited `stall_s` for the link; the near tier computed for `near_s`."""
+    """One pass, `num_decoded` of whose tokens are decoded and stay, beside drafts and others that
+    were read in vain, `num_vain`; `num_heads` pass the head. Of its `seconds` compute waited
+    `stall_s` for the link; the near tier computed for `near_s`."""
 
     num_tokens: int
     num_decoded: int
     num_heads: int = 1
+    num_vain: int = 0
     seconds: float = 0.0
     stall_s: float = 0.0
     near_s: float = 0.0
+
+    @property
+    def decodes(self) -> bool:
+        return self.num_decoded + self.num_vain > 0
 
 
 class ReplayTiming:
@@ -44,11 +50,13 @@ class ReplayTiming:
         self._pending: dict[int, _Transfer] = {}  # by slot
         self._now_s = 0.0
 
-    def begin_pass(self, num_tokens: int, *, num_decoded: int, num_heads: int = 1) -> None:
+    def begin_pass(
+        self, num_tokens: int, *, num_decoded: int, num_heads: int = 1, num_vain: int = 0
+    ) -> None:
         """Begin a pass, and end the one before if there is one."""
         if self.passes:
             self.end_pass()
-        self.passes.append(PassTime(num_tokens, num_decoded, num_heads))
+        self.passes.append(PassTime(num_tokens, num_decoded, num_heads, num_vain))
         self._begin_s = self._now_s
 
     def open_pass(self, prefetches: tuple[Place, ...]) -> None:
@@ -104,8 +112,8 @@ class ReplayTiming:
         """Return milliseconds of a pass that only reads prompts, and of a pass that decodes,
         decoded tokens per second of the latter, all exposed stalls, and the near tier's
         milliseconds per pass that decodes. A value is None when the trace has no such pass."""
-        prefill_s = [pass_time.seconds for pass_time in self.passes if not pass_time.num_decoded]
-        decode = [pass_time for pass_time in self.passes if pass_time.num_decoded]
+        prefill_s = [pass_time.seconds for pass_time in self.passes if not pass_time.decodes]
+        decode = [pass_time for pass_time in self.passes if pass_time.decodes]
         decode_s = sum(pass_time.seconds for pass_time in decode)
         return {
             "ttft_ms": fmean(prefill_s) * 1e3 if prefill_s else None,

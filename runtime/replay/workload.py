@@ -111,7 +111,7 @@ class Workload:
             window=window,
             counters=controller.counters.totals(),
             by_layer=controller.counters.by_layer(),
-            decoding=controller.counters.of_passes([one.num_decoded > 0 for one in timing.passes]),
+            decoding=controller.counters.of_passes([one.decodes for one in timing.passes]),
             times=timing.summary() | (self.served.summary(timing.ends_s()) if self.served else {}),
             hits_by_pass=controller.counters.hits_by_pass(),
             passes=timing.passes,

@@ -46,6 +46,16 @@ def test_passes_by_hand() -> None:
     assert prompts.sum() == (TRACE.phase == PREFILL).sum()
 
 
+def test_what_is_wrong_is_rejected_and_left_out_when_the_drafts_are_others() -> None:
+    """Of drafts of which the first is right and the second wrong, a third of a pass is rejected;
+    the trace without them is the recorded one."""
+    drafted = verified(TRACE, 2, Drafts((1.0, 0.0)))
+    decoded = drafted.take(np.flatnonzero((drafted.phase == DECODE) & (drafted.layer == 0)))
+    assert decoded.rejected.tolist() == ([False, False, True] * 7 + [False, False]) * 3
+    assert drafted.in_vain().sum() == drafted.rejected.sum()
+    assert (verified(drafted, 0, Drafts((0.7,))).experts == TRACE.experts).all()
+
+
 def test_no_draft_is_the_trace() -> None:
     """Without drafts every request is served as it was, one after another."""
     pairs = zip(verified(TRACE, 0, Drafts((0.7,))).steps(), TRACE.steps(), strict=True)
@@ -99,9 +109,15 @@ def test_misses_are_those_of_an_independent_replay(
     eviction: str, budget: str, chance: float, length: int, ratio: float
 ) -> None:
     """Misses a token over those without drafts, of gpt-oss-20b's trace in one pool: a replay
-    written apart from this code gave `ratio`, with another draw of what is accepted."""
+    written apart from this code gave `ratio`, with another draw of what is accepted. There each
+    draft is a use; where rejected ones are none, they go first and fewer loads follow."""
     opened = open_source(TraceSource(trace=Path("gpt-oss-20b")))
     whole = Workload(opened.trace, opened.model, machine("rtx3090-pcie4"))
     setting = Setting(eviction, policies={"eviction": eviction}, scope="global", budget=budget)
-    plain, drafted = best_draft(whole, setting, Drafts((chance,)), lengths=(length,)).rows
-    assert drafted.misses_per_token / plain.misses_per_token == pytest.approx(ratio, abs=0.05)
+    drafts = Drafts((chance,))
+    plain, drafted = best_draft(whole, setting, drafts, lengths=(length,)).rows
+    num_tokens = np.sum((opened.trace.phase == DECODE) & (opened.trace.layer == 0))
+    used = whole.of_trace(replace(verified(whole.trace, length, drafts), rejected=None))
+    misses_per_token = used.run(setting).decoding["misses"] / num_tokens
+    assert misses_per_token / plain.misses_per_token == pytest.approx(ratio, abs=0.05)
+    assert plain.misses_per_token < drafted.misses_per_token < misses_per_token

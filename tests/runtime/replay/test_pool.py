@@ -11,6 +11,7 @@ from artifacts.modelshapes.known import model_shape
 from artifacts.shape import Shape
 from artifacts.traces.synthetic import Dials, generate
 from artifacts.traces.trace import DECODE
+from runtime.replay.drafting import Drafts, verified
 from runtime.replay.pool import SOONEST, SlotPool, Steps
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
@@ -48,6 +49,24 @@ def test_counts_and_times_are_those_of_the_simulator(trace, preset, policies, po
     assert dict(zip(names, found.counts.sum(axis=0).tolist(), strict=True)) == told
     passes = [each.seconds - COSTS.head.seconds(1) for each in outcome.passes]
     assert found.seconds == pytest.approx(passes, rel=1e-9)
+
+
+@pytest.mark.parametrize("budget", ["12.5%", "50%"])
+def test_with_drafts_its_counts_are_those_of_the_simulator(trace, budget):
+    decoded = trace.take(np.flatnonzero(trace.phase == DECODE))
+    drafted = verified(decoded, 3, Drafts((0.6,)))
+    outcome = Workload(drafted, MODEL, machine("rtx4090")).run(
+        Setting("", "llama.cpp", budget=budget)
+    )
+
+    found = Steps(drafted, MODEL.shape.num_experts).through(SlotPool(outcome.num_slots), COSTS)
+
+    told = [outcome.counters[name] for name in ("requests", "misses", "near", "fetched")]
+    assert found.counts.sum(axis=0).tolist() == told
+    assert outcome.counters["accepted"] == 57 - len(outcome.passes)
+    forgets = replace(drafted, rejected=None)  # what every draft wants would be a use
+    others = Steps(forgets, MODEL.shape.num_experts).through(SlotPool(outcome.num_slots), COSTS)
+    assert others.counts.sum(axis=0).tolist() != told
 
 
 def test_without_slots_every_miss_is_computed_near_and_nothing_is_loaded(trace):

@@ -17,6 +17,8 @@ from artifacts.traces.parquet import read_parquet, write_parquet
 from artifacts.traces.trace import DECODE, PREFILL, Trace
 from runtime.control.build import build_controller
 from runtime.control.controller import Controller
+from runtime.control.counters import Counter
+from runtime.drafters import greedy
 from runtime.model.open import MoeModel, open_model
 from runtime.policies import build
 from runtime.policies.base import Artefacts
@@ -200,6 +202,54 @@ def test_requests_that_share_passes_equal_their_replay(
     assert any(
         len({*step.request.tolist()}) == 3 and step.phase == PREFILL for step in trace.steps()
     )
+
+
+@pytest.mark.parametrize(
+    ("preset", "draft", "policies"),
+    [
+        ("on-demand", "ngram=1:3", {}),
+        ("horizon", "resident:3", {}),
+        ("near", "resident:3", {}),
+        ("buddymoe", "ngram=1:3", {"eviction": "class_lru"}),
+        ("mixtral-offloading", "resident:4", {}),
+        ("specmd", "ngram=1:4", {}),
+        ("fmoe", "resident:2", {}),
+        ("moe-infinity", "ngram=1:2", {"prefetch": "learned:distance=2"}),
+        ("shadow", "resident:3", {}),
+    ],
+)
+def test_drafted_requests_equal_their_replay(
+    checkpoint: Checkpoint,
+    replicas: Replicas,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    preset: str,
+    draft: str,
+    policies: dict[str, str],
+) -> None:
+    """Two answers with drafts, of which some are rejected and some are read again; through
+    Parquet."""
+    monkeypatch.setattr(greedy, "SURE", 0.0)  # of which random weights give none
+    opened = open_model(str(checkpoint("olmoe")))
+    known = artefacts(opened.shape, replicas)
+    settings = Settings(
+        preset, policies, budget="50%", window="5KiB", link="1GB/s", threads=1, draft=draft
+    )
+    with Session(opened, settings, artefacts=known) as session:
+        recorder = session.record()
+        for length in (6, 9):
+            list(session.tokens(torch.arange(3, 3 + length)[None], Sampling(14, ignore_eos=True)))
+        session.validate()
+    live = session.controller
+    trace = recorder.trace()
+    again = replayed(session, trace, settings, known, tmp_path / "trace.parquet")
+    told = [
+        [np.delete(one, Counter.TIES, 0) for one in each.counters.passes] for each in (live, again)
+    ]  # without ties, which the draws tell, and not the routers
+    assert np.array_equal(*told)
+    assert np.array_equal(live.cache.state, again.cache.state)
+    assert live.now == again.now
+    assert live.counters.totals()["accepted"] > 0 and trace.rejected.any()
 
 
 @pytest.mark.parametrize("near", [None, "4GB/s"])
