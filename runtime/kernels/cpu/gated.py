@@ -326,9 +326,7 @@ def products(address, bias, x, count, like):
 _KINDS = ("uint16", "int16", "float32")
 
 
-@kernel(
-    [f"void(int64, int64, {kind}[:, ::1], {kind}[:, ::1])" for kind in _KINDS], nogil=True
-)
+@kernel([f"void(int64, int64, {kind}[:, ::1], {kind}[:, ::1])" for kind in _KINDS], nogil=True)
 def project(address, bias, x, out):
     """Write out [T, O]: the matrix [O, I] at `address` times x [T, I], plus the bias [O] at its
     address unless that is 0."""

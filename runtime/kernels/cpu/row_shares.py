@@ -189,9 +189,7 @@ class MatrixShares:
         least = _PIECES * num_shares if num_shares > 1 else 1
         pieces = least, max(least, _num_small([matrix]))
         self._tables = tuple(_table([matrix], each) for each in pieces)  # of one token, and of more
-        self._chosen = tuple(
-            (table.ctypes.data, len(table)) for table in self._tables
-        )
+        self._chosen = tuple((table.ctypes.data, len(table)) for table in self._tables)
         self._job = np.zeros(shared.JOB, np.int64)
         self._job[shared.HIDDEN] = num_inputs
         self._job[shared.NEURONS] = matrix.count

@@ -129,7 +129,9 @@ class TokenAttention:
             return True
         rows = mask.view(num_tokens, num_positions)[:, -num_tokens:]
         following = rows[torch.ones_like(rows, dtype=torch.bool).triu(1)]
-        hidden = ~following if mask.dtype is torch.bool else following <= torch.finfo(mask.dtype).min
+        hidden = (
+            ~following if mask.dtype is torch.bool else following <= torch.finfo(mask.dtype).min
+        )
         return bool(hidden.all())
 
     def _are_angles(self, angles: Angles | None, num_tokens: int) -> bool:

@@ -1,12 +1,8 @@
 """A pass over a few tokens of one sequence gives each of them the bits of a pass of its own."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 
-from runtime.control.counters import Counter
 from runtime.kernels.cpu.dense import MOST_TOKENS
 from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
@@ -47,6 +43,10 @@ def test_each_token_has_its_own_bits(
     family: str, dtype: str, budget: str, checkpoint: Checkpoint
 ) -> None:
     """Where all layers are one call, where experts come and go, and beside shared experts."""
-    settings = Settings("full", experts=FUSED) if budget == "100%" else Settings(budget=budget, experts=FUSED)
+    settings = (
+        Settings("full", experts=FUSED)
+        if budget == "100%"
+        else Settings(budget=budget, experts=FUSED)
+    )
     with Session.open(str(checkpoint(family, "hub", dtype)), settings) as session:
         _assert_same_bits(session)

@@ -74,9 +74,7 @@ def _show(session: Session, share: float, options: Namespace) -> None:
     show_sheet(Sheet("Passes over several tokens", columns, rows, note))
 
 
-def _timed(
-    session: Session, ids: np.ndarray, widths: tuple[int, ...]
-) -> tuple[list[float], float]:
+def _timed(session: Session, ids: np.ndarray, widths: tuple[int, ...]) -> tuple[list[float], float]:
     """Return the seconds of each pass behind a prompt, and the experts requested in one."""
     tokens = torch.from_numpy(ids)
     past = session.forward(tokens[:, :PROMPT]).past_key_values

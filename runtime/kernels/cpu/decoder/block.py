@@ -93,7 +93,9 @@ def attend_block(
         prepare(query[t], dim, norms[1], order, own, like)
         prepare(key[t], dim, norms[2], order, own, like)
         place(key[t], dim, keys + (seen - 1) * dim * like.itemsize, key_step, like)
-        place(value[t], value_dim, values + (seen - 1) * value_dim * like.itemsize, value_step, like)
+        place(
+            value[t], value_dim, values + (seen - 1) * value_dim * like.itemsize, value_step, like
+        )
         row = at_mask + t * length * (1 if is_bool else like.itemsize) if at_mask else 0
         own_cache = keys, key_step, values, value_step, seen
         own_mask = row, is_bool

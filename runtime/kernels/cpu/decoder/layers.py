@@ -133,9 +133,7 @@ def compute_layers(operands, shapes, how, experts, begin, places, turn, caches, 
         if layer > first or not is_routed:
             _attend(layer, operands, shapes, count, x, normalised, turn, caches, like)
             router = hidden, num_experts
-            if not _choose(
-                layer, operands, how, router, count, normalised, logits, chosen, like
-            ):
+            if not _choose(layer, operands, how, router, count, normalised, logits, chosen, like):
                 return layer, 0
         sizes = hidden, experts[2], top_k
         if not _compute(layer, experts, sizes, count, normalised, chosen, are_wide, given, like):
