@@ -6,7 +6,15 @@ and on text that repeats itself.
 
 Sessions of one placement take turns on one prompt, on one thread; a ratio is of tokens a second to
 those of `none` in the same round, its spread the quartiles. Without --store no placement has
-replicas beside its slots. Times are of the wall: a link that is waited for uses no processor.
+replicas beside its slots. Seconds are the processor's, measured, and those of the bytes loaded on
+demand at the rate of the emulated link, calculated: what else runs beside changes neither much.
+
+First figures, three rounds of 96 tokens beside seven other jobs on 2 cores of a Xeon with AVX-512,
+64MB/s, seed 0 (round by round, not the median): repeated text, on-demand: `ngram:4` 1.67, 1.25 and
+1.81 (0.58 of drafts accepted), `auto` 1.23, 1.97 and 1.83 (0.87; it learns in the first); code,
+on-demand with shadows of 1 bit: `resident:3` 0.93 and 0.87 (0.96; 3.4 tokens a verification, but
+a draft takes the processor as long as a token), `auto` 0.96 and 0.90 before it knew what drafts
+of each drafter cost.
 """
 
 import time
@@ -62,12 +70,19 @@ def rows(
                     for way in ways
                 ]
                 for turn, way in in_turns(range(len(ways)), rounds + 1):
-                    begin_s = time.perf_counter()
-                    sessions[way].generate(text, sampling)
-                    seconds[turn, way] = time.perf_counter() - begin_s
+                    seconds[turn, way] = _seconds(sessions[way], text, sampling)
                 ratios = seconds[1:, :1] / seconds[1:]  # the first round warms up
                 for name, session, own in zip(ways[1:], sessions[1:], ratios.T[1:], strict=True):
                     yield _row(placement, kind, name, session.receipt()["draft"], own)
+
+
+def _seconds(session: Session, text: str, sampling: Sampling) -> float:
+    first_pass = session.num_passes
+    begin_s = time.process_time()
+    session.generate(text, sampling)
+    taken_s = time.process_time() - begin_s
+    counters = session.effort(first_pass=first_pass).counters
+    return taken_s + counters["demand_bytes"] / session.parts.tiers.bandwidth
 
 
 def _row(
