@@ -134,6 +134,13 @@ class Trace:
         vain[order[:-1][np.logical_and.reduce(same)]] = True
         return vain
 
+    def kept(self) -> "Trace":
+        """The trace without what was read in vain: each token once, as if nothing had been
+        drafted, but for several tokens in a pass."""
+        if self.rejected is None:
+            return self
+        return replace(self.take(np.flatnonzero(~self.in_vain())), rejected=None)
+
     def pass_indices(self) -> np.ndarray:
         """[N] int64: which pass computed each row, counted from 0 in order of first appearance.
 

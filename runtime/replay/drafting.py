@@ -116,7 +116,7 @@ def verified(trace: Trace, length: int, drafts: Drafts) -> Trace:
     of the drafts behind it, as far as the request goes, one request after another. Those that are
     wrong are `rejected`; drafts that the trace has are left out. Prompts stay as they were
     recorded. Raises BadInput where the trace of rejected drafts has other rows."""
-    trace = replace(trace.take(np.flatnonzero(~trace.in_vain())), rejected=None)
+    trace = trace.kept()
     computed = _with_rejected(trace, drafts.rejected)
     tokens = _rows_by_token(trace)
     firsts = np.array([rows[0] for rows in tokens])

@@ -132,6 +132,7 @@ class TraceArtefacts:
         self.stored = stored
         self.assumed = assumed
         self._trace = trace
+        self._kept = trace.kept()
         self._model = model
         self._curves: dict[tuple[tuple[str, object], ...], Curves] = {}  # by the parameters of lcp
         self._typical: dict[
@@ -194,7 +195,7 @@ class TraceArtefacts:
         lacks what they are measured from."""
         key = tuple((eviction.as_lcp or {}).items())
         if key not in self._curves:
-            self._curves[key] = curves_of(self._trace, self._model.shape, eviction)
+            self._curves[key] = curves_of(self._kept, self._model.shape, eviction)
         return self._curves[key]
 
     def _loads(self, eviction: Eviction) -> np.ndarray | None:
@@ -212,7 +213,7 @@ class TraceArtefacts:
 
     def _typical_replicas(self, named: frozenset[int]) -> Replicas:
         if named not in self._typical:
-            self._typical[named] = replicas(self._trace, self._model, named=named)
+            self._typical[named] = replicas(self._kept, self._model, named=named)
         return self._typical[named]
 
     @cached_property
@@ -221,8 +222,8 @@ class TraceArtefacts:
 
     @cached_property
     def _counted(self) -> dict[str, dict[str, object]]:
-        lists, q = buddies(self._trace, self._model.shape)
-        percentiles = entropy(self._trace, self._model.shape)
+        lists, q = buddies(self._kept, self._model.shape)
+        percentiles = entropy(self._kept, self._model.shape)
         return {
             "buddies": {"buddies": lists, "buddy_q": q},
             "coactivated": {"coactivated": (lists, q)},

@@ -126,8 +126,9 @@ class ReplayedTrace:
 
 @cache
 def drafted(trace: ReplayedTrace, length: int, acceptance: float) -> ReplayedTrace:
-    """Return the same tokens computed with `length` drafts a pass."""
-    passes = verified(trace.trace, length, Drafts((acceptance,)))
+    """Return the same tokens computed with `length` drafts a pass. The engines note what a rejected
+    draft wants as used, as they cannot know better when they read it."""
+    passes = replace(verified(trace.trace, length, Drafts((acceptance,))), rejected=None)
     return replace(trace, steps=Steps(passes, trace.shape.num_experts), num_drafts=length)
 
 
