@@ -80,20 +80,21 @@ def by_request(
     form: Form = _GAIN,
     is_gain: bool = True,
 ) -> Claim:
-    """Judge a figure of a recorded trace [1 + RESAMPLINGS]: its value, and of a gain that its
-    interval is on one side of zero; else it cannot be said."""
+    """Judge a figure of a recorded trace [1 + RESAMPLINGS] by its value. Of a gain it cannot be
+    said where the interval has zero in it and the test passes somewhere in it."""
     found = Interval.of(ours)
-    switched = float(np.atleast_1d(null)[0])
-    is_said = not is_gain or found.is_positive is not None
-    ends = [form(np.asarray(end)) for end in (found.low, found.high)]
+    switched = np.asarray(np.atleast_1d(null)[0])
+    value, low, high = (np.asarray(one) for one in (found.value, found.low, found.high))
+    passes = [bool(test(one)) for one in (value, low, high)]
+    is_open = is_gain and found.is_positive is None and any(passes)
     return Claim(
         text,
         paper,
-        form(np.asarray(found.value)),
-        test(np.asarray(found.value)) if is_said else None,
+        form(value),
+        None if is_open else passes[0],
         Kind.MEASURED,
-        null=Null(off, form(np.asarray(switched)), test(np.asarray(switched))),
-        spread=f"95 %: {' to '.join(ends)}",
+        null=Null(off, form(switched), bool(test(switched))),
+        spread=f"95 %: {form(low)} to {form(high)}",
     )
 
 

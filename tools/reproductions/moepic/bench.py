@@ -52,9 +52,18 @@ BASELINES: Mapping[str, System] = {
 }
 
 
-def cut_at(theta: float) -> System:
+SWITCHED_OFF = System(
+    "moepic", {"prefetch": "none", "eviction": "lru", "residency": "split:theta=1.0"}
+)
+
+
+def cut_at(theta: float, **policies: str) -> System:
     """MoEpic with all layers alike, all cut at `theta`."""
-    return System("moepic", MOEPIC | {"residency": f"split:theta={theta}"})
+    return System("moepic", MOEPIC | {"residency": f"split:theta={theta}"} | policies)
+
+
+def without_prefetch(system: System) -> System:
+    return replace(system, policies={**system.policies, "prefetch": "none"})
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ import numpy as np
 
 from artifacts.modelshapes.known import MODELS
 from moectl.show.render import Sheet
+from tools.reproductions.judged import ruled_out
 from tools.reproductions.moepic import figures as paper
-from tools.reproductions.report import DOES_NOT_FOLLOW, Claim
+from tools.reproductions.report import Claim
 
 QWEN = "qwen1.5-moe-a2.7b"
 _SHAPE = MODELS[QWEN].shape
@@ -96,7 +97,7 @@ def claims() -> tuple[Claim, ...]:
     held = experts_held(paper.FIGURE_8["MoEpic", 60])
     low, high = paper.FIGURE_4B_LOWER
     return (
-        _impossible(
+        ruled_out(
             "Figure 2(b): times the latency of the whole model at a hit rate of 40 %",
             f"{paper.SLOWER_AT_40}",
             f"({paper.COMPUTE_MS:g} + .6 x {paper.LOAD_MS:g}) / {paper.COMPUTE_MS:g} = "
@@ -104,7 +105,7 @@ def claims() -> tuple[Claim, ...]:
             f"{paper.SLOWER_AT_40} takes {_load_ms_for(paper.SLOWER_AT_40):.2f} ms a load, not "
             f"{load_ms():.2f}",
         ),
-        _impossible(
+        ruled_out(
             "Figure 4(b): lower than Cache Only and Prefetch Only, 12 experts a layer",
             f"{low} to {high} %",
             f"Table 1 leaves {1 - resident_share(a_layer):.3f} x {paper.LOAD_MS:g} = {bound:.1f} "
@@ -112,13 +113,13 @@ def claims() -> tuple[Claim, ...]:
             f"{paper.COMPUTE_MS + bound:.1f}: {most_below_cache_only():.1f} % at most, with the "
             "load time of section 2.2",
         ),
-        _impossible(
+        ruled_out(
             "Figure 7(a): MoEpic's first token, 480 experts",
             f"{paper.FIGURE_7A['MoEpic']} s",
             f"{_SHAPE.num_keys - paper.FIGURE_7A_EXPERTS} loads of {each_ms:.2f} ms (the rivals' "
             f"own) are {prefill_s:.2f} s",
         ),
-        _impossible(
+        ruled_out(
             "Figure 8(a): MoEpic takes 60 ms a token in 12.38 GB",
             "60 ms",
             f"{held:.1f} experts a layer leave {1 - resident_share(held):.3f} x {paper.LOAD_MS:g} "
@@ -142,7 +143,3 @@ def sheet() -> Sheet:
     )
     columns = ("where", "experts a layer", "paper", "link bound ms")
     return Sheet("Published ms beside what the link alone takes, Qwen1.5-MoE", columns, rows)
-
-
-def _impossible(text: str, said: str, arithmetic: str) -> Claim:
-    return Claim(text, said, arithmetic, None, DOES_NOT_FOLLOW)

@@ -31,6 +31,9 @@ SLOWER_AT_40 = 3.81
 # selects in a layer.
 DEFAULT_EXPERTS: Mapping[str, int] = {"qwen1.5-moe-a2.7b": 240, "mixtral-8x7b": 96}
 
+# Figure 4(a), section 2.3: least and most hits of a layer, LFU with half of the experts.
+FIGURE_4A = (0.5812, 0.6367)
+
 # Figure 4(b), section 2.3: Qwen1.5-MoE, 12 experts a layer; theta 0 and theta 1 without prefetching
 # are the baselines.
 FIGURE_4B_EXPERTS = 288
