@@ -51,9 +51,10 @@ def by_seed(
     null: ArrayLike,
     test: Test,
     form: Form = _PLAIN,
+    over: str = "seeds",
 ) -> Claim:
-    """Judge the mean over seeds of `ours` [seeds] or [seeds, n]; `null` is the same with the
-    mechanism `off`."""
+    """Judge the mean of `ours` [seeds] or [seeds, n] over seeds, or other parts; `null` is the same
+    with the mechanism `off`."""
     each = np.asarray(ours, float)
     mean = each.mean(axis=0)
     switched = np.mean(np.asarray(null, float), axis=0)
@@ -65,7 +66,7 @@ def by_seed(
         bool(test(mean)),
         Kind.MEASURED,
         null=Null(off, form(switched), bool(test(switched))),
-        spread=f"{', '.join(map(form, each))}; passes with {passed} of {len(each)} seeds",
+        spread=f"{', '.join(map(form, each))}; passes with {passed} of {len(each)} {over}",
     )
 
 

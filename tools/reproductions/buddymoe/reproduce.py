@@ -1,8 +1,9 @@
 """BuddyMoE, Tables 2 to 4 and Figure 8: throughput and bytes over PCIe with stand-ins and
 without."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -26,7 +27,10 @@ from tools.reproductions.buddymoe.figures import (
     Row,
     original_ms,
 )
-from tools.reproductions.report import NOT_DETERMINED, Claim, Reproduction
+from tools.reproductions.buddymoe.routing import of_routing, routing_sheet
+from tools.reproductions.judged import SEEDS, by_seed, derived, left_out, near, number
+from tools.reproductions.recorded import Recorded
+from tools.reproductions.report import NOT_DETERMINED, NOT_TESTABLE, Claim, Reproduction
 
 MODEL = "deepseek-v2-lite"
 MACHINE = "a100-pcie4"
@@ -111,16 +115,12 @@ class FittedLine:
         return self.of("fetch", share).num_moved / self.of(miss, share).num_moved - 1
 
 
-def reproduce() -> Reproduction:
-    """Fit the constant and the time of a load to the rows of the original, and predict all
-    others."""
-    model = MODELS[MODEL]
-    layer_s = min(original_ms().values()) / 1e3 / model.shape.num_layers
-    window = int(machine(MACHINE).link_gbps * 1e9 * layer_s)
-    study = FittedLine(
-        Workload(generate(DIALS, model.shape), model, machine(MACHINE), window=window)
-    )
-    study.fit()
+def reproduce(trace: Path | None = None) -> Reproduction:
+    """Fit the constant and the time of a load to the rows of the original, and predict all others,
+    by seed; what the paper says of routing is measured on recorded routing, the bundled and that of
+    `trace`."""
+    studies = [_study(seed) for seed in SEEDS]
+    recorded = [Recorded.read(), *([] if trace is None else [Recorded.read(trace)])]
     return Reproduction(
         name="buddymoe",
         paper=(
@@ -128,14 +128,31 @@ def reproduce() -> Reproduction:
             "DeepSeek-V2-Lite on an A100"
         ),
         sheets={
-            "throughput": _throughput_sheet(study),
-            "readings": _reading_sheet(study),
-            "reads": _reads_sheet(study),
+            "throughput": _throughput_sheet(studies[0]),
+            "readings": _reading_sheet(studies[0]),
+            "reads": _reads_sheet(studies[0]),
+            "routing": routing_sheet(recorded),
             "accuracy": _accuracy_sheet(),
         },
-        claims=_claims(study),
-        assumed=_assumed(study, window),
+        claims=(*_claims(studies), *(claim for one in recorded for claim in of_routing(one))),
+        assumed=(*_assumed(studies[0]), *(one.told for one in recorded)),
     )
+
+
+def _study(seed: int) -> FittedLine:
+    model = MODELS[MODEL]
+    dials = replace(DIALS, seed=seed)
+    study = FittedLine(
+        Workload(generate(dials, model.shape), model, machine(MACHINE), window=_window())
+    )
+    study.fit()
+    return study
+
+
+def _window() -> int:
+    """Bytes that the link moves in a layer of the fastest original."""
+    layer_s = min(original_ms().values()) / 1e3 / MODELS[MODEL].shape.num_layers
+    return int(machine(MACHINE).link_gbps * 1e9 * layer_s)
 
 
 def _miss(row: Row, reading: str = CLAIMED) -> str:
@@ -216,39 +233,32 @@ def _accuracy_sheet() -> Sheet:
     )
 
 
-def _claims(study: FittedLine) -> tuple[Claim, ...]:
-    claims = [_gain(study, row) for row in _compared()]
-    by_rho = {(row.share, row.rho): study.ms(_miss(row), row.share) for row in _limited()}
+def _claims(studies: Sequence[FittedLine]) -> Iterator[Claim]:
+    """Gains, by seed; that fewer loads take less time follows from a line through loads."""
+    for row in _compared():
+        yield _gain(studies, row)
+    first = studies[0]
+    by_rho = {(row.share, row.rho): first.ms(_miss(row), row.share) for row in _limited()}
     is_faster = all(by_rho[share, 4] < by_rho[share, 3] for share in SHARES)
-    claims.append(
-        Claim("rho 4 is faster than rho 3 (Tables 2 to 4)", "yes", _yes(is_faster), is_faster)
-    )
+    yield derived("rho 4 is faster than rho 3 (Tables 2 to 4)", "yes", _yes(is_faster), is_faster)
     fastest = [
-        min(_of(share), key=lambda row: study.ms(_miss(row), row.share)).method
+        min(_of(share), key=lambda row: first.ms(_miss(row), row.share)).method
         for share in SHARES[:2]
     ]
     is_random = fastest == [RANDOM] * 2
-    claims.append(
-        Claim("random is the fastest (Tables 2 and 3)", "yes", _yes(is_random), is_random)
+    yield derived("random is the fastest (Tables 2 and 3)", "yes", _yes(is_random), is_random)
+    reads = [first.more_reads(_miss(row), row.share) for row in _compared()]
+    yield left_out(
+        "the original reads more over PCIe (section 5.3, Figure 8)",
+        f"about {MORE_READS:.0%}",
+        f"{min(reads):.0%} to {max(reads):.0%}, by share and rho, of which the paper says neither",
+        NOT_DETERMINED,
     )
-    reads = [study.more_reads(_miss(row), row.share) for row in _compared()]
-    claims.append(
-        Claim(
-            "the original reads more over PCIe (section 5.3, Figure 8)",
-            f"about {MORE_READS:.0%}",
-            (
-                f"{min(reads):.0%} to {max(reads):.0%}, by share and rho, of which the paper says "
-                "neither"
-            ),
-            None,
-            NOT_DETERMINED,
-        )
-    )
-    return (
-        *claims,
-        Claim(
-            "accuracy on ARC (Tables 2 to 4)", "17 rows", "needs DeepSeek-V2-Lite's weights", None
-        ),
+    yield left_out(
+        "accuracy on ARC (Tables 2 to 4)",
+        "17 rows",
+        "needs DeepSeek-V2-Lite's weights",
+        NOT_TESTABLE,
     )
 
 
@@ -263,16 +273,17 @@ def _of(share: float) -> list[Row]:
     return [row for row in ROWS if row.share == share]
 
 
-def _gain(study: FittedLine, row: Row) -> Claim:
+def _gain(studies: Sequence[FittedLine], row: Row) -> Claim:
     printed = _printed(row)
-    ours = study.gain(_miss(row), row.share)
     limit = "without rho" if row.rho is None else f"with rho {row.rho}"
-    is_near = abs(ours - printed) <= _NEAR * printed
-    return Claim(
+    return by_seed(
         f"gain {limit}, {row.share:g} ({TABLES[row.share]})",
         f"{printed:.1%}",
-        f"{ours:.1%}",
-        is_near,
+        [study.gain(_miss(row), row.share) for study in studies],
+        off="no stand-ins",
+        null=[study.gain("fetch", row.share) for study in studies],
+        test=near(printed, _NEAR),
+        form=number(".1%"),
     )
 
 
@@ -280,7 +291,7 @@ def _yes(holds: bool) -> str:
     return "yes" if holds else "no"
 
 
-def _assumed(study: FittedLine, window: int) -> tuple[str, ...]:
+def _assumed(study: FittedLine) -> tuple[str, ...]:
     saved = {
         row.share: original_ms()[row.share] - 1e3 / row.tokens_per_s
         for row in _limited()
@@ -294,14 +305,14 @@ def _assumed(study: FittedLine, window: int) -> tuple[str, ...]:
     }
     return (
         (
-            f"a synthetic trace, {DIALS}; its second half is counted, after a cache that began "
-            "empty has filled"
+            f"synthetic traces, {DIALS} and two more seeds; the tables are of the first; its "
+            "second half is counted, after a cache that began empty has filled"
         ),
         f"fitted to the three rows of the original: {study.constant:.1f} ms a token that loads "
         f"nothing, and {study.by_load:.2f} ms for each load on demand; all other rows are "
         "predicted by their loads",
         "next_gate prefetches in all rows, as the paper's system does in all of its own, within "
-        f"{window / 1e6:.0f} MB a layer, what a link of 25 GB/s moves in a layer of the fastest "
+        f"{_window() / 1e6:.0f} MB a layer, what a link of 25 GB/s moves in a layer of the fastest "
         "original",
         "what is kept on the GPU was used most (lfu, by layer); the gate is at the 15th "
         "percentile of entropy, buddies by co-activation: the paper gives no percentile, beta or "
