@@ -41,6 +41,7 @@ VARIANTS = (
     "miss/buddy:keep=0.5",
     "miss/buddy:metric=coactivation,rho=3,over=token",
     "miss/buddy:percentile=50,temperature=0.8",
+    "miss/fetch_priority:drop=30",
 )
 COUNTERS = (
     "hits",

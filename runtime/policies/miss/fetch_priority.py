@@ -20,17 +20,22 @@ class FetchPriority(Simple):
     the others at full precision.
 
     An expert's share is the largest that a token gives it; the percentile is over the distinct
-    experts wanted.
+    experts wanted. Those below the `drop` percentile are left out, never a token's first: a reading
+    of SpecMD's drop-priority cascade (Figure 7), which the paper names and does not describe.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"replicas"})
 
     percentile: float = 60.0
     bits: float = 4
+    drop: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.percentile <= 100:
-            raise BadUsage(f"fetch_priority needs percentile in 0..100, not {self.percentile}")
+        if not 0 <= self.drop <= self.percentile <= 100:
+            raise BadUsage(
+                "fetch_priority needs 0 <= drop <= percentile <= 100, not "
+                f"{self.drop} and {self.percentile}"
+            )
         self.bits = as_width(self.bits)
 
     @property
@@ -46,5 +51,12 @@ class FetchPriority(Simple):
         shares = np.zeros(self._num_experts)
         np.maximum.at(shares, step.selected, step.shares)
         bar = percentile(shares[shares > 0], self.percentile)
-        low = [expert for expert in residents.missing(step) if shares[expert] < bar]
-        return Choice(step.selected, bits=dict.fromkeys(low, self.bits))
+        selected = step.selected
+        if self.drop:
+            is_weak = shares < percentile(shares[shares > 0], self.drop)
+            dropped = residents.absent[selected] & is_weak[selected]
+            dropped[:, 0] = False
+            selected = np.where(dropped, -1, selected)
+        wanted = set(selected.ravel().tolist())
+        low = [e for e in residents.missing(step) if e in wanted and shares[e] < bar]
+        return Choice(selected, bits=dict.fromkeys(low, self.bits))

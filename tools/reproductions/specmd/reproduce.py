@@ -2,12 +2,8 @@
 systems."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
-from artifacts.hardware.machines import machine
-from artifacts.modelshapes.known import MODELS, ModelShape
 from artifacts.shape import FULL_BITS
-from artifacts.traces.synthetic import Dials, generate
 from moectl.show.render import Sheet
 from runtime.control.counters import hit_rate
 from runtime.control.serving import Service
@@ -15,16 +11,16 @@ from runtime.replay.settings import Outcome, Setting
 from runtime.replay.workload import Workload
 from tools.reproductions.report import Claim, Reproduction
 from tools.reproductions.specmd import figures as paper
+from tools.reproductions.specmd.bench import (
+    DIALS,
+    FEW,
+    LAYER_EXPERTS,
+    LINK_GBPS,
+    num_held,
+    workload,
+)
 from tools.reproductions.specmd.claims import from_its_tables, not_measured
 
-# Experts of 4 bits that 5 GB/s move in the time that a layer takes by Table 1, tokens/s of config
-# 5.
-LAYER_EXPERTS = {
-    "olmoe-1b-7b": 62.0,
-    "mixtral-8x7b": 1.3,
-    "phi-3.5-moe": 3.8,
-    "qwen1.5-moe-a2.7b": 24.0,
-}
 LEFT = "least_stale:within=left"
 EVICTIONS = ("least_stale", LEFT, "lru", "lru:stamp=load", "score", "fld", "fld:distance=absolute")
 CASES = (
@@ -34,14 +30,7 @@ CASES = (
 )  # bits of an expert, and the budget in per cent of the bytes at 16 bits
 _DROPPED = ("least_stale", LEFT)
 DROPPED_IN = ("mixtral-offloading", "importance", "mixture-cache")
-# `moectl fit-trace` on a trace of the bundled model on held-out text; prompts as questions of the
-# paper's tasks have.
-DIALS = Dials(
-    skew=1.4, locality=0.0, similarity=0.94, predictability=0.8, grading=0.88, tokens=96, requests=2
-)
-_MACHINE = "a100-pcie4"
-_LINK_GBPS = 5.0
-_FEW = 4
+_FEW = FEW
 
 _ASSUMED = (
     (
@@ -53,7 +42,7 @@ _ASSUMED = (
     "experts of 4 and of 16 bits in budgets of bytes at 16 bits: 5 % of OLMoE are 204 and 51 "
     "experts. The text does not say which the collisions are of; Table 2 is at 4 bits",
     (
-        f"a link of {_LINK_GBPS:g} GB/s; experts of 4 bits that it moves in a layer's time, by "
+        f"a link of {LINK_GBPS:g} GB/s; experts of 4 bits that it moves in a layer's time, by "
         "the paper's Table 1: "
     )
     + ", ".join(f"{name} {count:g}" for name, count in LAYER_EXPERTS.items()),
@@ -76,7 +65,7 @@ DropIns = list[
 def reproduce() -> Reproduction:
     """Predict the figures; no parameter is fitted to the paper."""
     few, full = (
-        {name: _workload(name, bits) for name in LAYER_EXPERTS} for bits in (_FEW, FULL_BITS)
+        {name: workload(name, bits) for name in LAYER_EXPERTS} for bits in (_FEW, FULL_BITS)
     )
     at = {_FEW: few, FULL_BITS: full}
     outcomes = {
@@ -116,42 +105,21 @@ def reproduce() -> Reproduction:
     )
 
 
-def _workload(name: str, bits: int) -> Workload:
-    model = _at_bits(MODELS[name], bits)
-    window = int(LAYER_EXPERTS[name] * MODELS[name].shape.expert_nbytes * _FEW / FULL_BITS)
-    return Workload(
-        generate(DIALS, model.shape),
-        model,
-        replace(machine(_MACHINE), link_gbps=_LINK_GBPS),
-        window=window,
-    )
-
-
-def _at_bits(model: ModelShape, bits: int) -> ModelShape:
-    shape = replace(model.shape, expert_nbytes=model.shape.expert_nbytes * bits // FULL_BITS)
-    return replace(model, shape=shape, weight_nbytes=model.weight_nbytes * bits / FULL_BITS)
-
-
-def _held(name: str, bits: int, budget: int) -> int:
-    """Experts that the budget holds."""
-    return MODELS[name].shape.num_keys * budget * FULL_BITS // (100 * bits)
-
-
 def _setting(name: str, bits: int, budget: int, eviction: str, serving: str) -> Setting:
     policies = {"eviction": eviction, "prefetch": "score"}
-    held = f"{_held(name, bits, budget)}x"
+    held = f"{num_held(name, bits, budget)}x"
     return Setting(eviction, policies=policies, scope="global", budget=held, serving=serving)
 
 
 def _dropped_in(workloads: Mapping[str, Workload]) -> DropIns:
     rows = []
-    for name, workload in workloads.items():
-        common = {"scope": "global", "budget": f"{_held(name, _FEW, 5)}x"}
+    for name, one in workloads.items():
+        common = {"scope": "global", "budget": f"{num_held(name, _FEW, 5)}x"}
         for preset in DROPPED_IN:
-            as_is = workload.run(Setting(preset, preset, **common))
+            as_is = one.run(Setting(preset, preset, **common))
             changed = [
-                workload.run(Setting(preset, preset, {"eviction": one}, **common))
-                for one in _DROPPED
+                one.run(Setting(preset, preset, {"eviction": eviction}, **common))
+                for eviction in _DROPPED
             ]
             rows.append((name, preset, as_is, *changed))
     return rows
@@ -168,7 +136,7 @@ def _collisions(title: str, outcomes: Outcomes, cases: tuple[tuple[int, int], ..
         for bits, budget in cases:
             rates = [_rate(outcomes[name, bits, budget, eviction]) for eviction in EVICTIONS]
             hits = hit_rate(outcomes[name, bits, budget, "least_stale"].counters)
-            rows.append((name, bits, budget, _held(name, bits, budget), *rates, hits))
+            rows.append((name, bits, budget, num_held(name, bits, budget), *rates, hits))
     columns = ("shape", "bits", "budget, %", "experts held", *EVICTIONS, "hit rate least_stale")
     return Sheet(title, columns, rows)
 
