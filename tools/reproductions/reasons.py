@@ -96,7 +96,7 @@ REASONS: Mapping[str, tuple[Reason, ...]] = {
     ),
     "buddymoe": (
         Reason(
-            ("gain without rho",),
+            ("gain without rho", "gain of random", "gain of threshold"),
             "stand-ins spare nearly all loads on demand, and a spared load is spared time here. "
             "In the paper they are not free: its row with a random stand-in for every miss loads "
             "nothing, and still takes 25.2 ms a token at 0.75 and 30.2 ms at 0.5.",

@@ -50,6 +50,9 @@ ROWS = (
     Row(0.375, BUDDIES, 0.645, 27.33, 0.95, 16, 3),
     Row(0.375, BUDDIES, 0.51, 27.46, 0.95, 16, 4),
 )
+# section 5.2, of rho 3: accuracy over another row's, and throughput over the original's, less 1
+TEXT_ACCURACY = {(0.75, ORIGINAL): -0.054, (0.75, RANDOM): 0.264, (0.5, RANDOM): 1.76}
+TEXT_GAINS = {0.75: 0.074, 0.375: 0.103}
 # section 5.3 and Figure 8: bytes over PCIe of the original over those with buddies, less 1, about
 MORE_READS = 0.20
 
