@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from statistics import mean
 
 from artifacts.modelshapes.known import MODELS
-from tools.reproductions.report import DOES_NOT_FOLLOW, NOT_TESTABLE, Claim
+from tools.reproductions.judged import derived, left_out, ruled_out
+from tools.reproductions.report import NOT_TESTABLE, Claim
 from tools.reproductions.specmd import figures as paper
 
 _MB = 2**20
@@ -42,37 +43,31 @@ def from_its_tables() -> Iterator[Claim]:
     least, most = paper.RATES["least_stale"]
     lru, _ = paper.RATES["lru"]
     times = "{:g} to {:g}".format(*paper.FIGURE_8_RATIOS)
-    yield Claim(
+    yield ruled_out(
         "LRU's collisions over Least-Stale's at 1 %, at most (abstract, 1)",
         f"{paper.MOST_RATIO:g}",
         f"Figure 8 has {times} at 1, 5 and 25 %",
-        None,
-        DOES_NOT_FOLLOW,
     )
     low, high = paper.RATES["score"]
-    yield Claim(
+    yield ruled_out(
         "score's collisions over Least-Stale's at 5 % (5.2)",
         "{:g} to {:g}".format(*paper.SCORE_RATIOS),
         f"from {low / most:.0f} to {high / least:.0f} by the rates of the same section",
-        None,
-        DOES_NOT_FOLLOW,
     )
-    yield Claim(
+    yield ruled_out(
         "collision rates of all others over Least-Stale's, 1, 5 and 25 % (Figure 8)",
         f"{times} times",
         (
             f"LRU's at 5 %, from {lru / most:.1f} to {paper.RATES['lru'][1] / least:.1f} by the "
             "rates of section 5.2"
         ),
-        None,
-        DOES_NOT_FOLLOW,
     )
 
 
 def not_measured() -> Iterator[Claim]:
     """Yield what takes the paper's models or tasks."""
     for claim, printed, needed in _UNMEASURED:
-        yield Claim(claim, printed, f"needs their weights: {needed}", None, NOT_TESTABLE)
+        yield left_out(claim, printed, f"needs their weights: {needed}", NOT_TESTABLE)
 
 
 def _of_sizes() -> Iterator[Claim]:
@@ -90,11 +85,11 @@ def _of_sizes() -> Iterator[Claim]:
         "an expert, all experts and what a pass needs, in bytes (Table 3), from the shapes of the "
         "models"
     )
-    yield Claim(text, f"{len(pairs)} sizes", f"{near} within {_NEAR:.0%}", near == len(pairs))
+    yield derived(text, f"{len(pairs)} sizes", f"{near} within {_NEAR:.0%}", near == len(pairs))
     ours = [round(_experts_gb(name) * percent / 100, 1) for name, percent in paper.CAPACITIES_GB]
     text = "caches in GB, from the shapes of the models (1, 5.1)"
     printed = list(paper.CAPACITIES_GB.values())
-    yield Claim(text, ", ".join(map(str, printed)), ", ".join(map(str, ours)), ours == printed)
+    yield derived(text, ", ".join(map(str, printed)), ", ".join(map(str, ours)), ours == printed)
 
 
 def _experts_gb(name: str) -> float:
@@ -107,7 +102,7 @@ def _of_table_2() -> Iterator[Claim]:
     computed = [100 * (1 - changed / own) for own, changed, _ in paper.TABLE_2.values()]
     printed = [gain for _, _, gain in paper.TABLE_2.values()]
     apart = max(abs(one - other) for one, other in zip(computed, printed, strict=True))
-    yield Claim(
+    yield derived(
         "gains of Table 2, from its times",
         "16 rows",
         f"at most {apart:.2f} points apart",
@@ -115,19 +110,17 @@ def _of_table_2() -> Iterator[Claim]:
     )
     average = mean(computed)
     text = "mean gain of the first token, % (6), from Table 2"
-    yield Claim(
+    yield derived(
         text, f"{paper.MEAN_SHORTER:g}", f"{average:.1f}", abs(average - paper.MEAN_SHORTER) < 1
     )
     low, high = paper.SHORTER_D
     inside = sum(low <= gain < high + 0.5 for gain in computed)
     text = "gains in most configurations, % (appendix D), from Table 2"
-    yield Claim(
+    yield derived(
         text, f"{low:g} to {high:g}", f"{inside} of {len(computed)}", inside > len(computed) / 2
     )
-    yield Claim(
+    yield ruled_out(
         "consistent gains across systems, % (5.2)",
         "{:g} to {:g}".format(*paper.SHORTER_5_2),
         f"Table 2 has {min(computed):.1f} to {max(computed):.1f}",
-        None,
-        DOES_NOT_FOLLOW,
     )
