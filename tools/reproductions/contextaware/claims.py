@@ -7,6 +7,7 @@ from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import MODELS
 from artifacts.modelshapes.memory import backbone_memory, backbone_of
+from moectl.show.render import Sheet
 from tools.reproductions.contextaware import figures as paper
 from tools.reproductions.contextaware.systems import (
     HOBBIT,
@@ -18,21 +19,38 @@ from tools.reproductions.contextaware.systems import (
     Timed,
     gpu_gb,
 )
-from tools.reproductions.report import DOES_NOT_FOLLOW, NOT_DETERMINED, NOT_TESTABLE, Claim
+from tools.reproductions.judged import (
+    by_request,
+    by_seed,
+    derived,
+    fitted,
+    left_out,
+    near,
+    number,
+    ruled_out,
+)
+from tools.reproductions.recorded import Recorded
+from tools.reproductions.report import NOT_DETERMINED, NOT_TESTABLE, Claim
 
 NEAR = 0.1  # a figure agrees that is at most so far from the printed one
 _EXACT = 0.005
+_COSINE = 0.02  # below the .04 by which another request's is less
+FIRST = 32  # tokens of a recorded request that stand for its prompt
 
 
-def claims(measured: Mapping[str, Measured], device: Machine) -> tuple[Claim, ...]:
-    """Every numeric statement of the paper's text, in its order by section."""
+def claims(
+    each: Sequence[Mapping[str, Measured]], device: Machine, recorded: Sequence[Recorded]
+) -> tuple[Claim, ...]:
+    """Every numeric statement of the paper's text, in its order by section; `each` by seed."""
+    measured = each[0]
     return (
         *_of_models(),
         *_of_loading(device),
         *_of_memory(device),
+        *(claim for one in recorded for claim in _of_likeness(one)),
         *_of_throughput(measured),
         *_of_requests(measured),
-        *_of_causes(measured),
+        *_of_causes(each),
         *_of_accuracy(),
         *_of_weights(),
     )
@@ -50,20 +68,20 @@ def _of_models() -> Iterator[Claim]:
             ("experts", "all"), paper.PARAMETERS[name], (experts, whole), strict=True
         ):
             claim = f"{name}: billions of parameters, {what} (Table 1)"
-            yield Claim(claim, f"{printed:g}", f"{ours:.1f}", _is_near(ours, printed, _EXACT))
+            yield derived(claim, f"{printed:g}", f"{ours:.1f}", _is_near(ours, printed, _EXACT))
 
 
 def _of_loading(device: Machine) -> Iterator[Claim]:
     printed = paper.LARGE_GB.low
     ours = gpu_gb(paper.LARGE, MODELS[paper.LARGE].shape.num_experts)
-    yield Claim(
+    yield derived(
         f"{paper.LARGE} in FP16, GB (1)",
         f"about {printed:g}",
         f"{ours:.0f}",
         _is_near(ours, printed, NEAR),
     )
     share = loading_share(device)
-    yield Claim(
+    yield derived(
         "bringing an expert can exceed this share of a block's time (1)",
         f"{paper.LOADING_SHARE.low:g}",
         f"{share:.3f}",
@@ -75,19 +93,45 @@ def _of_memory(device: Machine) -> Iterator[Claim]:
     for name, hot in paper.HOT.items():
         gb = gpu_gb(name, hot)
         ours = f"{gb:.1f} GB of {device.fast_gb:g}"
-        yield Claim(
+        yield derived(
             f"{name}: so many hot experts a layer fit (5.1)", str(hot), ours, gb <= device.fast_gb
         )
-    yield Claim(
-        f"uses in prefill and decoding, mean cosine ({paper.COSINE.where})",
-        str(paper.COSINE),
-        (
-            f"needs {paper.SMALL} on TruthfulQA: moectl profile FOLDER --trace; a dial of the "
-            "trace here"
-        ),
-        None,
-        NOT_TESTABLE,
+
+
+def _of_likeness(recorded: Recorded) -> Iterator[Claim]:
+    """Figure 4, on recorded decoding: a request's first tokens stand for its prompt. The printed
+    cosine is of Mixtral-8x7B."""
+    own, other = recorded.likeness(FIRST)
+    where = paper.COSINE.where
+    if recorded.shape.num_experts == MODELS[paper.SMALL].shape.num_experts:
+        yield by_request(
+            f"{recorded.name}: cosine of the uses of a request's beginning and its rest ({where})",
+            f"{paper.COSINE}",
+            own,
+            off="another request's rest",
+            null=other,
+            test=lambda cosine: abs(cosine - paper.COSINE.low) <= _COSINE,
+            form=number(".3f"),
+            is_gain=False,
+        )
+    yield by_request(
+        f"{recorded.name}: a request's beginning tells its own rest ({where})",
+        "closer than another request's",
+        own - other,
+        off="the rest of another request",
+        null=0.0,
+        form=number("+.3f"),
     )
+
+
+def likeness_sheet(every: Sequence[Recorded]) -> Sheet:
+    rows = [
+        (one.name, first, *(float(cosine[0]) for cosine in one.likeness(first)))
+        for one in every
+        for first in (FIRST, 2 * FIRST)
+    ]
+    columns = ("routing", "first tokens", "cosine with its rest", "with another request's")
+    return Sheet("Figure 4, on recorded decoding", columns, rows)
 
 
 def loading_share(device: Machine) -> float:
@@ -105,33 +149,30 @@ def _of_throughput(measured: Mapping[str, Measured]) -> Iterator[Claim]:
             printed = paper.NDP_SIDE[name, bits].low
             ours = one.near(bits, one.rivals[STATIC])
             claim = f"{name}: NDP side, {bits} bits, over {STATIC} (5.2)"
-            yield Claim(claim, f"about {printed:g}", f"{ours:.2f}", _is_near(ours, printed, NEAR))
+            yield derived(claim, f"about {printed:g}", f"{ours:.2f}", _is_near(ours, printed, NEAR))
         low, high = (one.decoding(3, one.rivals[rival]) for rival in (STATIC, NOTHING))
-        yield Claim(
+        yield left_out(
             f"{name}: decoding, 3 bits (5.2, Figure 6)",
             str(paper.DECODING[name, 3]),
             f"Table 2 and the placement give {low:.1f} over {STATIC}, {high:.1f} over {NOTHING}; "
             f"more takes one that swaps {one.rate:.3f} experts a layer and token, a rate that is "
             "not printed",
-            None,
             NOT_DETERMINED,
         )
         printed = paper.DECODING[name, 2].low
         ours = one.decoding(2, one.rivals[SWAPS])
         said = f"{ours:.1f}, predicted at the rate fitted to 3 bits"
-        yield Claim(
+        yield fitted(
             f"{name}: decoding, 2 bits (5.2, Figure 6)",
             f"{printed:g}",
             said,
             _is_near(ours, printed, NEAR),
         )
-    yield Claim(
+    yield ruled_out(
         f"decoding over the state of the art, up to ({paper.ABSTRACT.where})",
         str(paper.ABSTRACT),
         f"section 5.2 itself prints up to {max(one.high for one in paper.DECODING.values()):g}; "
         f"{paper.ABSTRACT} is {paper.SMALL} at 3 bits",
-        None,
-        DOES_NOT_FOLLOW,
     )
 
 
@@ -145,12 +186,12 @@ def _of_requests(measured: Mapping[str, Measured]) -> Iterator[Claim]:
                 "rate are not printed"
             )
             claim = f"{name}: end to end, {bits} bits (5.2, Figure 5)"
-            yield Claim(claim, str(printed), said, None, NOT_DETERMINED)
+            yield left_out(claim, str(printed), said, NOT_DETERMINED)
         printed = paper.OVER_HOBBIT[name].low
         said = _by_length(one, 2, one.rivals[HOBBIT], printed)
         claim = f"{name}: end to end over {HOBBIT}, 2 bits, up to (5.2)"
         said += f". Lengths, and {HOBBIT}'s precisions and cache, are not printed"
-        yield Claim(claim, f"{printed:g}", said, None, NOT_DETERMINED)
+        yield left_out(claim, f"{printed:g}", said, NOT_DETERMINED)
 
 
 def _by_length(one: Measured, bits: int, rival: Timed, printed: float) -> str:
@@ -176,14 +217,20 @@ def tokens_for(one: Measured, bits: int, speedup: float, rival: Timed) -> int | 
     return max(0, -int(-behind // gained))
 
 
-def _of_causes(measured: Mapping[str, Measured]) -> Iterator[Claim]:
-    for name, one in measured.items():
-        faster = one.ours[3].token_s / one.ours[2].token_s
+def _of_causes(each: Sequence[Mapping[str, Measured]]) -> Iterator[Claim]:
+    for name in paper.MODELS_MEASURED:
         printed = paper.DECODING[name, 2].low / paper.DECODING[name, 3].low
-        is_near = faster > 1 and _is_near(faster, printed, NEAR)
-        yield Claim(
-            f"{name}: 2 bits over 3, decoding (5.2)", f"{printed:.2f}", f"{faster:.2f}", is_near
+        times = [one[name].ours[3].token_s / one[name].ours[2].token_s for one in each]
+        yield by_seed(
+            f"{name}: 2 bits over 3, decoding (5.2)",
+            f"{printed:.2f}",
+            times,
+            off="3 bits in both",
+            null=[1.0] * len(times),
+            test=near(printed, NEAR),
+            form=number(".2f"),
         )
+    measured = each[0]
     for name, one in measured.items():
         ours = one.ours[3].token_s
         static = one.rivals[STATIC].token_s
@@ -195,22 +242,22 @@ def _of_causes(measured: Mapping[str, Measured]) -> Iterator[Claim]:
             f"then {bits:.1f}"
         )
         claim = f"{name}: gains more by less migration than by few bits (5.2)"
-        yield Claim(claim, "yes", said, migration > bits)
+        yield fitted(claim, "yes", said, migration > bits)
 
 
 def _of_accuracy() -> Iterator[Claim]:
     averages = {name: average for name, (_, average) in paper.TABLE_3.items()}
     errors = [abs(_mean(tasks) - average) for tasks, average in paper.TABLE_3.values()]
     said = f"at most {max(errors):.3f} from the mean of eight"
-    yield Claim("averages of Table 3", "5 rows", said, max(errors) < 0.0051)
+    yield derived("averages of Table 3", "5 rows", said, max(errors) < 0.0051)
     for bits, printed in paper.DROP.items():
         ours = averages["original"] - averages[f"{bits} bits"]
         claim = f"average drop at {bits} bits, points ({printed.where}), from Table 3"
-        yield Claim(claim, str(printed), f"{ours:.2f}", abs(ours - printed.low) <= 0.051)
+        yield derived(claim, str(printed), f"{ours:.2f}", abs(ours - printed.low) <= 0.051)
     for bits, printed in ((3, "slight"), (2, str(paper.SELECTOR_GAIN))):
         ours = averages[f"{bits} bits"] - averages[f"{bits} bits, no selector"]
         is_said = 0 < ours < 0.5 if bits == 3 else abs(ours - paper.SELECTOR_GAIN.low) < 0.051
-        yield Claim(
+        yield derived(
             f"the selector gains at {bits} bits, points (5.3), from Table 3",
             printed,
             f"{ours:.2f}",
@@ -221,13 +268,12 @@ def _of_accuracy() -> Iterator[Claim]:
 def _of_weights() -> Iterator[Claim]:
     averages = {name: average for name, (_, average) in paper.TABLE_3.items()}
     for bits in paper.BITS:
-        yield Claim(
+        yield left_out(
             f"{paper.SMALL}: accuracy at {bits} bits, mean of eight tasks (Table 3)",
             str(averages[f"{bits} bits"]),
             "needs its weights: moectl quantize FOLDER --recipe plain, then the tasks of "
             "lm-evaluation-harness through profilers.compare.lm_eval_model on context-aware with "
             f"{bits} bits",
-            None,
             NOT_TESTABLE,
         )
 

@@ -81,11 +81,11 @@ def layers_of(name: str) -> ModelShape:
     return replace(model, shape=replace(model.shape, num_layers=NUM_LAYERS), vocabulary=vocabulary)
 
 
-def measure(name: str, device: Machine) -> Measured:
+def measure(name: str, device: Machine, seed: int = 0) -> Measured:
     """Replay one trace through every system, with the paper's number of hot experts a layer."""
     model = layers_of(name)
     budget = f"{paper.HOT[name] * NUM_LAYERS}x"
-    trace = generate(DIALS, model.shape)
+    trace = generate(replace(DIALS, seed=seed), model.shape)
     here, at_once = (
         Workload(trace, model, one) for one in (device, replace(device, link_gbps=math.inf))
     )
