@@ -15,7 +15,7 @@ from tools.reproductions.moepic import system as moepicsystem
 from tools.reproductions.report import Reproduction
 from tools.reproductions.specmd import reproduce as specmd
 
-REPRODUCTIONS: dict[str, Callable[[], Reproduction]] = {
+REPRODUCTIONS: dict[str, Callable[[Path | None], Reproduction]] = {
     "moepic-table1": moepic.reproduce,
     "moepic": moepicsystem.reproduce,
     "specmd": specmd.reproduce,
@@ -27,18 +27,20 @@ REPRODUCTIONS: dict[str, Callable[[], Reproduction]] = {
 
 @resumable()
 def reproduce(name: str, *, trace: Path | None = None, other_options: bool) -> Reproduction:
-    """Run the reproduction of that name. Only fmoe takes a `trace` of the user's.
+    """Run the reproduction of that name; what it measures on recorded routing, on the user's `trace`
+    too.
 
-    Raises BadUsage for an unknown name, or with options that would make it another experiment.
+    Raises BadUsage for an unknown name, or with options that would make it another experiment, and
+    BadInput for a trace that it cannot use.
     """
     if name not in REPRODUCTIONS:
         raise BadUsage(unknown("reproduction", name, REPRODUCTIONS))
-    if other_options or trace and name != "fmoe":
+    if other_options:
         raise BadUsage(
-            "--reproduce brings its own trace, model and machine: give it no others (fmoe takes "
-            "--trace FILE)"
+            "--reproduce brings its own trace, model and machine: give it no others but a recorded "
+            "trace, --trace FILE"
         )
-    return fmoe.reproduce(trace) if trace else REPRODUCTIONS[name]()
+    return REPRODUCTIONS[name](trace)
 
 
 def show(reproduction: Reproduction, *, as_json: bool) -> None:
@@ -50,6 +52,7 @@ def show(reproduction: Reproduction, *, as_json: bool) -> None:
         head = {"name": reproduction.name, "paper": reproduction.paper}
         notes = {
             "reasons": reproduction.reasons(),
+            "counted": reproduction.counted,
             "available": reproduction.available,
             "assumed": reproduction.assumed,
         }
@@ -59,6 +62,7 @@ def show(reproduction: Reproduction, *, as_json: bool) -> None:
         show_sheet(sheet)
     for line in reproduction.reasons():
         print(f"why: {line}")
+    print(reproduction.counted)
     print(f"of the paper are available here: {reproduction.available}")
     for line in reproduction.assumed:
         print(f"assumed: {line}")

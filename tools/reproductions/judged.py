@@ -22,6 +22,11 @@ def near(printed: float, within: float) -> Test:
     return lambda ours: bool(abs(ours - printed) <= within * abs(printed))
 
 
+def within_times(printed: float, times: float) -> Test:
+    """Pass within this factor of the printed figure."""
+    return lambda ours: bool(printed / times < ours < printed * times)
+
+
 def above(least: float = 0.0) -> Test:
     """Pass above this figure."""
     return lambda ours: bool(ours > least)

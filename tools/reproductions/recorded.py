@@ -38,10 +38,11 @@ class Recorded:
     @classmethod
     def read(cls, path: Path | None = None, *, tokens: int = 10**9) -> "Recorded":
         """Read the file's first tokens, by default the bundled trace's. Raises BadInput."""
-        found = bundled_trace(Path(BUNDLED)) if path is None else path
+        path = path or Path(BUNDLED)
+        bundled = bundled_trace(path)
         return cls(
-            f"{BUNDLED} (bundled)" if path is None else path.stem,
-            first_passes(read_parquet(found), tokens, apart=True),
+            f"{path} (bundled)" if bundled else path.stem,
+            first_passes(read_parquet(bundled or path), tokens, apart=True),
         )
 
     @cached_property

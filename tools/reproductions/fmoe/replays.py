@@ -13,9 +13,9 @@ from runtime.replay import from_trace
 from tools.reproductions.fmoe import figures as paper
 from tools.reproductions.fmoe.figures import HIT_RATE, RIVALS, TTFT, PaperGain
 from tools.reproductions.fmoe.folds import ByRequest, FoldConditions, Folds
-from tools.reproductions.intervals import Interval
 
 OURS = "fmoe"
+OFF = "no prefetching"
 SYSTEMS = (OURS, *filter(None, RIVALS.values()))
 CONTROLS = {"random experts": "random", "most frequent": "popular"}
 MAP = f"map:distance={paper.DISTANCE}"
@@ -32,7 +32,8 @@ HITS = FoldConditions()
 BY_LAYER = FoldConditions(scope="layer")
 TIMED = "qwen1.5-moe-a2.7b"  # whose costs Figures 10 and 13 are computed with
 
-Gains = list[tuple[PaperGain, Interval | None]]
+# Ours by resampling [B], and with no prefetching in fMoE's place; None without our figure.
+Gains = list[tuple[PaperGain, tuple[np.ndarray, np.ndarray] | None]]
 Runs = dict[str, ByRequest]
 
 
@@ -68,6 +69,7 @@ def replay_all(path: Path | None) -> FmoeReplays:
         name: [folds.run(name, conditions=one) for one in (HITS, BY_LAYER)] for name in SYSTEMS
     }
     in_one_cache = {name: found[0] for name, found in systems.items()}
+    in_one_cache[OFF] = unprefetched(folds, HITS)
     return FmoeReplays(
         folds=folds,
         systems=systems,
@@ -115,24 +117,29 @@ def _gains(
     """Our gain beside each of the paper's: of hit rates, and of times as the mean over the models
     that are timed."""
     runs = {name: [folds.run(name, conditions=one) for one in timed] for name in SYSTEMS}
+    runs[OFF] = [unprefetched(folds, one) for one in timed]
     weights = folds.weights
 
-    def gain(row: PaperGain) -> Interval | None:
-        if (rival := RIVALS[row.against]) is None:
-            return None
+    def gain(row: PaperGain, own: str) -> np.ndarray:
+        rival = RIVALS[row.against]
         if row.quantity == HIT_RATE:
-            return Interval.of(
-                by_hits[OURS].hit_rate(weights) / by_hits[rival].hit_rate(weights) - 1
-            )
+            return by_hits[own].hit_rate(weights) / by_hits[rival].hit_rate(weights) - 1
         seconds = ByRequest.ttft_s if row.quantity == TTFT else ByRequest.tpot_s
-        pairs = zip(runs[OURS], runs[rival], strict=True)
-        return Interval.of(
-            np.mean(
-                [1 - seconds(own, weights) / seconds(other, weights) for own, other in pairs], 0
-            )
+        pairs = zip(runs[own], runs[rival], strict=True)
+        return np.mean(
+            [1 - seconds(one, weights) / seconds(other, weights) for one, other in pairs], 0
         )
 
-    return [(row, gain(row)) for row in rows]
+    return [
+        (row, (gain(row, OURS), gain(row, OFF)) if RIVALS[row.against] else None) for row in rows
+    ]
+
+
+def unprefetched(
+    folds: Folds, conditions: FoldConditions, *, from_empty: bool = False
+) -> ByRequest:
+    """Replay fMoE's cache without its prefetching, evicting by lfu: maps guide nothing."""
+    return folds.run(conditions=conditions, from_empty=from_empty, eviction="lfu")
 
 
 def _patterns(folds: Folds) -> Runs:
@@ -159,7 +166,8 @@ def _distances(folds: Folds, conditions: FoldConditions) -> dict[int, ByRequest]
 
 def _online(folds: Folds) -> Runs:
     timed = FoldConditions(costs_of=TIMED)
-    return {name: folds.run(name, conditions=timed, from_empty=True) for name in SYSTEMS}
+    found = {name: folds.run(name, conditions=timed, from_empty=True) for name in SYSTEMS}
+    return found | {OFF: unprefetched(folds, timed, from_empty=True)}
 
 
 def _entropies(folds: Folds) -> dict[str, float]:

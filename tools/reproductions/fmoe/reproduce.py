@@ -1,6 +1,7 @@
 """fMoE, Figures 3, 9 to 13 and 16: what stored expert maps gain, on requests that are not among the
 maps."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from tools.reproductions.fmoe.replays import (
     BY_LAYER,
     HITS,
     MAP,
+    OFF,
     OURS,
     PATTERNS,
     PUBLISHED,
@@ -26,6 +28,8 @@ from tools.reproductions.fmoe.replays import (
     replay_all,
 )
 from tools.reproductions.intervals import Interval
+from tools.reproductions.judged import by_request, derived, left_out, within_times
+from tools.reproductions.recorded import Recorded
 from tools.reproductions.report import NOT_TESTABLE, UNKNOWN, Claim, Reproduction
 
 _TOLERANCE = 2
@@ -41,6 +45,7 @@ def reproduce(trace: Path | None = None) -> Reproduction:
     request only.
     """
     found = replay_all(trace)
+    recorded = Recorded.read()
     return Reproduction(
         name="fmoe",
         paper="fMoE (Yu et al., 2025, arXiv:2502.05370), Figures 3, 9 to 13 and 16",
@@ -49,10 +54,11 @@ def reproduce(trace: Path | None = None) -> Reproduction:
             *_gain_claims(found.overall, "Figure 9", HIT_RATE, TTFT, TPOT),
             *_gain_claims(found.small, "Figure 11", TPOT),
             *_ablation_claims(found),
+            _recorded_claim(recorded),
             *_latency_claims(found),
             *_other_claims(found.entropies),
         ),
-        assumed=_assumed(found.folds),
+        assumed=(*_assumed(found.folds), f"{recorded.told}; {BUDGET} of each layer"),
     )
 
 
@@ -104,7 +110,8 @@ def _system_sheet(folds: Folds, systems: dict[str, list[ByRequest]]) -> Sheet:
 
 def _gain_sheet(title: str, gains: Gains) -> Sheet:
     rows = [
-        (gain.against, gain.quantity, gain.share, found and found.value, found and str(found))
+        (gain.against, gain.quantity, gain.share)
+        + ((None, None) if found is None else (float(found[0][0]), str(Interval.of(found[0]))))
         for gain, found in gains
     ]
     return Sheet(title, ("against", "fMoE has", "paper", "ours", "interval"), rows)
@@ -142,100 +149,105 @@ def _online_sheet(folds: Folds, runs: Runs) -> Sheet:
 # Claims
 
 
-def _claim(text: str, said: str, found: Interval) -> Claim:
-    """Agrees or disagrees only where the interval of our gain excludes zero."""
-    return Claim(text, said, str(found), found.is_positive)
+def _sign(text: str, ours: np.ndarray, off: str, null: np.ndarray | float) -> Claim:
+    """A gain of which the paper prints no size."""
+    return by_request(text, "yes", ours, off=off, null=null)
 
 
-def _gain_claims(gains: Gains, figure: str, *quantities: str) -> list[Claim]:
-    """One claim a gain, about its sign, and one about the size of all."""
-    claims = []
-    sizes = [
-        _TOLERANCE > found.value / gain.share > 1 / _TOLERANCE for gain, found in gains if found
-    ]
+def _gain_claims(gains: Gains, figure: str, *quantities: str) -> Iterator[Claim]:
+    """One claim a gain, with its size."""
     for gain, found in sorted(gains, key=lambda pair: quantities.index(pair[0].quantity)):
-        text = f"{figure}: {_BETTER[gain.quantity]} {gain.against}"
         said = f"by {gain.share:.0%}".replace("%", " %")
         if found is not None:
-            claims.append(_claim(text, said, found))
+            ours, null = found
+            yield by_request(
+                f"{figure}: {_BETTER[gain.quantity]} {gain.against}",
+                said,
+                ours,
+                off=OFF,
+                null=null,
+                test=within_times(gain.share, _TOLERANCE),
+            )
         elif gain.quantity == quantities[0]:
-            needs = (
+            yield left_out(
+                f"{figure}: better than {gain.against}",
+                said,
                 "predictors fitted to the model (`moectl build-predictor`), as the preset promoe "
-                "has them"
+                "has them",
+                NOT_TESTABLE,
             )
-            claims.append(
-                Claim(f"{figure}: better than {gain.against}", said, needs, None, NOT_TESTABLE)
-            )
-    text = f"{figure}: all gains of the paper's size, within a factor of {_TOLERANCE}"
-    return [*claims, Claim(text, "yes", f"{sum(sizes)} of {len(sizes)}", all(sizes))]
 
 
-def _ablation_claims(found: FmoeReplays) -> list[Claim]:
+def _ablation_claims(found: FmoeReplays) -> Iterator[Claim]:
     weights = found.folds.weights
     rates = {
         label: one.hit_rate(weights) for label, one in (found.patterns | found.evictions).items()
     }
     others = np.min([rates[label] for label in PATTERNS if label != "hit count"], axis=0)
-
-    def rises(first: str, then: str) -> Interval:
-        return Interval.of(rates[then] / rates[first] - 1)
-
-    return [
-        _claim(
-            "Figure 12a: all others hit more often than hit count",
-            "yes",
-            Interval.of(others / rates["hit count"] - 1),
-        ),
-        _claim("Figure 12a: T+S hits more often than T", "yes", rises("map T", "map T+S")),
-        _claim(
-            "Figure 12a: T+S+delta hits more often than T+S",
-            "yes",
-            rises("map T+S", "map T+S+delta"),
-        ),
-        _claim("Figure 12b: lfu hits more often than lru", "yes", rises("lru", "lfu")),
-        _claim(
+    random = rates["random experts"]
+    yield _sign(
+        "Figure 12a: all others hit more often than hit count",
+        others / rates["hit count"] - 1,
+        "random experts in their place",
+        random / rates["hit count"] - 1,
+    )
+    for text, first, then in (
+        ("Figure 12a: T+S hits more often than T", "map T", "map T+S"),
+        ("Figure 12a: T+S+delta hits more often than T+S", "map T+S", "map T+S+delta"),
+        ("Figure 12b: lfu hits more often than lru", "lru", "lfu"),
+        (
             f"Figure 12b: {PUBLISHED} (1 / (p freq), 4.5) hits more often than lfu",
-            "yes",
-            rises("lfu", PUBLISHED),
+            "lfu",
+            PUBLISHED,
         ),
-    ]
+    ):
+        yield _sign(text, rates[then] / rates[first] - 1, f"{first} in both", 0.0)
 
 
-def _latency_claims(found: FmoeReplays) -> list[Claim]:
+def _recorded_claim(recorded: Recorded) -> Claim:
+    held = recorded.shape.num_experts // 4
+    lru, lfu = (recorded.hits(one, held)[0] for one in ("lru", "lfu"))
+    text = f"{recorded.name}: lfu hits more often than lru (Figure 12b)"
+    return _sign(text, lfu / lru - 1, "lru in both", 0.0)
+
+
+def _latency_claims(found: FmoeReplays) -> Iterator[Claim]:
     weights = found.folds.weights
     distances = found.distances
     rates = {name: one[0].hit_rate(weights) for name, one in found.systems.items()}
     best = RIVALS[paper.BEST_RIVAL]
     second = np.max([rates[name] for name in SYSTEMS if name not in (OURS, best)], axis=0)
+    yield _sign(
+        f"section 6.2: of the others {paper.BEST_RIVAL} hits most",
+        rates[best] / second - 1,
+        "loading on demand in its place",
+        rates["on-demand"] / second - 1,
+    )
     whole = {name: one.latency_s(weights) for name, one in found.online.items()}
-    least = np.min([seconds for name, seconds in whole.items() if name != OURS], axis=0)
+    least = np.min([whole[name] for name in SYSTEMS if name != OURS], axis=0)
+    yield _sign(
+        "Figure 10: less latency than every other, from empty",
+        1 - whole[OURS] / least,
+        OFF,
+        1 - whole[OFF] / least,
+    )
     tpot = {ahead: one.tpot_s(weights) for ahead, one in distances.items()}
     others = np.min([seconds for ahead, seconds in tpot.items() if ahead != paper.DISTANCE], axis=0)
+    yield _sign(
+        f"Figure 13: TPOT at d = {paper.DISTANCE} below that at any other d",
+        1 - tpot[paper.DISTANCE] / others,
+        "d = 1 in its place",
+        1 - tpot[1] / others,
+    )
     first, last = (
         found.hits_at[ahead].hit_rate(weights) for ahead in (min(distances), max(distances))
     )
-    return [
-        _claim(
-            f"section 6.2: of the others {paper.BEST_RIVAL} hits most",
-            "yes",
-            Interval.of(rates[best] / second - 1),
-        ),
-        _claim(
-            "Figure 10: less latency than every other, from empty",
-            "yes",
-            Interval.of(1 - whole[OURS] / least),
-        ),
-        _claim(
-            f"Figure 13: TPOT at d = {paper.DISTANCE} below that at any other d",
-            "yes",
-            Interval.of(1 - tpot[paper.DISTANCE] / others),
-        ),
-        _claim(
-            "section 6.6: the hit rate falls with the distance",
-            "yes",
-            Interval.of(1 - last / first),
-        ),
-    ]
+    yield _sign(
+        "section 6.6: the hit rate falls with the distance",
+        1 - last / first,
+        "one distance in both",
+        0.0,
+    )
 
 
 def _other_claims(entropies: dict[str, float]) -> list[Claim]:
@@ -250,26 +262,23 @@ def _other_claims(entropies: dict[str, float]) -> list[Claim]:
     ]
     without, whole = (f"{min(each):.0f} to {max(each):.0f}" for each in sizes)
     return [
-        Claim(
+        derived(
             "Figure 3b: an iteration is less undecided than a request",
             "yes",
-            f"{fine:.3f} to {coarse:.3f}",
+            f"{fine:.3f} to {coarse:.3f}, as of any mean of distributions",
             fine < coarse,
         ),
-        Claim(
+        derived(
             f"Figure 16: {paper.MOST_MAPS:,} maps in less than {paper.MOST_MAPS_MB} MB",
             "yes",
-            (
-                f"{without} MB to store the maps, as the text says; {whole} MB with the "
-                "embeddings that the search needs"
-            ),
+            f"{without} MB to store the maps, as the text says; {whole} MB with the embeddings that "
+            "the search needs",
             max(sizes[0]) < paper.MOST_MAPS_MB,
         ),
-        Claim(
+        left_out(
             "Figure 15: less than 30 ms an iteration beside compute",
             "yes",
             "a GPU and the models",
-            None,
             NOT_TESTABLE,
         ),
     ]
@@ -283,8 +292,8 @@ def _assumed(folds: Folds) -> tuple[str, ...]:
         f"included, from an empty cache, with {fewest:,} to {most:,} maps of the others; "
         "iterations join the maps when they are over",
         (
-            "intervals: 95 % of 1,000 resamplings of the requests; a claim agrees or disagrees "
-            "only where zero is outside"
+            "intervals: 95 % of 1,000 resamplings of the requests; a gain agrees within a factor "
+            "of 2, and one without a printed size where zero is outside"
         ),
         f"hit rates: {BUDGET} of the experts in one cache, and a link that moves as many experts "
         "a layer as a token selects; the systems as their presets have them, in that cache",
