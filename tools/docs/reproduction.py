@@ -45,13 +45,13 @@ bundled model or on synthetic traces, and on virtual time, never on the papers' 
 
 {table}
 
-**Measured** is the outcome of a replay that could have been otherwise; these alone are counted. Each stands beside its
-null test, the same test with the mechanism switched off, which has to fail: where it passes too, the statement is **not
-told apart**. The spread is over three seeds, over thirds of a trace's requests, or 95 % of 1,000 resamplings of them;
-the mean decides. **Derived** is arithmetic on printed numbers, or true of any routing; **fitted** is decided by a number
-that was fitted to the paper. A statement **does not follow** if the paper's own numbers rule it out, with the arithmetic
-beside it; it is **not determined** if it depends on what the paper does not print, and **not testable here** if it takes
-what is not here. Figures of a paper that were not available are marked and not guessed.
+**Measured** is the outcome of a replay that could have been otherwise; these alone are counted. Each stands beside
+its null test, the same test with the mechanism switched off, which has to fail: where it passes too, the statement is
+**not told apart**. The spread is over three seeds, over thirds of a trace's requests, or 95 % of 1,000 resamplings of
+them; the mean decides. **Derived** is arithmetic on printed numbers, or true of any routing; **fitted** is decided by
+a number that was fitted to the paper. A statement **does not follow** if the paper's own numbers rule it out, with
+the arithmetic beside it; it is **not determined** if it depends on what the paper does not print, and **not testable
+here** if it takes what is not here. Figures of a paper that were not available are marked and not guessed.
 
 `python -m tools.docs.reproduction --traces FOLDER` writes this page from `moectl simulate --reproduce`; only the
 sentences at its top are typed by hand.
