@@ -5,9 +5,10 @@
 The first two take five minutes each and say what matters most. Stage 1, is it right: the machine,
 exactness, kernels, published formats, replicas. Stage 2, is it fast: the link, and every way to
 decode a token of two shapes, with the kernels and calls of a token, beside llama.cpp if `--peer`
-has a file that `llama-bench -o json` wrote. Stage 3: tokens as CUDA graphs against launches one by
-one, decisions on the host against those on the device, page-locking, overlap. Stages 4 to 6:
-tools.gpu.bench of OLMoE's, Qwen3-30B-A3B's and Mixtral's shapes, and Accelerate. Each group of
+has a file that `llama-bench -o json` wrote. Stage 3: tokens as CUDA graphs against launches one
+by one, decisions on the host against those on the device, page-locking, overlap. Stages 4 to 6:
+tools.gpu.bench of OLMoE's, Qwen3-30B-A3B's and Mixtral's shapes, and Accelerate. Stage 7, four
+minutes: statements of papers on docs/reproduction.md that a GPU settles. Each group of
 measurements runs in a process of its own with its own limit; each result is written at once as a
 line of JSON, and a table at the end. It needs no network, neither duckdb nor datasets, and numba
 only where experts are computed on the host.
@@ -24,8 +25,8 @@ import torch
 from tools.arguments import parser_of
 from tools.gpu.groups import Group, run_groups
 
-LIMITS_S = {1: 300.0, 2: 300.0, 3: 420.0, 4: 360.0, 5: 540.0, 6: 480.0}
-_SHOWN = ("detail", "version", "text", "why_not")  # of a line, as they are
+LIMITS_S = {1: 300.0, 2: 300.0, 3: 420.0, 4: 360.0, 5: 540.0, 6: 480.0, 7: 240.0}
+_SHOWN = ("detail", "version", "text", "settles", "why_not")  # of a line, as they are
 
 
 def main() -> None:
@@ -109,6 +110,7 @@ def stage(number: int, *, device: str, tiny: bool, peer: str = "") -> list[Group
             bench("mixtral-8x7b", 300),
             bench("olmoe-1b-7b", 160, "--budgets", "25%", "--only", "Accelerate"),
         ],
+        7: [tokens("olmoe-1b-7b", 240, "--statements")],
     }
     needs_gpu = {"kernels", "formats"}
     return [group for group in stages[number] if device != "cpu" or group.name not in needs_gpu]

@@ -53,6 +53,7 @@ class Way:
     budget: str
     decide: str = HOST
     policies: dict[str, str] = field(default_factory=dict)
+    settles: str = ""  # a paper's statement, by what this row is beside the rows above
 
     @property
     def name(self) -> str:
@@ -75,6 +76,43 @@ WAYS = (
     Way("on-demand", "12.5%", DEVICE),
 )
 """The rows, the most telling first: a later one may find no time."""
+STATEMENTS = (
+    Way("on-demand", "25%", settles="what the others are beside; MoEpic 2.2: ms a load, 1.72"),
+    Way("mixtral-offloading", "25%", settles="all five: prefetching hides loads behind compute"),
+    Way(
+        "on-demand",
+        "25%",
+        policies={"miss": "random_resident"},
+        settles="BuddyMoE's Tables 2 and 3, random: stand-ins for all misses, at every share alike",
+    ),
+    Way("on-demand", "50%", policies={"miss": "random_resident"}, settles="the same at 50 %"),
+    Way(
+        "on-demand",
+        "25%",
+        policies={"prefetch": "next_gate", "residency": "split:theta=0.5"},
+        settles="MoEpic 4(b), 7(d): experts cut in two take less than whole ones",
+    ),
+    Way(
+        "on-demand",
+        "25%",
+        policies={"prefetch": "next_gate", "residency": "split:theta=1.0"},
+        settles="MoEpic 4(b), 7(d): whole ones",
+    ),
+    Way(
+        "on-demand",
+        "25%",
+        policies={"prefetch": "score", "eviction": "least_stale"},
+        settles="SpecMD Table 2: Least-Stale brings the first token sooner",
+    ),
+    Way(
+        "on-demand",
+        "25%",
+        policies={"prefetch": "score", "eviction": "lru"},
+        settles="SpecMD Table 2: than LRU",
+    ),
+    Way("fmoe", "25%", settles="fMoE's Figure 15: its search takes below 30 ms an iteration"),
+)
+"""Statements of docs/reproduction.md that minutes of a GPU settle."""
 
 
 def main() -> None:
@@ -82,6 +120,7 @@ def main() -> None:
         __doc__,
         models=(["olmoe-1b-7b"], "by their shapes in tools.gpu.models"),
         layers=(int, "of every model, instead of its own number"),
+        statements=(False, "the rows that settle statements of docs/reproduction.md"),
         only=("", "rows whose name contains this"),
         budget=("", "rows at this budget"),
         profile=("", "rows that are profiled as well: those whose name contains this, or `all`"),
@@ -100,7 +139,7 @@ def main() -> None:
         tell(**row)
     for model in options.models:
         with _in_memory(model, options) as (opened, text, rates):
-            for way in WAYS:
+            for way in STATEMENTS if options.statements else WAYS:
                 is_asked = options.only in way.name and way.budget.startswith(options.budget)
                 if is_asked and time.monotonic() < end_s:
                     _measure(model, opened, text, rates, way, options)
@@ -162,7 +201,13 @@ def _measure(
     )
     told = asdict(replace(row, name=way.name)) | {"floor_share": row.floor_share}
     took_s = time.perf_counter() - begin_s
-    tell(model=model, **told, preset=preset(settings.preset).name, took_s=took_s)
+    tell(
+        model=model,
+        **told,
+        preset=preset(settings.preset).name,
+        took_s=took_s,
+        **({"settles": way.settles} if way.settles else {}),
+    )
     if not row.why_not and options.profile and options.profile in ("all", *way.name.split()):
         _profile(opened, settings, text, name=way.name)
 
