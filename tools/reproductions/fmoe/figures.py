@@ -7,10 +7,9 @@ RIVALS = {
     "DeepSpeed-Inference": "on-demand",
     "Mixtral-Offloading": "mixtral-offloading",
     "MoE-Infinity": "moe-infinity",
-    "ProMoE": None,
+    "ProMoE": "promoe",
 }
-"""The preset of each system that fMoE is compared with. `promoe` needs predictors fitted to the
-model."""
+"""The preset of each system that fMoE is compared with."""
 
 BEST_RIVAL = "Mixtral-Offloading"  # has the most hits of the four, section 6.2
 HIT_RATE = "hit rate higher by"

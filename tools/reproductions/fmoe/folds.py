@@ -15,6 +15,7 @@ from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import MODELS, ModelShape
 from artifacts.routing.expert_maps import ExpertMaps
+from artifacts.shape import Shape
 from artifacts.traces.trace import Trace
 from runtime.policies.base import Artefacts
 from runtime.replay import from_trace
@@ -69,9 +70,22 @@ class ByRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fold:
+class Fold:
+    """A part of the requests, and the iterations of all others."""
+
     replayed: Trace
+    others: Trace
+    shape: Shape
     maps: ExpertMaps
+
+    def maps_of(self, capacity: int) -> ExpertMaps:
+        """Return a store of at most `capacity` of the others' iterations."""
+        return _maps(self.others, self.shape, capacity)
+
+
+def _maps(others: Trace, shape: Shape, capacity: int) -> ExpertMaps:
+    distance = min(DISTANCE, others.num_layers)
+    return from_trace.maps(others, shape, capacity=capacity, distance=distance)
 
 
 class Folds:
@@ -85,23 +99,27 @@ class Folds:
         requests = np.unique(trace.request)
         if len(requests) < 2:
             raise BadInput(f"{source} has one request: some are to make the maps of the others")
-        self._folds = [
+        self.parts = [
             self._fold(held) for held in np.array_split(requests, min(NUM_FOLDS, len(requests)))
         ]
         self.num_requests = len(requests)
 
-    def _fold(self, held: np.ndarray) -> _Fold:
+    def _fold(self, held: np.ndarray) -> Fold:
         is_held = np.isin(self.trace.request, held)
         others = self.trace.take(~is_held)
-        maps = from_trace.maps(
-            others, self.model.shape, capacity=CAPACITY, distance=min(DISTANCE, others.num_layers)
-        )
-        return _Fold(self.trace.take(is_held), maps)
+        shape = self.model.shape
+        maps = _maps(others, shape, CAPACITY)
+        return Fold(self.trace.take(is_held), others, shape, maps)
 
     @property
     def num_maps(self) -> list[int]:
         """Number of maps that each part is replayed with."""
-        return [len(fold.maps) for fold in self._folds]
+        return [len(fold.maps) for fold in self.parts]
+
+    @property
+    def num_iterations(self) -> list[int]:
+        """Number of the others' iterations, of each part."""
+        return [len(np.unique(fold.others.iteration)) for fold in self.parts]
 
     @cached_property
     def weights(self) -> np.ndarray:
@@ -122,7 +140,7 @@ class Folds:
             preset, preset, policies=policies, scope=conditions.scope, budget=conditions.budget
         )
         sums = []
-        for fold in self._folds:
+        for fold in self.parts:
             known = Artefacts() if from_empty else Artefacts(maps=fold.maps, learns_maps=learns)
             workload = Workload(
                 fold.replayed,

@@ -16,7 +16,8 @@ from tools.reproductions.fmoe.folds import ByRequest, FoldConditions, Folds
 
 OURS = "fmoe"
 OFF = "no prefetching"
-SYSTEMS = (OURS, *filter(None, RIVALS.values()))
+SYSTEMS = (OURS, *RIVALS.values())
+LEARNED = RIVALS["ProMoE"]  # needs a trace with what fitted predictors say
 CONTROLS = {"random experts": "random", "most frequent": "popular"}
 MAP = f"map:distance={paper.DISTANCE}"
 PATTERNS = {
@@ -66,7 +67,8 @@ def replay_all(path: Path | None) -> FmoeReplays:
     """
     folds = Folds(*(_bundled() if path is None else _from_file(path)))
     systems = {
-        name: [folds.run(name, conditions=one) for one in (HITS, BY_LAYER)] for name in SYSTEMS
+        name: [folds.run(name, conditions=one) for one in (HITS, BY_LAYER)]
+        for name in systems_of(folds)
     }
     in_one_cache = {name: found[0] for name, found in systems.items()}
     in_one_cache[OFF] = unprefetched(folds, HITS)
@@ -82,6 +84,12 @@ def replay_all(path: Path | None) -> FmoeReplays:
         online=_online(folds),
         entropies=_entropies(folds),
     )
+
+
+def systems_of(folds: Folds) -> tuple[str, ...]:
+    """Return the systems that the trace has what they need of."""
+    has_learned = folds.trace.learned is not None
+    return tuple(name for name in SYSTEMS if has_learned or name != LEARNED)
 
 
 def _from_file(path: Path) -> tuple[Trace, ModelShape, str]:
@@ -116,7 +124,8 @@ def _gains(
 ) -> Gains:
     """Our gain beside each of the paper's: of hit rates, and of times as the mean over the models
     that are timed."""
-    runs = {name: [folds.run(name, conditions=one) for one in timed] for name in SYSTEMS}
+    systems = systems_of(folds)
+    runs = {name: [folds.run(name, conditions=one) for one in timed] for name in systems}
     runs[OFF] = [unprefetched(folds, one) for one in timed]
     weights = folds.weights
 
@@ -131,7 +140,8 @@ def _gains(
         )
 
     return [
-        (row, (gain(row, OURS), gain(row, OFF)) if RIVALS[row.against] else None) for row in rows
+        (row, (gain(row, OURS), gain(row, OFF)) if RIVALS[row.against] in systems else None)
+        for row in rows
     ]
 
 
@@ -166,7 +176,7 @@ def _distances(folds: Folds, conditions: FoldConditions) -> dict[int, ByRequest]
 
 def _online(folds: Folds) -> Runs:
     timed = FoldConditions(costs_of=TIMED)
-    found = {name: folds.run(name, conditions=timed, from_empty=True) for name in SYSTEMS}
+    found = {name: folds.run(name, conditions=timed, from_empty=True) for name in systems_of(folds)}
     return found | {OFF: unprefetched(folds, timed, from_empty=True)}
 
 
