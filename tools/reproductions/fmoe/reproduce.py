@@ -10,6 +10,7 @@ from artifacts.modelshapes.known import MODELS
 from artifacts.routing.expert_maps import map_nbytes
 from moectl.show.render import Sheet
 from tools.reproductions.fmoe import figures as paper
+from tools.reproductions.fmoe import search
 from tools.reproductions.fmoe.figures import HIT_RATE, RIVALS, TPOT, TTFT
 from tools.reproductions.fmoe.folds import BUDGET, ByRequest, Folds
 from tools.reproductions.fmoe.replays import (
@@ -44,11 +45,12 @@ def reproduce(trace: Path | None = None) -> Reproduction:
     request only.
     """
     found = replay_all(trace)
+    searches = search.Searches(found)
     recorded = Recorded.read()
     return Reproduction(
         name="fmoe",
         paper="fMoE (Yu et al., 2025, arXiv:2502.05370), Figures 3, 9 to 13 and 16",
-        sheets=_sheets(found),
+        sheets=_sheets(found) | search.sheets(searches),
         claims=(
             *_gain_claims(found.overall, "Figure 9", HIT_RATE, TTFT, TPOT),
             *_gain_claims(found.small, "Figure 11", TPOT),
@@ -56,6 +58,7 @@ def reproduce(trace: Path | None = None) -> Reproduction:
             _recorded_claim(recorded),
             *_latency_claims(found),
             *_other_claims(found.entropies),
+            *search.claims(searches),
         ),
         assumed=(*_assumed(found.folds), f"{recorded.told}; {BUDGET} of each layer"),
     )

@@ -2,6 +2,7 @@
 per cent of the bytes at 16 bits."""
 
 from dataclasses import replace
+from functools import cache
 
 from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import MODELS, ModelShape
@@ -27,6 +28,7 @@ LINK_GBPS = 5.0
 FEW = 4  # bits of an expert in Tables 1 and 2
 
 
+@cache
 def workload(name: str, bits: int, seed: int = 0) -> Workload:
     """Return the workload of a shape with experts of `bits` bits, on the trace of a seed."""
     model = _at_bits(MODELS[name], bits)

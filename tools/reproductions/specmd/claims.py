@@ -14,14 +14,9 @@ _NEAR = 0.02  # sizes agree that differ by no more of the printed one
 _FIVE = "mixtral-offloading,importance,hobbit,mixture-cache,specmd"
 _UNMEASURED = (
     (
-        "accuracy and tokens/s of the five mixes (Table 1)",
+        "accuracy of the five mixes (Table 1)",
         "24 rows",
         f"moectl bench FOLDER --presets {_FIVE} --tasks",
-    ),
-    (
-        "precision and recall of prefetching (Figure 6)",
-        "no figure in the text",
-        "moectl profile FOLDER --trace, then moectl inspect prefetch",
     ),
     (
         "fetch-priority on Mixtral at 8 bits: accuracy (Figure 7)",

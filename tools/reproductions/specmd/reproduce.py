@@ -2,7 +2,6 @@
 systems."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from tools.reproductions.judged import SEEDS, Test, by_seed, left_out, near, num
 from tools.reproductions.recorded import Recorded
 from tools.reproductions.report import NOT_DETERMINED, Claim, Reproduction
 from tools.reproductions.specmd import figures as paper
+from tools.reproductions.specmd import foresight, mixes
 from tools.reproductions.specmd.bench import (
     DIALS,
     FEW,
@@ -28,7 +28,10 @@ from tools.reproductions.specmd.claims import from_its_tables, not_measured
 from tools.reproductions.specmd.routing import RECALL, TOKENS, of_evictions
 
 LEFT = "least_stale:within=left"
-EVICTIONS = ("least_stale", LEFT, "lru", "lru:stamp=load", "score", "fld", "fld:distance=absolute")
+EVICTIONS = (
+    *("least_stale", LEFT, "lru", "lru:stamp=load", "class_lru", "score"),
+    *("fld", "fld:distance=absolute"),
+)
 CASES = (
     (4, 1),
     (4, 5),
@@ -76,6 +79,8 @@ def reproduce(trace: Path | None = None) -> Reproduction:
     the bundled and that of `trace`."""
     outcomes = [_collided(seed) for seed in SEEDS]
     dropped = [_dropped_in(seed) for seed in SEEDS]
+    mixed = [mixes.Mixes(seed) for seed in SEEDS]
+    foreseen = [foresight.Foresight(seed) for seed in SEEDS]
     recorded = [Recorded.read(), *([] if trace is None else [Recorded.read(trace)])]
     return Reproduction(
         name="specmd",
@@ -91,6 +96,8 @@ def reproduce(trace: Path | None = None) -> Reproduction:
                 EVICTIONS,
             ),
             "drop_in": _drop_in_sheet(dropped[0]),
+            **mixes.sheets(mixed[0]),
+            **foresight.sheets(foreseen[0]),
         },
         claims=(
             *from_its_tables(),
@@ -98,6 +105,8 @@ def reproduce(trace: Path | None = None) -> Reproduction:
             *_of_hits(outcomes),
             *_of_times(dropped),
             *map(of_evictions, recorded),
+            *mixes.claims(mixed),
+            *foresight.claims(foreseen),
             *not_measured(),
         ),
         assumed=(
@@ -115,7 +124,7 @@ def _collided(seed: int) -> Outcomes:
     """All evictions of the table with the first seed, those that claims rest on with the others."""
     evictions = (*EVICTIONS, _NULL) if seed == SEEDS[0] else ("least_stale", "lru", "score", _NULL)
     return {
-        (name, bits, budget, eviction): _workload(name, bits, seed).run(
+        (name, bits, budget, eviction): workload(name, bits, seed).run(
             _setting(name, bits, budget, eviction, Service.ONE_BY_ONE)
         )
         for name in LAYER_EXPERTS
@@ -126,15 +135,12 @@ def _collided(seed: int) -> Outcomes:
 
 def _protected() -> Outcomes:
     return {
-        (name, FEW, 5, eviction): _workload(name, FEW, SEEDS[0]).run(
+        (name, FEW, 5, eviction): workload(name, FEW, SEEDS[0]).run(
             _setting(name, FEW, 5, eviction, Service.PINNED)
         )
         for name in LAYER_EXPERTS
         for eviction in EVICTIONS
     }
-
-
-_workload = cache(workload)
 
 
 def _setting(name: str, bits: int, budget: int, eviction: str, serving: str) -> Setting:
@@ -146,7 +152,7 @@ def _setting(name: str, bits: int, budget: int, eviction: str, serving: str) -> 
 def _dropped_in(seed: int) -> DropIns:
     rows = {}
     for name in LAYER_EXPERTS:
-        here = _workload(name, FEW, seed)
+        here = workload(name, FEW, seed)
         common = {"scope": "global", "budget": f"{num_held(name, FEW, 5)}x"}
         for preset in DROPPED_IN:
             rows[name, preset] = {
