@@ -146,6 +146,29 @@ REASONS: Mapping[str, tuple[Reason, ...]] = {
     ),
     "fmoe": (
         Reason(
+            ("Figure 9: more hits than MoE-Infinity",),
+            "what the systems hit depends on how well an activation matrix of earlier requests "
+            "guides MoE-Infinity, and on the small bundled model it does well; against the other "
+            "two the gain is half of the paper's.",
+        ),
+        Reason(
+            ("Figure 9: lower T", "Figure 11: lower", "Figure 10"),
+            "over this link, which moves a quarter of an expert in a layer's time, the cache is "
+            "what counts: evicting by lfu without prefetching gains as much, so that the gain says "
+            "nothing of maps. The rivals prefetch beside compute here; in the paper they wait.",
+        ),
+        Reason(
+            ("Figure 12a: all others",),
+            "random experts hit more often than hit count as well: three layers ahead it brings the "
+            "same few experts, which are cached anyway.",
+        ),
+        Reason(
+            ("gpt-oss-20b (bundled): lfu",),
+            "in an answer an expert comes back soon after its last use (a "
+            "token shares .45 of its experts with the one before), which recency sees and frequency "
+            "does not.",
+        ),
+        Reason(
             ("Figure 12b",),
             "the probabilities of layers that have run say nothing of their next use, and most "
             "are near zero: weighed by them, what was used often leaves early. Weighing only the "
