@@ -54,8 +54,8 @@ the arithmetic beside it; it is **not determined** if it depends on what the pap
 here** if it takes what is not here. Figures of a paper that were not available are marked and not guessed.
 
 Some statements four minutes of a GPU would settle, stage 7 of `tools.gpu.session`: whether prefetching hides loads
-behind compute, what a stand-in for every miss takes, experts cut in two against whole ones, the first token with
-Least-Stale and with LRU, and what fMoE's search takes. It has not run on a GPU.
+behind compute, what a stand-in for every miss takes, experts cut in two against whole ones, and the first token with
+Least-Stale and with LRU. It has not run on a GPU.
 
 `python -m tools.docs.reproduction --traces FOLDER` writes this page from `moectl simulate --reproduce`; only the
 sentences at its top are typed by hand.

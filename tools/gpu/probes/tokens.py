@@ -110,7 +110,6 @@ STATEMENTS = (
         policies={"prefetch": "score", "eviction": "lru"},
         settles="SpecMD Table 2: than LRU",
     ),
-    Way("fmoe", "25%", settles="fMoE's Figure 15: its search takes below 30 ms an iteration"),
 )
 """Statements of docs/reproduction.md that minutes of a GPU settle."""
 
