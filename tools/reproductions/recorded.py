@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from artifacts.errors import BadInput
+from artifacts.modelshapes.known import MODELS
 from artifacts.routing.coactivation import Coactivation, conditional
 from artifacts.shape import Shape
 from artifacts.traces.next_use import NextUse
@@ -44,6 +46,18 @@ class Recorded:
             f"{path} (bundled)" if bundled else path.stem,
             first_passes(read_parquet(bundled or path), tokens, apart=True),
         )
+
+    @classmethod
+    def of_model(cls, path: Path, model: str) -> "Recorded":
+        """Read a trace of that model. Raises BadInput for one with other experts."""
+        recorded = cls.read(path)
+        wanted = MODELS[model].shape.num_experts
+        if recorded.shape.num_experts != wanted:
+            raise BadInput(
+                f"{path} has {recorded.shape.num_experts} experts a layer: give a trace of {model}, "
+                f"which has {wanted}"
+            )
+        return recorded
 
     @cached_property
     def shape(self) -> Shape:

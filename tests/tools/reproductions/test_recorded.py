@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from artifacts.errors import BadInput
+from tools.reproductions.command import reproduce
 from tools.reproductions.recorded import (
     Recorded,
     evenness,
@@ -58,3 +60,9 @@ def test_modelled_predictions_have_the_recall_that_is_said(recorded: Recorded) -
     foretold = np.argsort(-told.predicted[:-1, 0], axis=1)[:, :4]
     found = (foretold[:, :, None] == trace.experts[1:, None]).any(axis=1)
     assert found.mean() == pytest.approx(RECALL, abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["moepic-table1", "moepic"])
+def test_a_trace_of_another_model_is_refused(name: str) -> None:
+    with pytest.raises(BadInput, match="gpt-oss-20b has 32 experts a layer: give a trace of "):
+        reproduce(name, trace=Path("gpt-oss-20b"), other_options=False)

@@ -33,7 +33,7 @@ def reproduce(trace: Path | None = None) -> Reproduction:
     trace fitted to the rates of LRU and LFU, on which no statement is measured."""
     shape = replace(MODELS[MODEL].shape, num_layers=_NUM_LAYERS)
     fitted = Recorded(f"synthetic, {DIALS}", generate(DIALS, shape))
-    source = fitted if trace is None else Recorded.read(trace)
+    source = fitted if trace is None else Recorded.of_model(trace, MODEL)
     rates: Rates = {"rnd": {held: source.static_sets(held) for held in HELD}}
     layers = {}
     for policy in _POLICIES:

@@ -94,9 +94,11 @@ class _Found:
 def reproduce(trace: Path | None = None) -> Reproduction:
     """Predict the figures; no parameter is fitted to them. A recorded `trace` of Mixtral-8x7B says
     what LCP saves on it."""
+    recorded = None if trace is None else Recorded.of_model(trace, MIXTRAL)
     each = [_found(seed) for seed in SEEDS]
-    first, qwen, mixtral = each[0], _qwen(0), _mixtral(0, MIXTRAL_COMPUTE_MS[1])
-    recorded = None if trace is None else Recorded.read(trace)
+    first = each[0]
+    qwen = _qwen(0)
+    mixtral = _mixtral(0, MIXTRAL_COMPUTE_MS[1])
     return Reproduction(
         name="moepic",
         paper=f"{paper.TITLE}, Figures 2(b), 4(b), 7, 8 and 9, Table 3",
