@@ -135,7 +135,8 @@ class Recorded:
         early = self._counted(self._places < first).astype(float)
         rest = self._counted(self._places >= first).astype(float)
         is_long = rest.sum(axis=(1, 2)) >= early.sum(axis=(1, 2))
-        early, rest = early[is_long], rest[is_long]
+        early = early[is_long]
+        rest = rest[is_long]
         weights = resampled(len(rest))
         early, rest = (
             one / np.maximum(np.linalg.norm(one, axis=-1, keepdims=True), 1e-9)
@@ -190,9 +191,10 @@ def _mixed(chosen: np.ndarray, random: np.random.Generator) -> np.ndarray:
     mixed = chosen.copy()
     for _ in range(20):
         partner = random.permutation(len(mixed))
-        ours, theirs = partner[: len(mixed) // 2], partner[len(mixed) // 2 : len(mixed) // 2 * 2]
+        ours, theirs = partner[: len(mixed) // 2 * 2].reshape(2, -1)
         column, other = random.integers(0, mixed.shape[1], (2, len(ours)))
-        given, taken = mixed[ours, column], mixed[theirs, other]
+        given = mixed[ours, column]
+        taken = mixed[theirs, other]
         is_free = ~(mixed[ours] == taken[:, None]).any(1) & ~(mixed[theirs] == given[:, None]).any(
             1
         )

@@ -157,8 +157,8 @@ def _steps(rates: list) -> np.ndarray:
 def _of_layers(source: Recorded, by_layer: list[float], rates: Rates) -> Iterator[Claim]:
     """Figure 4(a): the least and the most hits of a layer, of LFU with half of the experts."""
     low, high = paper.FIGURE_4A
-    ours = min(by_layer), max(by_layer)
-    apart = np.full(len(source.weights), max(abs(ours[0] - low), abs(ours[1] - high)))
+    away = max(abs(min(by_layer) - low), abs(max(by_layer) - high))
+    apart = np.full(len(source.weights), away)
     flat = float(rates["rnd"][30][0])
     yield by_request(
         "Figure 4(a): ends over layers, half of the experts, farther from the paper's by at most",

@@ -83,7 +83,8 @@ def with_predictions(trace: Trace, num_experts: int, random: np.random.Generator
     following[order[:-1]] = order[1:]
     wanted = trace.experts[following].astype(np.int64)
     noise = random.standard_normal(logits.shape)
-    least, most = 0.0, 64.0
+    least = 0.0
+    most = 64.0
     for _ in range(_HALVINGS):
         middle = (least + most) / 2
         found = np.argpartition(-(logits[following] + middle * noise), trace.top_k - 1, axis=1)
