@@ -262,7 +262,7 @@ def test_the_arithmetic_behind_what_is_not_determined() -> None:
     after 11 s at 20 ms a token; eight times as fast is what no length gives."""
     ours = Timed(1.0, 1.0, 0.01, 0.0)
     swaps = Timed(1.0, 0.0, 0.08, 0.0)
-    one = Measured({3: ours}, {SWAPS: swaps}, {}, 0.05)
+    one = Measured({3: ours}, {SWAPS: swaps}, {}, 0.05, {})
     assert tokens_for(one, 3, 6.0, swaps) == 550
     assert one.end_to_end(3, swaps, 550) == pytest.approx(6.0)
     assert one.end_to_end(3, swaps, 549) < 6.0

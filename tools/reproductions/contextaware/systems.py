@@ -34,6 +34,7 @@ STATIC = "MoNDE, same experts"
 NOTHING = "MoNDE, keeps nothing"
 SWAPS = "MoNDE, swaps"
 HOBBIT = "HOBBIT"
+HOBBIT_BEST = "HOBBIT, no prefetching"  # which costs it time on this machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,14 @@ class Timed:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """One model: our system by average bits, its rivals by name, MoNDE by swap rate, and the rate
-    at which our throughput at 3 bits over MoNDE is the printed one."""
+    at which our throughput at 3 bits over MoNDE is the printed one. `swapping` is a system that
+    swaps at that rate beside experts as ours places them, by average bits, 16 included."""
 
     ours: dict[int, Timed]
     rivals: dict[str, Timed]
     by_rate: dict[float, Timed]
     rate: float
+    swapping: dict[int, Timed]
 
     def decoding(self, bits: int, rival: Timed) -> float:
         return rival.token_s / self.ours[bits].token_s
@@ -116,8 +119,21 @@ def measure(name: str, device: Machine, seed: int = 0) -> Measured:
         NOTHING: timed(keeping_nothing(device)),
         SWAPS: swapping(rate),
         HOBBIT: timed(Setting(HOBBIT, "hobbit", budget=budget)),
+        HOBBIT_BEST: timed(Setting(HOBBIT_BEST, "hobbit", {"prefetch": "none"}, budget=budget)),
     }
-    return Measured(ours, rivals, by_rate, rate)
+    swaps = {"miss": f"cold:swap={rate:.4f}"}
+    placed_bits = {
+        bits: timed(
+            Setting(
+                SWAPS,
+                "monde",
+                swaps | {"residency": f"hot:avg_bits={bits},migrate=before"},
+                budget=budget,
+            )
+        )
+        for bits in (3, FULL_BITS)
+    }
+    return Measured(ours, rivals, by_rate, rate, placed_bits)
 
 
 def keeping_nothing(device: Machine) -> Setting:
