@@ -8,7 +8,7 @@ decode a token of two shapes, with the kernels and calls of a token, beside llam
 has a file that `llama-bench -o json` wrote. Stage 3: tokens as CUDA graphs against launches one
 by one, decisions on the host against those on the device, page-locking, overlap. Stages 4 to 6:
 tools.gpu.bench of OLMoE's, Qwen3-30B-A3B's and Mixtral's shapes, and Accelerate. Stage 7, four
-minutes: statements of papers on docs/reproduction.md that a GPU settles. Each group of
+minutes: statements of papers on docs/lab/reproduction.md that a GPU settles. Each group of
 measurements runs in a process of its own with its own limit; each result is written at once as a
 line of JSON, and a table at the end. It needs no network, neither duckdb nor datasets, and numba
 only where experts are computed on the host.

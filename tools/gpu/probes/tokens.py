@@ -111,7 +111,7 @@ STATEMENTS = (
         settles="SpecMD Table 2: than LRU",
     ),
 )
-"""Statements of docs/reproduction.md that minutes of a GPU settle."""
+"""Statements of docs/lab/reproduction.md that minutes of a GPU settle."""
 
 
 def main() -> None:
@@ -119,7 +119,7 @@ def main() -> None:
         __doc__,
         models=(["olmoe-1b-7b"], "by their shapes in tools.gpu.models"),
         layers=(int, "of every model, instead of its own number"),
-        statements=(False, "the rows that settle statements of docs/reproduction.md"),
+        statements=(False, "the rows that settle statements of docs/lab/reproduction.md"),
         only=("", "rows whose name contains this"),
         budget=("", "rows at this budget"),
         profile=("", "rows that are profiled as well: those whose name contains this, or `all`"),
