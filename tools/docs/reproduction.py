@@ -1,4 +1,4 @@
-"""Writes docs/lab/reproduction.md: every figure of a paper that our inputs suffice for, beside ours.
+"""Writes docs/lab/reproduction.md: every figure of a paper that our inputs suffice for.
 
 python -m tools.docs.reproduction --traces FOLDER            all of `moectl simulate --reproduce`
 python -m tools.docs.reproduction --traces FOLDER NAME ...   those anew, the others as they are

@@ -27,8 +27,8 @@ REPRODUCTIONS: dict[str, Callable[[Path | None], Reproduction]] = {
 
 @resumable()
 def reproduce(name: str, *, trace: Path | None = None, other_options: bool) -> Reproduction:
-    """Run the reproduction of that name; what it measures on recorded routing, on the user's `trace`
-    too.
+    """Run the reproduction of that name; what it measures on recorded routing, on the `trace` of a
+    user too.
 
     Raises BadUsage for an unknown name, or with options that would make it another experiment, and
     BadInput for a trace that it cannot use.

@@ -111,8 +111,8 @@ REASONS: Mapping[str, tuple[Reason, ...]] = {
         ),
         Reason(
             ("Figure 6: top-k predicts with a higher recall",),
-            "above the 80th percentile of a layer's scores are 13 of 64 experts, 12 of 60, 3 of 16, "
-            "the top k among them: a recall that is lower cannot come of it, and over what the "
+            "above the 80th percentile of a layer's scores are 13 of 64 experts, 12 of 60, 3 of "
+            "16, the top k among them: a recall that is lower cannot come of it, and over what the "
             "paper takes the percentile it does not say.",
         ),
     ),
@@ -159,14 +159,14 @@ REASONS: Mapping[str, tuple[Reason, ...]] = {
         ),
         Reason(
             ("Figure 12a: all others",),
-            "random experts hit more often than hit count as well: three layers ahead it brings the "
-            "same few experts, which are cached anyway.",
+            "random experts hit more often than hit count as well: three layers ahead it brings "
+            "the same few experts, which are cached anyway.",
         ),
         Reason(
             ("gpt-oss-20b (bundled): lfu",),
             "in an answer an expert comes back soon after its last use (a "
-            "token shares .45 of its experts with the one before), which recency sees and frequency "
-            "does not.",
+            "token shares .45 of its experts with the one before), which recency sees and "
+            "frequency does not.",
         ),
         Reason(
             ("Figure 12b",),

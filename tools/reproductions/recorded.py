@@ -54,8 +54,8 @@ class Recorded:
         wanted = MODELS[model].shape.num_experts
         if recorded.shape.num_experts != wanted:
             raise BadInput(
-                f"{path} has {recorded.shape.num_experts} experts a layer: give a trace of {model}, "
-                f"which has {wanted}"
+                f"{path} has {recorded.shape.num_experts} experts a layer: give a trace of "
+                f"{model}, which has {wanted}"
             )
         return recorded
 
@@ -163,8 +163,8 @@ class Recorded:
         return float((uses[:, :quarter].sum(axis=1) / uses.sum(axis=1)).mean())
 
     def by_layer(self, figure: Callable[[np.ndarray], float], *, mixed: bool = False) -> np.ndarray:
-        """Return a figure of q [E, E], the share of each peer in an expert's co-activation, by layer
-        [L]. `mixed`: selected together at random, each expert as often as recorded."""
+        """Return a figure of q [E, E], the share of each peer in an expert's co-activation, by
+        layer [L]. `mixed`: selected together at random, each expert as often as recorded."""
         return np.array(
             [figure(self._peers(layer, mixed)) for layer in range(self.shape.num_layers)]
         )

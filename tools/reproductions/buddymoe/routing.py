@@ -1,4 +1,4 @@
-"""BuddyMoE, section 3.2: what it says of routing, on recorded routing, by thirds of the requests."""
+"""BuddyMoE, section 3.2: what it says of routing, on recorded routing, by thirds of requests."""
 
 from collections.abc import Iterator, Sequence
 

@@ -272,8 +272,8 @@ def _other_claims(entropies: dict[str, float]) -> list[Claim]:
         derived(
             f"Figure 16: {paper.MOST_MAPS:,} maps in less than {paper.MOST_MAPS_MB} MB",
             "yes",
-            f"{without} MB to store the maps, as the text says; {whole} MB with the embeddings that "
-            "the search needs",
+            f"{without} MB to store the maps, as the text says; {whole} MB with the embeddings "
+            "that the search needs",
             max(sizes[0]) < paper.MOST_MAPS_MB,
         ),
         left_out(

@@ -53,8 +53,8 @@ def reproduce(trace: Path | None = None) -> Reproduction:
             if trace
             else f"{source.told}, fitted to the paper's LRU and LFU; a recorded trace of the model "
             "fits nothing: `--trace FILE`",
-            "decoding from an empty cache, one expert a slot, no prefetching; lcp with rho 0.25 and "
-            "omega 128",
+            "decoding from an empty cache, one expert a slot, no prefetching; lcp with rho 0.25 "
+            "and omega 128",
             "RND is a set drawn once that stays: ours are means of 50 sets. `random` evicts at "
             "random, which the table does not have",
             f"agrees: within {_NEAR} of the published rate, and within half of what LCP gains over "
@@ -96,8 +96,8 @@ def _as_counted_before(rates: Rates) -> str:
     ]
     apart = [abs(_gain(rates, held)[0] - _printed_gain(held)) <= 0.005 for held in HELD]
     return (
-        f"Of the order at each size, RND and LCP within .02 at each size, and LCP's lead within .005 "
-        f"at all: {sum(orders) + sum(within) + all(apart)} of 16, without null tests"
+        f"Of the order at each size, RND and LCP within .02 at each size, and LCP's lead within "
+        f".005 at all: {sum(orders) + sum(within) + all(apart)} of 16, without null tests"
     )
 
 
