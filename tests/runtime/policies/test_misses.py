@@ -225,6 +225,19 @@ def test_fetch_priority_lowers_the_bottom_share() -> None:
     ).bits == {3: 2}
 
 
+def test_fetch_priority_can_leave_out_the_weakest() -> None:
+    """Their 30th percentile lies at .352, below 3 alone; a token's first rank is never left out."""
+    wanted = step([[0, 1], [2, 3]], weights=[[0.5, 0.3], [0.6, 0.1]])
+    choice = prepared("miss", "fetch_priority:drop=30").choose(wanted, residents())
+    assert choice.selected.tolist() == [[0, 1], [2, -1]] and choice.bits == {1: 4}
+    kept = prepared("miss", "fetch_priority:drop=30").choose(wanted, residents(3))
+    assert kept.selected.tolist() == [[0, 1], [2, 3]], "what is resident costs nothing"
+    first = prepared("miss", "fetch_priority:drop=60").choose(wanted, residents())
+    assert first.selected[:, 0].tolist() == [0, 2]
+    with pytest.raises(BadUsage, match="drop <= percentile"):
+        prepared("miss", "fetch_priority:drop=70")
+
+
 def test_cascade_follows_the_weight_of_stronger_ranks() -> None:
     policy = prepared("miss", "cascade")
     # before each rank: 0, .5, .8, .92

@@ -10,7 +10,7 @@ from artifacts.modelshapes.known import MODELS
 from artifacts.routing.expert_maps import map_nbytes
 from moectl.show.render import Sheet
 from tools.reproductions.fmoe import figures as paper
-from tools.reproductions.fmoe import search
+from tools.reproductions.fmoe import rivals, search
 from tools.reproductions.fmoe.figures import HIT_RATE, RIVALS, TPOT, TTFT
 from tools.reproductions.fmoe.folds import BUDGET, ByRequest, Folds
 from tools.reproductions.fmoe.replays import (
@@ -46,11 +46,12 @@ def reproduce(trace: Path | None = None) -> Reproduction:
     """
     found = replay_all(trace)
     searches = search.Searches(found)
+    best = rivals.found(found)
     recorded = Recorded.read()
     return Reproduction(
         name="fmoe",
         paper="fMoE (Yu et al., 2025, arXiv:2502.05370), Figures 3, 9 to 13 and 16",
-        sheets=_sheets(found) | search.sheets(searches),
+        sheets=_sheets(found) | search.sheets(searches) | {"rivals": rivals.sheet(found, best)},
         claims=(
             *_gain_claims(found.overall, "Figure 9", HIT_RATE, TTFT, TPOT),
             *_gain_claims(found.small, "Figure 11", TPOT),
@@ -59,6 +60,7 @@ def reproduce(trace: Path | None = None) -> Reproduction:
             *_latency_claims(found),
             *_other_claims(found.entropies),
             *search.claims(searches),
+            *rivals.claims(found, best),
         ),
         assumed=(*_assumed(found.folds), f"{recorded.told}; {BUDGET} of each layer"),
     )

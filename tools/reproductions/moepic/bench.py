@@ -21,12 +21,14 @@ EXPERTS_SHARE = 0.5  # of a layer's compute time; the paper does not say
 @dataclass(frozen=True, slots=True)
 class System:
     """A system as section 4.1 describes it, made of moectl's policies. `is_cacheless`: it holds two
-    tokens' experts of one layer, those computed and those coming."""
+    tokens' experts of one layer, those computed and those coming. `is_serial`: it computes no
+    expert while it loads on demand."""
 
     preset: str
     policies: Mapping[str, str]
     scope: Scope = Scope.LAYER
     is_cacheless: bool = False
+    is_serial: bool = False
 
 
 MOEPIC = {
@@ -116,8 +118,9 @@ class Conditions:
     def _times(self, system: System, experts: float) -> Mapping[str, float]:
         setting = self._setting(system, experts)
         key = (system.preset, *sorted(setting.policies.items()), setting.scope, setting.budget)
+        key += (system.is_serial,)
         if key not in self._known:
-            workload = self._workload
+            workload = self._made(Artefacts(), 0.0) if system.is_serial else self._workload
             if system.policies.get("residency") == MOEPIC["residency"]:
                 # The ablations follow the split of the whole.
                 solved = workload.solved(self._setting(SYSTEMS["MoEpic"], experts))
@@ -133,15 +136,17 @@ class Conditions:
     def _workload(self) -> Workload:
         return self._made(Artefacts())
 
-    def _made(self, artefacts: Artefacts) -> Workload:
+    def _made(self, artefacts: Artefacts, experts_share: float = EXPERTS_SHARE) -> Workload:
+        """Return the workload; without a share of their own, experts are computed with the rest of
+        the next layer, behind all loads of theirs."""
         model = self._model
         named = machine(MACHINE)
         layer_s = self.compute_ms / self._whole_layers / 1e3
         top_k = model.shape.top_k
         costs = replace(
             Costs.of(model, named),
-            expert=Work(EXPERTS_SHARE * layer_s / top_k),
-            rest=Work((1 - EXPERTS_SHARE) * layer_s),
+            expert=Work(experts_share * layer_s / top_k),
+            rest=Work((1 - experts_share) * layer_s),
             head=Work(0.0),
             load_s=self.load_ms / 1e3,
             load_latency_s=0.0,

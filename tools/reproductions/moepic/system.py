@@ -3,6 +3,7 @@ beside its rivals."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from artifacts.traces.synthetic import Dials
@@ -21,6 +22,7 @@ from tools.reproductions.judged import (
 from tools.reproductions.moepic import bounds as moepicbounds
 from tools.reproductions.moepic import figures as paper
 from tools.reproductions.moepic import hit_rates as moepic
+from tools.reproductions.moepic import rivals as moepicrivals
 from tools.reproductions.moepic.bench import (
     ABLATIONS,
     BASELINES,
@@ -105,6 +107,7 @@ def reproduce(trace: Path | None = None) -> Reproduction:
         sheets={
             "ratio": _ratio_sheet({**first.ratio, **first.baselines}),
             "tpot": _tpot_sheet(first.tpot),
+            "rivals": moepicrivals.sheet(_other_rivals(), first.tpot[MIXTRAL_COMPUTE_MS[1]]),
             "ttft": _ttft_sheet(first.ttft),
             "footprints": _footprint_sheet(first.footprints),
             "parts": _part_sheet(first.parts),
@@ -128,7 +131,7 @@ def _found(seed: int) -> _Found:
     mixtral = {ms: _mixtral(seed, ms) for ms in times}
     typical = mixtral[MIXTRAL_COMPUTE_MS[1]]
     ratio, baselines = _by_ratio(qwen)
-    systems = SYSTEMS | {OFF: SWITCHED_OFF}
+    systems = SYSTEMS | {OFF: SWITCHED_OFF} | _other_rivals()
     return _Found(
         ratio,
         baselines,
@@ -154,6 +157,13 @@ def _found(seed: int) -> _Found:
     )
 
 
+@cache
+def _other_rivals() -> dict[str, System]:
+    """Return Figure 7(d)'s rivals in the other ways they are run in."""
+    typical = _mixtral(SEEDS[0], MIXTRAL_COMPUTE_MS[1])
+    return moepicrivals.serial() | moepicrivals.best(typical, paper.FIGURE_7D_EXPERTS)
+
+
 def _qwen(seed: int) -> Conditions:
     return _conditions(QWEN, moepicbounds.load_ms(), paper.COMPUTE_MS, seed)
 
@@ -165,6 +175,9 @@ def _mixtral(seed: int, compute_ms: float) -> Conditions:
 def _claims(each: Sequence[_Found]) -> list[Claim]:
     return [
         *_tpot_claims([one.tpot[MIXTRAL_COMPUTE_MS[1]] for one in each]),
+        *moepicrivals.claims(
+            [*_other_rivals()], [one.tpot[MIXTRAL_COMPUTE_MS[1]] for one in each], OFF, POINTS
+        ),
         _ratio_claim(each),
         *_ttft_claims(each[0].ttft),
         *_footprint_claims(each),

@@ -1,5 +1,5 @@
-"""SpecMD, Table 1's times and Figure 7's speeds: mixes and miss policies on virtual time, beside the
-same with their mechanism off."""
+"""SpecMD, Table 1's times and Figure 7's speeds: mixes and miss policies on virtual time, beside
+the same with their mechanism off."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
