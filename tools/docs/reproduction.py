@@ -8,6 +8,7 @@ without it, what needs one of them is left out.
 """
 
 import re
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -91,7 +92,10 @@ def page(parts: dict[str, str]) -> str:
         f"{totals[what]} {what}" for what in sorted(totals.keys() - {"agreed", "measured"})
     )
     rows.append(["all", share, others])
-    shown = "\n".join(f"- **{paper}**: {text}" for paper, text in SHOWN.items())
+    shown = "\n".join(
+        textwrap.fill(f"- **{paper}**: {text}", 118, subsequent_indent="  ")
+        for paper, text in SHOWN.items()
+    )
     head = _HEAD.format(shown=shown, table="\n".join(map(_line, rows)))
     return head + "\n".join(f"## `{name}`\n\n{text}" for name, text in parts.items())
 

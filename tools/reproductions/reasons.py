@@ -124,12 +124,6 @@ REASONS: Mapping[str, tuple[Reason, ...]] = {
             "nothing, and still takes 25.2 ms a token at 0.75 and 30.2 ms at 0.5.",
         ),
         Reason(
-            ("gain with rho 3",),
-            "rho 3 over all layers spares at most three of a token's 15 to 23 loads at these "
-            "shares; the paper's gain at 0.375 would take 1.26 ms for each, where the link moves "
-            "an expert in 0.69 ms.",
-        ),
-        Reason(
             ("mixtral-8x7b-humaneval-gsm8k:",),
             "a layer of eight experts has few peers to choose from, and Mixtral was trained to use "
             "them evenly; the paper's figures are of a model with 64.",
@@ -145,6 +139,11 @@ REASONS: Mapping[str, tuple[Reason, ...]] = {
         ),
     ),
     "fmoe": (
+        Reason(
+            ("Figure 9: more hits than ProMoE", "section 6.2: of the others"),
+            "ProMoE's predictors are fitted to the bundled model here, on its own training text, and "
+            "guide a small model better than its next router does.",
+        ),
         Reason(
             ("Figure 9: more hits than MoE-Infinity",),
             "what the systems hit depends on how well an activation matrix of earlier requests "
