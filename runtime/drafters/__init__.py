@@ -1,1 +1,1 @@
-"""Drafters propose the next tokens of a request, several of which one pass of the model verifies."""
+"""Drafters propose the next tokens of a request, which one pass of the model verifies together."""

@@ -17,7 +17,7 @@ _PLAIN_EVERY = 32  # passes of which at least one has no drafts: it keeps the co
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class DraftPrior:
     """Expectations before anything was seen: a draft's acceptance, the seconds of one draft as a
     share of those of a plain pass, and the seconds of passes of 1, 2, ... tokens as shares of those
     of 1 (of a simulated or measured machine; the last rise goes on). `half_life` is in passes;
@@ -72,13 +72,13 @@ class MeasuredLengths:
     def __init__(
         self,
         drafters: Sequence[str],
-        expected: Expected | None = None,
+        expected: DraftPrior | None = None,
         *,
         draft: Mapping[str, float] | None = None,
     ) -> None:
         """`draft` has what is expected of a draft's seconds by drafter, in the place of one number
         for all."""
-        self.expected = expected or Expected()
+        self.expected = expected or DraftPrior()
         self._draft = dict.fromkeys(drafters, self.expected.draft) | dict(draft or {})
         # by width: how much longer than a plain pass, in those of one
         self._over = {

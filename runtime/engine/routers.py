@@ -53,8 +53,8 @@ class Watcher:
     they have. `token_requests`, if given, has the request of each token of the next pass, in place
     of one request for each row; the tokens of a request stand together. `drafted`, if given beside
     it, says which of these are drafts, and `on_settle` is called once it is known which of a pass's
-    tokens are rejected, and how many are to be read again behind those that stay. `rows` are the rows of the
-    pass under way that are tokens, None: all. With `is_watching` routers
+    tokens are rejected, and how many are to be read again behind those that stay. `rows` are the
+    rows of the pass under way that are tokens, None: all. With `is_watching` routers
     are hooked, with `sees_embeddings` the embedding.
     """
 

@@ -32,7 +32,7 @@ from runtime.policies.base import Artefacts, FastTier
 from runtime.session.build import build_parts, lay_out_slots
 from runtime.session.equip import equip
 from runtime.session.generation.charges import Charge
-from runtime.session.generation.drafted import Verifier, drawn_by
+from runtime.session.generation.drafted import DraftVerifier, drawn_by
 from runtime.session.generation.finite import NotFinite, first_place
 from runtime.session.generation.grammar.grammars import Grammars
 from runtime.session.generation.sampling import Sampler, Sampling, check_biases, check_tokens
@@ -364,11 +364,11 @@ class Session:
         generation.output = output if generation.drafter is not None else None
         return output.logits[:, -1]
 
-    def _verifier(self, draft: Draft) -> Verifier | None:
+    def _verifier(self, draft: Draft) -> DraftVerifier | None:
         """Return what answers requests with drafts; None where nothing is drafted."""
         if draft.name == NONE:
             return None
-        return Verifier(
+        return DraftVerifier(
             draft,
             self.opened,
             engine=self.engine,

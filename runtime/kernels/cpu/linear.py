@@ -1,5 +1,5 @@
-"""A matrix times one token or a few, by address: its numbers plain, or in ggml's blocks of 32. Importing
-this module imports numba."""
+"""A matrix times one token or a few, by address: its numbers plain, or in ggml's blocks of 32.
+Importing this module imports numba."""
 
 import numpy as np
 from numba import carray

@@ -1,5 +1,5 @@
-"""Experts on one token or a few, matrix by matrix in compiled code. Threads of the CPU share the rows of
-each matrix, so that a single expert already uses all of them."""
+"""Experts on one token or a few, matrix by matrix in compiled code. Threads of the CPU share the
+rows of each matrix, so that a single expert already uses all of them."""
 
 import threading
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""Experts of one token, or of a few, in one call, for experts that are never evicted, compiled by numba.
-Importing this module imports numba."""
+"""Experts of one token, or of a few, in one call, for experts that are never evicted, compiled by
+numba. Importing this module imports numba."""
 
 import numpy as np
 from numba import carray

@@ -55,7 +55,7 @@ class Rounding:
 
 
 @dataclass(slots=True)
-class Tally:
+class DraftTally:
     """What drafting did in a session."""
 
     passes: int = 0
@@ -97,7 +97,7 @@ class OwnPasses:
         self._past = None
 
 
-class Verifier:
+class DraftVerifier:
     """Answers requests of a session with drafts. `run` is its `run_pass`, `read_one` runs the pass
     over the last token of a request and returns its logits [1, V]."""
 
@@ -112,7 +112,7 @@ class Verifier:
     ) -> None:
         self.kind: DrafterKind = kind_of(draft.name).open(opened, draft.argument)
         self.lengths = _lengths(self.kind, draft.k)
-        self.tally = Tally()
+        self.tally = DraftTally()
         self._model = opened.model
         self._num_tokens = opened.model.get_input_embeddings().num_embeddings
         self._measuring_s = 0.0
@@ -131,8 +131,8 @@ class Verifier:
         generation.drafter = self.kind.begin(prompt, generation.passes)
 
     def step(self, generation: Generation) -> list[Drawn]:
-        """Run a pass of a request, over its prompt first. Returns its tokens, one or several. Raises
-        what a draw raises."""
+        """Run a pass of a request, over its prompt first. Returns its tokens, one or several.
+        Raises what a draw raises."""
         self._measuring_s = 0.0
         begin_s = time.perf_counter()
         drafts = self._drafts(generation) if generation.num_read else []

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.kernels.cpu.quiet_torch import QuietTorch
+from runtime.kernels.cpu.decoder.quiet_torch import QuietTorch
 
 SEVERAL = 3
 

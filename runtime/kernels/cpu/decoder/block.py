@@ -1,4 +1,5 @@
-"""Attention block of one token, or of a few of one sequence, in one call, compiled by numba. Importing this module imports numba.
+"""Attention block of one token, or of a few of one sequence, in one call, compiled by numba.
+Importing this module imports numba.
 
 The block is a norm, queries, keys and values, attention over the cache, the output layer, the sum
 with the block's input, and the norm of that sum. Values are rounded wherever modules round them:

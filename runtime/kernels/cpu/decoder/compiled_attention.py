@@ -1,4 +1,5 @@
-"""Attention of one token, or of a few of one sequence, in compiled code, alone or in one call with the norms around it."""
+"""Attention of one token, or of a few of one sequence, in compiled code, alone or in one call with
+the norms around it."""
 
 import copy
 from collections.abc import Callable, Mapping

@@ -39,8 +39,8 @@ class BodyParts:
 
 
 class CompiledBody:
-    """Decoder whose modules are called for a few tokens after others, or whose `layers` are computed
-    in one call. `kind` is the class of its output."""
+    """Decoder whose modules are called for a few tokens after others, or whose `layers` are
+    computed in one call. `kind` is the class of its output."""
 
     def __init__(self, module: nn.Module, parts: BodyParts, kind: type | None) -> None:
         self._module = module

@@ -1,5 +1,5 @@
-"""Consecutive layers of a decoder in one compiled call for a few tokens, as long as there is nothing
-to decide about experts."""
+"""Consecutive layers of a decoder in one compiled call for a few tokens, as long as there is
+nothing to decide about experts."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

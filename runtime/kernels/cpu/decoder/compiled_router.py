@@ -1,5 +1,5 @@
-"""Routers in compiled code, for one token or a few. A trial finds which routers choose by their matrix, and
-what they give.
+"""Routers in compiled code, for one token or a few. A trial finds which routers choose by their
+matrix, and what they give.
 
 A choice that rounding could change is left to the model's own router, so that experts are chosen as
 it chooses them.
@@ -24,8 +24,10 @@ _SAME = 0.99  # of logits that are rounded once
 
 
 class CompiledRouter:
-    """Router in compiled code for tokens one by one. `num_unclear` counts the tokens that it left to the
-    module; `operand` and `how` describe it to kernels. `tolerance` is one of `_TOLERANCES`."""
+    """Router in compiled code for tokens one by one.
+
+    `num_unclear` counts the tokens that it left to the module; `operand` and `how` describe it to
+    kernels. `tolerance` is one of `_TOLERANCES`."""
 
     def __init__(self, gate: nn.Module, routing: RouterOutput, tolerance: float) -> None:
         weight = gate.weight

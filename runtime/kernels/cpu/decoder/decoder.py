@@ -11,8 +11,8 @@ from runtime.kernels.cpu.decoder.compiled_body import CompiledBody, compiled_bod
 from runtime.kernels.cpu.decoder.compiled_layers import CompiledLayers, ExpertsInPlace
 from runtime.kernels.cpu.decoder.compiled_norm import NUMBA, CompiledNorm
 from runtime.kernels.cpu.decoder.compiled_router import compiled_router
+from runtime.kernels.cpu.decoder.quiet_torch import QuietTorch
 from runtime.kernels.cpu.dense import CompiledLinear
-from runtime.kernels.cpu.quiet_torch import QuietTorch
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.decoder.attention import told
 from runtime.kernels.decoder.forwards import Forwards

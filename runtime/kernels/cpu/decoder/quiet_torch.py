@@ -7,7 +7,8 @@ from runtime.kernels.cpu.dense import MOST_TOKENS
 
 
 class QuietTorch:
-    """Limit of torch to one thread while a model computes a few tokens, from `install` to `uninstall`.
+    """Limit of torch to one thread while a model computes a few tokens, from `install` to
+    `uninstall`.
 
     Only routers and other small products are left to torch, which gain nothing by threads. OpenMP's
     threads would spin for more than 10 ms after each product, longer than until the next one, on
