@@ -165,3 +165,18 @@ def test_a_kill_and_a_full_disk_lose_and_double_nothing(model: Path, tmp_path: P
     )
     assert result.num_kills == 2 and result.num_full == 1
     assert result.num_equal == result.num_placed == result.num_rows == 40  # in float32
+
+
+def test_drafted_answers_go_on_after_a_kill_as_undrafted_ones(model: Path, tmp_path: Path) -> None:
+    result = soak(
+        tmp_path,
+        model=str(model),
+        num_prompts=10,
+        stops=[KILL],
+        tokens=12,
+        batch=4,
+        seed=2,
+        draft="ngram=1:3",
+    )
+    assert result.num_kills == 1
+    assert result.num_equal == result.num_placed == result.num_rows == 10

@@ -61,8 +61,9 @@ def soak(
     tokens: int,
     batch: int,
     seed: int,
+    draft: str = "none",
 ) -> SoakResult:
-    """Answer prompts undisturbed, and again with a stop after each part of them."""
+    """Answer prompts undisturbed and undrafted, and again with a stop after each part of them."""
     rng = random.Random(seed)
     data = folder / "soak.jsonl"
     whole = folder / "whole.jsonl"
@@ -72,6 +73,7 @@ def soak(
     command = ["generate", model, "--data", str(data), *own, "--out"]
     assert _ended([*command, str(whole)]) in (_DONE, _PARTLY)
     sizes = [len(line) for line in whole.read_bytes().splitlines(keepends=True)]
+    command[1:1] = ["--draft", draft]
     told = []
     rows_after = []
     for number, stop in enumerate(stops, start=1):
@@ -146,7 +148,9 @@ def _stopped(command: list[str], stop: str, out: Path, *, nbytes: int) -> str | 
 
 
 def main() -> int:
-    options = parser_of(__doc__, prompts=1000, tokens=32, batch=64, seed=0).parse_args()
+    options = parser_of(
+        __doc__, prompts=1000, tokens=32, batch=64, seed=0, draft="none"
+    ).parse_args()
     stops = [KILL, FULL_DISK, KILL, KILL]
     begin_s = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -158,6 +162,7 @@ def main() -> int:
             tokens=options.tokens,
             batch=options.batch,
             seed=options.seed,
+            draft=options.draft,
         )
     print(f"{result} in {time.perf_counter() - begin_s:.0f} s")
     is_sound = result.num_placed == result.num_rows and result.num_kills + result.num_full == len(
