@@ -17,7 +17,7 @@ _AT_ONCE = 256  # tokens that wait at most for the layer to read them
 
 class Mtp:
     """One layer of the checkpoint, held in memory with its experts. Further drafts come from the
-    same layer on its own hidden state, as in vLLM (vllm/v1/spec_decode/eagle.py)."""
+    same layer on its own hidden state, as vLLM does."""
 
     name: ClassVar[str] = "mtp"
     wants_hidden: ClassVar[bool] = True

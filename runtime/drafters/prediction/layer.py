@@ -74,8 +74,8 @@ class PredictionLayer:
         """Read tokens [1, S] with the hidden states of the tokens before them. Return the
         logits [V] after the last, and the hidden state [1, 1, ...] to read the next token with.
 
-        The state is the normed one, as SGLang's deepseek_nextn.py, qwen3_next_mtp.py of vLLM and
-        transformers' `MtpModel` hand it on; vLLM's deepseek_mtp.py takes it before the norm.
+        The state is the normed one, as qwen3_next_mtp.py of vLLM and transformers' `MtpModel` hand
+        it on; vLLM's deepseek_mtp.py takes it before the norm.
         """
         fused = self._fusion(self._embed(ids).to(hidden), hidden)
         normed, handed = self._decode(fused, cache)
@@ -88,7 +88,7 @@ class PredictionLayer:
 
 class PredictionLayerOfStreams(PredictionLayer):
     """The same for models whose layers hand on several streams, Qwen4-Exp and DeepSeek-V4: the
-    layer takes and gives the streams, as SGLang's qwen4_exp_mtp.py and deepseek_v4_nextn.py."""
+    layer takes and gives the streams, as SGLang's qwen4_exp_mtp.py."""
 
     def _decode(self, fused: torch.Tensor, cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
         # the model makes streams of one embedding before its first layer: the layer gets ours

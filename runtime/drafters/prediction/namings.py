@@ -1,9 +1,9 @@
 """Names that families give the tensors of a layer which predicts a further token.
 
 Read in the checkpoints' indexes and in other engines: vLLM's deepseek_mtp.py, qwen3_next_mtp.py,
-mimo_mtp.py and ernie_mtp.py (vllm/model_executor/models), SGLang's deepseek_nextn.py,
-qwen4_exp_mtp.py and deepseek_v4_nextn.py (python/sglang/srt/models), transformers' `MtpModel`, and
-for GGUF files gguf-py's `nextn` tensors.
+mimo_mtp.py and ernie_mtp.py (vllm/model_executor/models), SGLang's qwen4_exp_mtp.py
+(python/sglang/srt/models), transformers' `MtpModel`, and for GGUF files gguf-py's `nextn`
+tensors.
 """
 
 import re
