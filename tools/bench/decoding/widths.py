@@ -75,7 +75,8 @@ def _show(session: Session, share: float, options: Namespace) -> None:
 
 
 def _timed(session: Session, ids: np.ndarray, widths: tuple[int, ...]) -> tuple[list[float], float]:
-    """Return the seconds of each pass behind a prompt, and the experts requested in one."""
+    """Return the processor seconds of each pass behind a prompt, and the experts requested by
+    one."""
     tokens = torch.from_numpy(ids)
     past = session.forward(tokens[:, :PROMPT]).past_key_values
     counters = session.controller.counters
@@ -84,9 +85,9 @@ def _timed(session: Session, ids: np.ndarray, widths: tuple[int, ...]) -> tuple[
     place = PROMPT
     for width in widths:
         own = tokens[:, place : place + width]
-        begin_s = time.perf_counter()
+        begin_s = time.process_time()
         past = session.forward(own, past=past).past_key_values
-        seconds.append(time.perf_counter() - begin_s)
+        seconds.append(time.process_time() - begin_s)
         place += width
     return seconds, (counters.totals()["requests"] - before) / len(widths)
 
