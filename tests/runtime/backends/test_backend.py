@@ -21,6 +21,7 @@ from runtime.backends.cpu.cpu_backend import CpuBackend
 from runtime.backends.torch_backend import TorchBackend
 from runtime.backends.triton.triton_backend import TritonBackend
 from runtime.control.plan import NO_SLOT, Place
+from runtime.kernels.cpu.dense import MOST_TOKENS
 from runtime.model.layout import ExpertLayout, Layout, Part
 from tests.runtime.backends.test_torch_backend import tokens
 
@@ -58,7 +59,7 @@ class Kernels:
     def __init__(self, opened: object, resident: object, threads: object) -> None:
         self.calls: list[tuple] = []
 
-    def take(self, hidden: torch.Tensor) -> None:
+    def take(self, hidden: torch.Tensor, tokens: list[int] | None = None) -> None:
         self.token = hidden
 
     def starts(self, places: Sequence[Place]) -> list[int]:
@@ -162,8 +163,9 @@ def test_near_experts_come_after_what_is_ready_and_lie_where_the_near_tier_has_t
     assert made.finish().tolist() == [[3.0 + 2.0 + 8.0] * H]
 
 
-def test_several_tokens_are_computed_by_torch(made: CpuBackend) -> None:
-    several = tokens(torch.ones(2, H), np.array([[0, 1], [1, 2]]), torch.ones(2, 2))
+def test_many_tokens_are_computed_by_torch(made: CpuBackend) -> None:
+    many = MOST_TOKENS + 1
+    several = tokens(torch.ones(many, H), np.array([[0, 1]] * many), torch.ones(many, 2))
     made._of_several._resident.slots = SimpleNamespace(are_apart=False)
     under_way = made.begin(several)
     assert isinstance(under_way, TorchBackend) and under_way is not made

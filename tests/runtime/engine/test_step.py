@@ -142,6 +142,7 @@ class Bench:
             step=self._planned,
             fixed_places=lambda layer, experts: self.fixed,
             counts_chosen=options["holds_low"],
+            reads_shadows=True,
             count_fixed=lambda layer, num_layers, chosen: self.events.append(("fixed", layer)),
             shape=SimpleNamespace(num_experts=E),
             cache=SimpleNamespace(

@@ -173,7 +173,8 @@ def test_several_requests_and_recorded_attention_are_torchs() -> None:
     _, past = _decoded(model)
     decoder.uninstall()
     handle.remove()
-    assert torch.equal(ours, theirs) and len(seen) == 2 * (1 + _NUM_DECODED)
+    torch.testing.assert_close(ours, theirs)  # linear layers take a token of each
+    assert len(seen) == 2 * (1 + _NUM_DECODED)
     assert "moectl_room" not in vars(past.layers[0]) and "moectl_room" in vars(past.layers[1])
 
 

@@ -1,4 +1,4 @@
-"""torch has one thread for one token, and as many as before for all else and afterwards."""
+"""torch has one thread for a few tokens, and as many as before for all else and afterwards."""
 
 from collections.abc import Iterator
 
@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from runtime.kernels.cpu.decoder.quiet_torch import QuietTorch
+from runtime.kernels.cpu.dense import MOST_TOKENS
 
 SEVERAL = 3
 
@@ -36,8 +37,8 @@ def model() -> Iterator[Model]:
     torch.set_num_threads(before)
 
 
-def test_one_token_is_computed_on_one_thread_and_others_on_several(model: Model) -> None:
-    for count, num_threads in ((1, 1), (2, SEVERAL), (1, 1)):
+def test_a_few_tokens_are_computed_on_one_thread_and_others_on_several(model: Model) -> None:
+    for count, num_threads in ((1, 1), (MOST_TOKENS + 1, SEVERAL), (MOST_TOKENS, 1)):
         assert model(input_ids=torch.zeros(1, count)) == model(torch.zeros(1, count)) == num_threads
         assert torch.get_num_threads() == SEVERAL
 
@@ -50,4 +51,4 @@ def test_after_a_pass_that_fails_torch_has_its_threads_again(
     with pytest.raises(type(error)):
         model(torch.zeros(1, 1))
     model.error = None
-    assert model(torch.zeros(1, 2)) == SEVERAL
+    assert model(torch.zeros(1, MOST_TOKENS + 1)) == SEVERAL

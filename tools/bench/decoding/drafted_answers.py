@@ -1,8 +1,8 @@
 """Greedy tokens with drafts against those without: drafters, presets, families, lengths and ways
 to compute, drawn by a seed.
 
-    python -m tools.torments.cases.drafted                2,000 pairs of answers
-    python -m tools.torments.cases.drafted --pairs 40 --seed 3
+    python -m tools.bench.decoding.drafted_answers                2,000 pairs of answers
+    python -m tools.bench.decoding.drafted_answers --pairs 40 --seed 3
 
 Prints each difference, the ties that passes of one token settled, and what was accepted by drafter.
 Exits 1 where an answer differs. The drafter `right` drafts the undrafted answer with a wrong token
