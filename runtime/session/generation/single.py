@@ -46,14 +46,15 @@ class Generation:
             inputs = model._update_model_kwargs_for_generation(
                 {}, dict(inputs), num_new_tokens=len(drafts)
             )
-            if "logits_to_keep" in inputs:
-                inputs["logits_to_keep"] = len(drafts) + 1
-        return model.prepare_inputs_for_generation(
+        prepared = model.prepare_inputs_for_generation(
             ids,
             next_sequence_length=ids.shape[1] - self.num_read,
             is_first_iteration=not self.num_read,
             **inputs,
         )
+        if drafts and "logits_to_keep" in prepared:  # some families ask for the last row alone
+            prepared["logits_to_keep"] = len(drafts) + 1
+        return prepared
 
     def move_on(
         self, model: PreTrainedModel, output: ModelOutput, num_read: int, num_new: int = 1

@@ -18,6 +18,7 @@ from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session
 from runtime.session.settings import Settings
 from tests.conftest import Checkpoint
+from tools.bench.decoding.drafted_answers import opened_tiny
 
 PROMPT = torch.tensor([[5, 9, 2, 14, 7, 7, 3, 1, 4, 1, 5, 9]])
 GREEDY = Sampling(max_new_tokens=12, ignore_eos=True)
@@ -168,3 +169,12 @@ def test_a_choice_has_an_argument_and_a_length() -> None:
     assert Draft.parse("model=/a:b/c:4") == Draft("model", "/a:b/c", 4)
     assert Draft.parse("ngram") == Draft("ngram")
     assert kind_of("told") is Told
+
+
+def test_a_family_that_asks_for_the_last_logits_alone_gives_those_of_drafts() -> None:
+    with opened_tiny("nemotron_h", torch.float32) as opened:
+        with Session(opened, SETTINGS) as session:
+            Told.answer = undrafted = [token for token, _ in said(session, GREEDY)]
+        with Session(opened, replace(SETTINGS, draft="told:3")) as session:
+            assert [token for token, _ in said(session, GREEDY)] == undrafted
+            assert session.receipt()["draft"]["accepted"]
