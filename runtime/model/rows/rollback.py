@@ -44,7 +44,7 @@ class _Notes:
         last = self.after[-1]
         right = self.after[-1 - count] if count < len(self.after) else self.before
         for place, value in right.items():
-            if not _are_same(self.before[place], last[place]):
+            if not _are_same(value, last[place]):
                 _put(self.cache, self.index, place, value)
 
 

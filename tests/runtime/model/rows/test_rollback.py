@@ -28,6 +28,7 @@ FAMILIES = {
 }
 PROMPT = torch.tensor([[5, 9, 2, 14, 7, 7, 3]])
 NEXT = [4, 1, 5, 9]
+AGAIN = PROMPT[0, -4:].tolist()  # after which a window of the first layer's tokens is as before
 STAY = 2
 
 
@@ -59,21 +60,26 @@ def kept(past: Cache) -> dict[str, torch.Tensor]:
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
-    ("family", "kept_as"),
-    [*((family, "auto") for family in FAMILIES), ("olmoe", "int8"), ("olmoe", "int4")],
+    ("family", "kept_as", "following"),
+    [
+        *((family, "auto", NEXT) for family in FAMILIES),
+        ("olmoe", "int8", NEXT),
+        ("olmoe", "int4", NEXT),
+        ("nemotron_h", "auto", AGAIN),
+    ],
 )
-def test_forgotten_tokens_were_never_read(family: str, kept_as: str) -> None:
+def test_forgotten_tokens_were_never_read(family: str, kept_as: str, following: list[int]) -> None:
     model = tiny(family, SIZES.get(family, {}))
     if hasattr(model.config.get_text_config(), "sliding_window"):
         model.config.get_text_config().sliding_window = 6
     right = begun(model, kept_as)
     past = begun(model, kept_as)
     before = kept(twin_of(past))
-    for token in NEXT[:STAY]:
+    for token in following[:STAY]:
         read(model, [token], right)
     with forgettable(model, past) as passed:
-        read(model, NEXT, past)
-    passed.forget(len(NEXT) - STAY)
+        read(model, following, past)
+    passed.forget(len(following) - STAY)
     expected = kept(right)
     ours = kept(past)
     assert expected.keys() == ours.keys()
