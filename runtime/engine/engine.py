@@ -206,8 +206,8 @@ class Engine:
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
-        """Run passes with the experts that are there, or their resident replicas: they load
-        nothing, and nobody counts or observes them."""
+        """Run passes with the experts that are there, or their resident replicas. These passes load
+        nothing, and neither counters nor observers see them."""
         if self.road:
             self.road.give_back()
         self.steps.is_drafting = True

@@ -200,7 +200,7 @@ class Watcher:
         return step
 
     def chosen(self, ids: torch.Tensor, weights: torch.Tensor) -> list[np.ndarray]:
-        """Return ids and weights [T, K] on the host, of a step that nobody observes."""
+        """Return ids and weights [T, K] on the host, of a step without observers."""
         return self._to_host([ids, weights])
 
     def foreseen(self, layer: int) -> torch.Tensor:

@@ -34,7 +34,7 @@ class StepExecutor:
     in which each answer got one token, or the router's choice [1, K] where nothing was left to
     plan. `on_plan` is called with every step that was planned, and its plan. `can_skip_planning`
     says that experts, or the replicas in their place, never leave once they are there. While it
-    `is_drafting`, experts are taken as they are there, and nobody hears of it.
+    `is_drafting`, experts are taken as they are there, and observers are not called.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ class CpuBackend(Backend):
         return lambda: form.multiply((), starts, operands)
 
     def begin(self, tokens: StepTokens) -> Backend:
-        num_tokens = len(tokens.hidden)
+        num_tokens = tokens.hidden.shape[0]
         if num_tokens > MOST_TOKENS or tokens.rows is not None:
             return self._of_several.begin(tokens)
         weights: list[list[float]] = []
@@ -104,13 +104,14 @@ class CpuBackend(Backend):
         return self
 
     def add(self, places: Sequence[Place], starts: list[int] | None = None) -> None:
-        starts = starts or self._kernels.starts(places)
-        own = [self._rows[place.key % self._num_experts] for place in places]
-        counts = list(map(len, own))
-        rows = [row for each in own for row in each]
-        repeated = [place for place, n in zip(places, counts, strict=True) for _ in range(n)]
-        at = [start for start, n in zip(starts, counts, strict=True) for _ in range(n)]
-        self._kernels.add(repeated, at, rows, self._y)
+        # an expert once for each of its rows
+        operands = [
+            (place, start, row)
+            for place, start in zip(places, starts or self._kernels.starts(places), strict=True)
+            for row in self._rows[place.key % self._num_experts]
+        ]
+        if operands:
+            self._kernels.add(*zip(*operands, strict=True), self._y)
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
         if contents := near.contents_in_ram(places):

@@ -20,7 +20,7 @@ from artifacts.common.float16 import float16_as_float, float16_bits
 from artifacts.common.numba_loops import inlined_part as part
 from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.dots import MOST, dots_of_1, dots_of_2, dots_of_3, dots_of_4
-from runtime.kernels.cpu.published.pairs import HAS_DOT
+from runtime.kernels.cpu.published.pairs import HAS_DOT, STEP, dot
 from runtime.kernels.gates import RULES
 
 f32 = np.float32
@@ -147,37 +147,68 @@ def as_factors(x, like):
 
 
 @part
-def _write_dots(row, tokens, first, sums):
-    """Write the products of a row [I] with the tokens x [T, I] from `first` on, `MOST` at most, to
-    sums [MOST], and return how many they are."""
-    count = min(MOST, len(tokens) - first)
-    size = tokens.shape[1]
-    lanes = 64 // tokens.itemsize
-    steps = size // lanes
-    stride = size * tokens.itemsize
-    at = row.ctypes.data
-    x = tokens.ctypes.data + first * stride
-    if count == 1:
-        dots_of_1(at, x, stride, steps, sums.ctypes.data, row, tokens)
-    elif count == 2:
-        dots_of_2(at, x, stride, steps, sums.ctypes.data, row, tokens)
-    elif count == 3:
-        dots_of_3(at, x, stride, steps, sums.ctypes.data, row, tokens)
-    else:
-        dots_of_4(at, x, stride, steps, sums.ctypes.data, row, tokens)
-    for t in range(count if steps * lanes < size else 0):
-        total = sums[t]
-        for i in range(steps * lanes, size):
-            total += as_float(row[i]) * as_float(tokens[first + t, i])
-        sums[t] = total
-    return count
+def _dot(row, x):
+    total = f32(0)
+    first = 0
+    if are_bfloat16(x):
+        first = len(x) // STEP * STEP
+        total = dot(row.ctypes.data, x.ctypes.data, first // STEP)
+    for i in range(first, len(x)):
+        total += as_float(row[i]) * as_float(x[i])
+    return total
 
 
 @part
-def _dot(row, x):
+def _multiply_several(matrix, tokens, out):
+    """Write what whole vectors of a row and of each token give, `MOST` tokens at once."""
+    num_rows, size = matrix.shape
+    steps = size // (64 // tokens.itemsize)
+    stride = size * tokens.itemsize
     sums = np.empty(MOST, np.float32)
-    _write_dots(row, x.reshape((1, len(x))), 0, sums)
-    return sums[0]
+    row = matrix.ctypes.data
+    x = tokens.ctypes.data
+    to = sums.ctypes.data
+    for o in range(num_rows):
+        own = row + o * size * matrix.itemsize
+        for first in range(0, len(tokens), MOST):
+            count = min(MOST, len(tokens) - first)
+            place = x + first * stride
+            if count == 1:
+                dots_of_1(own, place, stride, steps, to, matrix, tokens)
+            elif count == 2:
+                dots_of_2(own, place, stride, steps, to, matrix, tokens)
+            elif count == 3:
+                dots_of_3(own, place, stride, steps, to, matrix, tokens)
+            else:
+                dots_of_4(own, place, stride, steps, to, matrix, tokens)
+            for t in range(count):
+                out[first + t, o] = sums[t]
+
+
+@part
+def _multiply(matrix, tokens, out):
+    """Write out [T, O], float32: a matrix [O, I] times tokens [T, I]. A row is read from memory for
+    all tokens; its sum with one does not depend on the others."""
+    num_rows, size = matrix.shape
+    steps = size // (64 // tokens.itemsize)
+    stride = size * tokens.itemsize
+    # asked for once: that takes longer than a short row does
+    row = matrix.ctypes.data
+    x = tokens.ctypes.data
+    to = out.ctypes.data
+    if len(tokens) == 1:
+        for o in range(num_rows):
+            own = row + o * size * matrix.itemsize
+            dots_of_1(own, x, stride, steps, to + o * out.itemsize, matrix, tokens)
+    else:
+        _multiply_several(matrix, tokens, out)
+    first_left = steps * 64 // tokens.itemsize
+    for o in range(num_rows if first_left < size else 0):
+        for t in range(len(tokens)):
+            total = out[t, o]
+            for i in range(first_left, size):
+                total += as_float(matrix[o, i]) * as_float(tokens[t, i])
+            out[t, o] = total
 
 
 @part
@@ -193,22 +224,16 @@ def add_expert(inner, down, tokens, acts, out, like):
     """Add an expert on tokens [T, H] to `out` [T, H]. Gate and up lie at address `inner` as
     [2 I, H], down at its own as [H, I]; `acts` [T, I] is overwritten."""
     hidden = tokens.shape[1]
-    gates = np.empty(MOST, np.float32)
-    ups = np.empty(MOST, np.float32)
     num_neurons = acts.shape[1]
     gate_up = carray(pointer(inner, like), (2 * num_neurons, hidden))
-    matrix = carray(pointer(down, like), (hidden, num_neurons))
-    for n in range(num_neurons):
-        for first in range(0, len(tokens), MOST):
-            count = _write_dots(gate_up[n], tokens, first, gates)
-            _write_dots(gate_up[num_neurons + n], tokens, first, ups)
-            for t in range(count):
-                acts[first + t, n] = as_stored(swiglu(gates[t], ups[t], like), acts)
-    for h in range(hidden):
-        for first in range(0, len(tokens), MOST):
-            count = _write_dots(matrix[h], acts, first, gates)
-            for t in range(count):
-                out[first + t, h] += gates[t]
+    both = np.empty((len(tokens), 2 * num_neurons), np.float32)
+    _multiply(gate_up, tokens, both)
+    for t in range(len(tokens)):
+        for n in range(num_neurons):
+            acts[t, n] = as_stored(swiglu(both[t, n], both[t, num_neurons + n], like), acts)
+    own = np.empty((len(tokens), hidden), np.float32)
+    _multiply(carray(pointer(down, like), (hidden, num_neurons)), acts, own)
+    out += own
 
 
 @part
@@ -307,19 +332,16 @@ def combine(y, weights, num_rows, out):
 @part
 def products(address, bias, x, count, like):
     """Return [T, O], float32: the matrix [O, I] at `address` times x [T, I], which was rounded,
-    plus the bias [O] at its address unless that is 0.
-
-    A row is read from memory for all tokens; its sum with one does not depend on the others."""
+    plus the bias [O] at its address unless that is 0."""
     matrix = carray(pointer(address, like), (count, x.shape[1]))
     biases = carray(pointer(bias, like), count)
     tokens = as_factors(x.ravel(), like).reshape(x.shape)
     out = np.empty((len(x), count), np.float32)
-    sums = np.empty(MOST, np.float32)
-    for o in range(count):
-        for first in range(0, len(x), MOST):
-            for t in range(_write_dots(matrix[o], tokens, first, sums)):
-                total = sums[t]
-                out[first + t, o] = total + as_float(biases[o]) if bias else total
+    _multiply(matrix, tokens, out)
+    if bias:
+        for t in range(len(x)):
+            for o in range(count):
+                out[t, o] += as_float(biases[o])
     return out
 
 

@@ -66,9 +66,9 @@ class Kernels:
         return [place.slot * 10 for place in places]
 
     def add(
-        self, places: Sequence[Place], starts: list[int], rows: Sequence[int], y: np.ndarray
+        self, places: Sequence[Place], starts: Sequence[int], rows: Sequence[int], y: np.ndarray
     ) -> None:
-        self.calls.append((starts, list(rows)))
+        self.calls.append((list(starts), list(rows)))
         for place, row in zip(places, rows, strict=True):
             y[row] += place.key % E
 
