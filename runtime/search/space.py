@@ -31,6 +31,7 @@ EVICTION = (
     "lcp",
     "least_stale",
     "fld",
+    "class_lru",
     "score",
     "score:decay=0.95",
     "horizon",
@@ -97,7 +98,8 @@ def lossless(ratio: float, tokens: float = inf) -> list[Combination]:
     bandwidth over the near tier's, which computes `tokens` while it reads an expert."""
     shared = (f"qstar:ratio={times * ratio:.3g}{_near(tokens)}" for times in (1, 2))
     lending = (f"near:ratio={ratio:.3g}", *shared)
-    miss = ("fetch", "near", *lending, "cold")
+    behind = f"behind:ratio={ratio:.3g}{_near(tokens)}"
+    miss = ("fetch", "near", *lending, behind, "cold")
     return list(_sensible(("standard",), miss, (*_PLAIN, "hot")))
 
 

@@ -31,6 +31,7 @@ def test_the_lossless_space_has_no_replicas_stand_ins_or_other_routing() -> None
         "fetch",
         "near",
         "qstar",
+        "behind",
         "cold",
     }
     assert not any(
