@@ -80,7 +80,8 @@ def _replayed(opened: "MoeModel", settings: Settings, known: Known) -> PresetCho
         settings.budget, opened.shape, per_layer=is_per_layer, num_devices=settings.devices
     )
     share = sizes.budget_nbytes(settings.budget, opened.shape) / opened.shape.nbytes
-    name, ms = fastest(road_costs(opened, settings), opened.shape, share, names=names)
+    roads = road_costs(opened, settings)
+    name, ms = fastest(roads, opened.shape, share, names=names, scope=settings.scope)
     if name == "horizon" and known.has_predictors:
         return PresetChoice("foresight", "as horizon, by the predictors of the store")
     return PresetChoice(name, f"the fastest of {len(names)} by replay, {ms:.3g} ms a token")

@@ -38,26 +38,38 @@ class RoadCosts:
 
 
 def fastest(
-    roads: RoadCosts, shape: Shape, share: float, *, names: tuple[str, ...] = CANDIDATES
+    roads: RoadCosts,
+    shape: Shape,
+    share: float,
+    *,
+    names: tuple[str, ...] = CANDIDATES,
+    scope: str | None = None,
 ) -> tuple[str, float]:
     """Return the fastest candidate of a model that holds a share of its experts, the first of the
-    list among those that are as fast, and its milliseconds for the experts' layers of a token."""
+    list among those that are as fast, and its milliseconds for the experts' layers of a token.
+    Without a `scope` each takes slots in its own."""
     few = replace(shape, num_layers=min(shape.num_layers, _MOST_LAYERS))
-    times = dict(decoded_ms(roads, generate(_ROUTERS, few), few, share, names=names))
+    times = dict(decoded_ms(roads, generate(_ROUTERS, few), few, share, names=names, scope=scope))
     best = min(times.values())
     chosen = next(name for name, ms in times.items() if ms <= best * (1 + _EQUAL))
     return chosen, times[chosen] * shape.num_layers / few.num_layers
 
 
 def decoded_ms(
-    roads: RoadCosts, trace: Trace, shape: Shape, share: float, *, names: tuple[str, ...]
+    roads: RoadCosts,
+    trace: Trace,
+    shape: Shape,
+    share: float,
+    *,
+    names: tuple[str, ...],
+    scope: str | None = None,
 ) -> Iterator[tuple[str, float]]:
     """Yield each candidate that the trace can tell of and the machine can run, and its milliseconds
     for a decoded token of the trace."""
     model = ModelShape("measured", shape, hidden=1)
     for name in names:
         costs = roads.of(name)
-        setting = Setting(name, name, budget=f"{100 * share:.12f}%")
+        setting = Setting(name, name, scope=scope, budget=f"{100 * share:.12f}%")
         near_s = max(costs.near.memory_s, costs.near_host.memory_s)
         if setting.build().miss.ratio_is_open and not isfinite(near_s):
             continue

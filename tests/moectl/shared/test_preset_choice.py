@@ -76,8 +76,10 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """What is replayed instead of being measured: `horizon` is the fastest."""
     seen = []
 
-    def fastest(roads: str, shape: object, share: float, *, names: tuple) -> tuple[str, float]:
-        seen.append((roads, share, names))
+    def fastest(
+        roads: str, shape: object, share: float, *, names: tuple, scope: str | None
+    ) -> tuple[str, float]:
+        seen.append((roads, share, names, scope))
         return "horizon" if "horizon" in names else names[0], 1.25
 
     monkeypatch.setattr(run_costs, "road_costs", lambda opened, settings: "costs")
@@ -86,13 +88,13 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 
 
 def test_the_fastest_candidate_is_taken_and_told(opened: MoeModel, replayed: list[tuple]) -> None:
-    settings, why = with_choice(opened, Settings(AUTO, budget="50%"), None)
+    settings, why = with_choice(opened, Settings(AUTO, budget="50%", scope="global"), None)
     assert (settings.preset, why) == ("horizon", "the fastest of 4 by replay, 1.25 ms a token")
     device = Settings(AUTO, experts="fused", decide="device")
     assert "of 2 by replay" in with_choice(opened, device, None)[1]
     assert replayed == [
-        ("costs", 0.5, CANDIDATES),
-        ("costs", 0.25, CANDIDATES[:2]),
+        ("costs", 0.5, CANDIDATES, "global"),
+        ("costs", 0.25, CANDIDATES[:2], None),
     ]
 
 

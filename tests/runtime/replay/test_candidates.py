@@ -132,3 +132,12 @@ def test_one_slot_a_layer_is_a_budget() -> None:
     """A 48th of 48 experts is one, whatever the digits of the share are."""
     _, ms = fastest(MACHINES["h100"], replace(SHAPE, num_experts=48), 1 / 48, names=("on-demand",))
     assert ms > 0
+
+
+def test_slots_are_where_the_scope_says() -> None:
+    roads = MACHINES["rtx4090"]
+    own, per_layer, common = (
+        fastest(roads, SHAPE, 0.25, names=("on-demand",), scope=scope)
+        for scope in (None, "layer", "global")
+    )
+    assert own == per_layer != common
