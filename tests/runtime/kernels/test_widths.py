@@ -30,14 +30,15 @@ def _passes(session: Session, widths: tuple[int, ...]) -> tuple[torch.Tensor, li
     return torch.cat(logits), [each for own in past.layers for each in (own.keys, own.values)]
 
 
-def _assert_same_bits(session: Session) -> None:
-    """In float32 sums may still be taken in another order: drafts settle ties there."""
+def _assert_same_bits(session: Session, *, is_exact: bool) -> None:
+    """In float32 sums may be taken in another order, by torch, or where one token is one call:
+    drafts settle ties there."""
     one_by_one, cached = _passes(session, (1,) * sum(_WIDTHS))
     together, also = _passes(session, _WIDTHS)
-    if together.dtype == torch.float32:
-        torch.testing.assert_close([together, *also], [one_by_one, *cached])
-    else:
+    if is_exact:
         assert torch.equal(together, one_by_one) and all(map(torch.equal, also, cached))
+    else:
+        torch.testing.assert_close([together, *also], [one_by_one, *cached])
 
 
 @pytest.mark.parametrize("budget", ["100%", "50%"])
@@ -63,4 +64,5 @@ def test_each_token_has_its_own_bits(
         else Settings(budget=budget, experts=FUSED)
     )
     with Session.open(str(checkpoint(family, "hub", dtype)), settings) as session:
-        _assert_same_bits(session)
+        keeps_order = (family, budget) == ("mixtral", "50%")  # with windows
+        _assert_same_bits(session, is_exact=keeps_order or dtype != "float32")

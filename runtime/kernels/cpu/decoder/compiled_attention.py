@@ -7,7 +7,7 @@ from functools import cached_property, partial
 
 import torch
 from torch import nn
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from runtime.kernels.cpu.decoder.compiled_norm import NUMBA, like_of, norm_operand
 from runtime.kernels.cpu.dense import MOST_TOKENS, linear_operand
@@ -125,8 +125,8 @@ class CompiledAttention(TokenAttention):
         layer = layer_of(past, self.layer_index)
         if layer is None or layer.keys.dtype is not self._dtype:
             return None
-        if num_tokens > 1 and type(layer) is not DynamicLayer:
-            return None  # a window moves with each token
+        if num_tokens > 1 and type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            return None
         return layer.keys.shape[2] + num_tokens
 
     def attend(
@@ -149,22 +149,12 @@ class CompiledAttention(TokenAttention):
         key = heads.key(x)
         value = heads.value(x)
         out = torch.empty(*x.shape[:-1], heads.count * heads.value_dim, dtype=self._dtype)
-        if type(layer) is DynamicLayer:
-            cache = self._extend(layer, key, value, turn)
-        else:
-            keys, values = self._updated(layer, key, value, turn)
-            cache = (
-                keys.data_ptr(),
-                keys.stride(1),
-                values.data_ptr(),
-                values.stride(1),
-                keys.shape[2],
-            )
+        cache, _held = self._with_token(layer, key, value, turn)
         self._attend(at, cache, mask_operand(attention_mask), out.data_ptr(), like)
         return heads.output(out)
 
     def _attend_all(
-        self, x: torch.Tensor, layer: DynamicLayer, mask: torch.Tensor | None, angles: Angles | None
+        self, x: torch.Tensor, layer: DynamicLayer, mask: torch.Tensor, angles: Angles | None
     ) -> torch.Tensor:
         """Return the output for the tokens x [1, T, H] of one sequence."""
         heads = self.heads
@@ -175,8 +165,9 @@ class CompiledAttention(TokenAttention):
             at = query[t].data_ptr()
             turn = self.turn(angles, t)
             self._prepare_query(turn, at, at, heads.dim, like)
-            cache = self._extend(layer, key[t], value[t], turn)
-            row = None if mask is None else mask[..., t, :]
+            cache, _held = self._with_token(layer, key[t], value[t], turn)
+            after = mask.shape[-1] - len(query) + t + 1
+            row = mask[..., t, after - cache[-1] : after]  # a window moves with each token
             self._attend(at, cache, mask_operand(row), out[0, t].data_ptr(), like)
         return heads.output(out)
 
@@ -195,6 +186,17 @@ class CompiledAttention(TokenAttention):
             cos.data_ptr() + behind,
             sin.data_ptr() + behind,
         )
+
+    def _with_token(
+        self, layer: DynamicLayer, key: torch.Tensor, value: torch.Tensor, turn: Turn
+    ) -> tuple[CacheOperand, tuple[torch.Tensor, ...]]:
+        """Add the token's key and value to the layer. Returns the operand of what the token attends
+        to, and the tensors in which that lies."""
+        if type(layer) is DynamicLayer:
+            return self._extend(layer, key, value, turn), ()
+        keys, values = self._updated(layer, key, value, turn)
+        places = keys.data_ptr(), keys.stride(1), values.data_ptr(), values.stride(1)
+        return (*places, keys.shape[2]), (keys, values)
 
     def _extend(
         self, layer: DynamicLayer, key: torch.Tensor, value: torch.Tensor, turn: Turn
