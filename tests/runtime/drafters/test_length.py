@@ -50,7 +50,7 @@ def test_the_better_of_two_drafters_comes_first_and_the_other_behind_it() -> Non
         lengths.note(0, 0, pass_s=1.0, draft_s=0.0)
     assert [name for name, _ in lengths.plan()] == ["good", "fair"]
     assert lengths.plan(0) == []
-    assert lengths.receipt()["passes"] == {"0": 22, "4": 40}
+    assert lengths.receipt()["k"] == {"0": 22, "4": 40}
 
 
 def test_a_pass_that_compiles_does_not_end_drafting() -> None:
