@@ -462,4 +462,8 @@ class Session:
         said = receipt(
             self.parts, self.reconfiguration, coding=self.kv_coding, fallbacks=self.fallbacks
         )
-        return said | {"draft": self.verifier.receipt() if self.verifier else {}}
+        return said | self.drafting()
+
+    def drafting(self) -> dict[str, object]:
+        """Return the part of the receipt that says what drafting did."""
+        return {"draft": self.verifier.receipt() if self.verifier else {}}

@@ -46,7 +46,7 @@ _MANY_PASSES = 1000
 @dataclass(frozen=True, slots=True)
 class RowResult:
     """Result of one pass for a request: a token, if it got one; whether the request is over, and
-    the error that ended it; and its charge for the pass, which of several tokens the last one has.
+    the error that ended it; and its charge for the pass, which of several tokens the first one has.
     `num_reused` tokens of its prompt were known from other prompts. `logprobs` are the token's, if
     they were asked for. An answer that `is_complete` is a text of its grammar that nothing may
     follow."""
@@ -82,7 +82,8 @@ class RowResult:
         *first, last = [*drawn.tokens, *[None] * (not drawn.tokens or error is not None)]
         for one in first:
             logprobs = one.logprobs
-            yield cls(request, owner, one.token_id, False, Charge(), None, num_reused, logprobs)
+            yield cls(request, owner, one.token_id, False, charge, None, num_reused, logprobs)
+            charge = Charge()
         yield cls(
             request,
             owner,

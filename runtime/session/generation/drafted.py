@@ -71,6 +71,12 @@ class PassCosts:
     tokens: int = 0
     seconds: float = 0.0
 
+    def receipt(self) -> dict[str, float]:
+        """Return the passes, and the mean tokens and milliseconds of one."""
+        tokens = self.tokens / self.passes
+        pass_ms = self.seconds / self.passes * 1e3
+        return {"passes": self.passes, "tokens_per_pass": tokens, "pass_ms": pass_ms}
+
 
 @dataclass(slots=True)
 class DraftTally:
@@ -329,6 +335,9 @@ class DraftVerifier:
         """Return the drafter, its lengths, what became of its drafts, and what passes took by the
         requests that shared them and the most drafts of one."""
         tally = self.tally
+        measured: dict[str, dict[str, object]] = {}
+        for (num_requests, k), costs in [*tally.costs.items()]:
+            measured.setdefault(str(num_requests), {})[str(k)] = costs.receipt()
         return {
             "drafter": self.kind.name,
             **self.lengths.receipt(),
@@ -337,16 +346,7 @@ class DraftVerifier:
             "accepted": tally.accepted,
             "ties": tally.ties,
             "rounding": tally.rounding.share,
-            "measured": [
-                {
-                    "requests": requests,
-                    "drafts": k,
-                    "passes": costs.passes,
-                    "tokens_per_pass": costs.tokens / costs.passes,
-                    "pass_ms": costs.seconds / costs.passes * 1e3,
-                }
-                for (requests, k), costs in sorted(tally.costs.items())
-            ],
+            "measured": measured,
             "saved_s_estimated": tally.saved_s,
             **self.kind.receipt(),
         }

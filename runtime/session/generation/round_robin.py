@@ -92,7 +92,7 @@ class RoundRobin(RequestQueue):
         return sum(map(cache_nbytes, filter(None, pasts)))
 
     def _pass(self, request: int, asked: _Request) -> list[RowResult]:
-        """Run a pass. Returns a result for each token; the last one has the charge of all."""
+        """Run a pass. Returns a result for each token; the first one has the charge of all."""
         self._fold()
         asked.num_passes += 1
         try:
