@@ -28,7 +28,6 @@ _SUMS = {
 _OF_DRAFTS = {
     "drafted": "Drafts that were read.",
     "accepted": "Of them, those that were accepted.",
-    "ties": "Tokens that a pass without drafts settled.",
 }
 _OF_OWNER = {
     "first_tokens": "Requests that have had a first token, by their option user.",
