@@ -108,6 +108,7 @@ class MeasuredLengths:
 
     def share(self, num_requests: int) -> None:
         """Choose for passes that so many requests share, from here on."""
+        self._num_requests = num_requests
         self._costs = self._by_sharing.setdefault(num_requests.bit_length(), Costs())
 
     def next(self) -> int:
@@ -220,7 +221,8 @@ class MeasuredLengths:
         """Yield tokens a second of each length that the account allows, by the drafter's name."""
         plain_s, *wide_s = seconds
         allowed_s = self._costs.gained_s + (1 + self.expected.allowance) * plain_s
-        draft_s = self._seen[name].draft_s.value(self._draft[name] * plain_s, 1.0)
+        expected_s = self._draft[name] * plain_s * self._num_requests  # each is drafted for alone
+        draft_s = self._seen[name].draft_s.value(expected_s, 1.0)
         tokens = 1.0
         chance = 1.0
         for length, acceptance in enumerate(self.acceptance(name)[:most], 1):
