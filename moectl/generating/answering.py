@@ -96,7 +96,7 @@ class Answering:
     def _take(self, result: RowResult) -> None:
         asked = self._asked[result.request]
         if self._has_counters:
-            asked.num_passes += 1
+            asked.num_passes += bool(result.charge.passes)
             asked.charge += result.charge
         if result.token_id is not None:
             asked.token_ids.append(result.token_id)

@@ -187,10 +187,14 @@ class AnswerFormat:
         return min(sum(done.num_cached for done in dones), self.num_prompt_tokens)
 
     def _took(self, done: Done, costs: Sequence[TokenCost] = ()) -> dict[str, object]:
+        """What an answer took: its drafts as llama.cpp tells them, if it had any, and counters if
+        the request asked for them."""
+        drafts = {"draft_n": done.num_drafted, "draft_n_accepted": done.num_accepted}
+        took = {"timings": drafts} if done.num_drafted else {}
         if not self.has_counters:
-            return {}
+            return took
         by_token = {"by_token": [asdict(cost) for cost in costs]} if costs else {}
-        return {"moectl": done.took | by_token}
+        return took | {"moectl": done.took | by_token}
 
 
 def _message(reply: Reply) -> dict[str, object]:

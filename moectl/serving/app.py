@@ -278,6 +278,7 @@ async def _answer(
         owner=(asked.user or "")[:_LONGEST_NAME],
         may_be_less=may_be_less,
         by_token=asked.counters == "by_token",
+        most_drafts=asked.num_drafts,
     )
     choices = AnswerChoices(job, prompts, num_each=asked.num_choices)
     _or_refuse(lambda: choices.submit(scheduler))

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from runtime.control.counters import Counter
+from runtime.drafters.base import MOST
 from runtime.session.generation.charges import Charge
 from runtime.session.generation.sampling import Sampling
 from runtime.session.prompts.encoder import Prompt
@@ -30,7 +31,8 @@ class Encoded:
 class Done:
     """The end of an answer: `reason` is `stop`, `length` or `tool_calls`, `took` holds its counters
     and times; `num_cached` tokens of its prompt were known from earlier ones; `stop` is the one of
-    the request's stops that ended it; `num_reasoning` of its tokens are reasoning."""
+    the request's stops that ended it; `num_reasoning` of its tokens are reasoning. Of
+    `num_drafted` drafts `num_accepted` were accepted."""
 
     reason: str
     num_tokens: int
@@ -38,6 +40,8 @@ class Done:
     num_cached: int = 0
     stop: str | None = None
     num_reasoning: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,8 @@ class GenerationJob:
     """A prompt to continue: a text, a chat or token ids [1, S]. Without `max_tokens` the answer has
     as many as have room, and with `may_be_less` as many of these; `sampling` holds the rest. `tell`
     is called on a thread of the scheduler, with Encoded or Failed first. What it takes is counted
-    for `owner`, and told `by_token` if asked for. `like` is an earlier job that differs in its seed
-    only: its prompt is not encoded again."""
+    for `owner`, and told `by_token` if asked for. A pass has at most `most_drafts` of its drafts.
+    `like` is an earlier job that differs in its seed only: its prompt is not encoded again."""
 
     prompt: Prompt | torch.Tensor
     max_tokens: int | None
@@ -103,6 +107,7 @@ class GenerationJob:
     tell: Callable[[Event], None]
     owner: str = ""
     by_token: bool = False
+    most_drafts: int = MOST
     like: "GenerationJob | None" = None
     may_be_less: bool = False
     encoded: Encoded | None = None

@@ -25,6 +25,10 @@ _SUMS = {
     "first_tokens": "Requests that have had a first token.",
     "to_first_token_seconds": "Time from the arrival of these to it, together.",
 }
+_OF_DRAFTS = {
+    "drafted": "Drafts that were read.",
+    "accepted": "Of them, those that were accepted.",
+}
 _OF_OWNER = {
     "first_tokens": "Requests that have had a first token, by their option user.",
     "generated_tokens": "Tokens generated for it.",
@@ -55,7 +59,7 @@ def live(scheduler: Scheduler) -> dict[str, object]:
         "slots": cache.num_slots,
         "residency": residency,
         "last_token": [_used(one, controller) for one in scheduler.tally.last_token],
-        "receipt": scheduler.receipt,
+        "receipt": scheduler.receipt | scheduler.session.drafting(),
     }
 
 
@@ -125,6 +129,9 @@ class _Served(Collector):
         yield _metric(CounterMetricFamily, "requests", "Requests that are over.", over, "outcome")
         for name, help_text in _SUMS.items():
             yield _metric(CounterMetricFamily, name, help_text, {(): said[name]})
+        for name, help_text in _OF_DRAFTS.items():
+            value = said["counters"][name]
+            yield _metric(CounterMetricFamily, f"{name}_tokens", help_text, {(): value})
         for name in said["counters"]:
             by_layer = {(layer,): counts[name] for layer, counts in enumerate(said["by_layer"])}
             yield _metric(

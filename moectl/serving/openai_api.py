@@ -21,6 +21,7 @@ from pydantic import (
 from artifacts.errors import BadUsage
 from moectl.serving.api.formats import ResponseFormat, biases_of
 from moectl.shared.terminal.messages import text_of
+from runtime.drafters.base import MOST
 from runtime.session.generation.grammar.grammars import Grammar
 from runtime.session.generation.sampling import Sampling
 from runtime.session.prompts.chat_prompt import NO_THOUGHTS, ChatPrompt
@@ -124,6 +125,8 @@ class RequestBody(StrictBody):
     regex: str | None = None
     ignore_eos: bool = False
     counters: bool | Literal["by_token"] = False
+    # the most drafts of a pass, as llama.cpp names it; 0: none
+    num_drafts: Annotated[int, Field(ge=0, alias="speculative.n_max")] = MOST
 
     @field_validator("stream_options")
     @classmethod

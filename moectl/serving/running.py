@@ -12,7 +12,7 @@ from moectl.serving.tally import Tally
 from moectl.shared.batch_size import batch_size
 from moectl.shared.opening import cached_nbytes
 from moectl.show.answers import in_a_line_of_many
-from runtime.control.counters import by_layer, totals
+from runtime.control.counters import Counter, by_layer, totals
 from runtime.session.generation.batch import KeptPrompts, RowResult
 from runtime.session.generation.charges import Charge
 from runtime.session.generation.grammar.grammars import NoToken
@@ -113,7 +113,8 @@ class RunningRequests:
     def begin(self, job: GenerationJob) -> None:
         try:
             active = ActiveRequest(job, self._session, self._tally, preset=self._preset)
-            number = self._batch.add(job.encoded.ids, job.encoded.sampling, owner=job.owner)
+            own = {"owner": job.owner, "most_drafts": job.most_drafts}
+            number = self._batch.add(job.encoded.ids, job.encoded.sampling, **own)
         except Exception as error:
             self._over("failed")
             job.tell(failed(error))
@@ -141,8 +142,11 @@ class RunningRequests:
         self._batch.close()
 
     def _take(self, result: RowResult) -> None:
-        """Hand a request what a pass gave it; an error ends that request only."""
-        active = self._active[result.request]
+        """Hand a request what a pass gave it; an error ends that request only. Tokens behind one
+        that ended it are dropped."""
+        active = self._active.get(result.request)
+        if active is None:
+            return
         if result.error is not None:
             self._fail(result.request, result.error)
             return
@@ -208,7 +212,7 @@ class ActiveRequest:
     def take(self, result: RowResult) -> None:
         """Take what a pass gave a request that no error has ended."""
         self._charge += result.charge
-        self._num_passes += 1
+        self._num_passes += bool(result.charge.passes)
         if result.token_id is not None:
             self._add(result.token_id, result.num_reused, result.logprobs)
         if self._is_enough:
@@ -295,6 +299,8 @@ class ActiveRequest:
             num_cached,
             self._stops.met,
             self._num_reasoning,
+            int(self._charge.counters[Counter.DRAFTED].sum()),
+            int(self._charge.counters[Counter.ACCEPTED].sum()),
         )
 
     def _took(self) -> dict[str, object]:

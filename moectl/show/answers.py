@@ -27,6 +27,7 @@ def in_a_line(answer: "Answer", *, load_s: float | None = None) -> str:
     parts = [
         f"{speed}, first {_time(answer.ttft_ms)}",
         *waits(effort.counters, effort.exposed_ms),
+        *drafts(effort.counters),
         f"{receipt['preset']} {100 * slots / experts:.3g}%",
     ]
     return "; ".join([*parts, *([f"load {load_s:.1f} s"] if load_s is not None else [])])
@@ -38,9 +39,11 @@ def in_a_line_of_many(
     """Tokens, speed, hits and stall of a request that took part in `num_passes` passes, and its
     share of them."""
     each = f", {1e3 / timing.tpot_ms:.1f} tokens/s" if timing.tpot_ms else ""
+    counters = totals(by_layer(charge.counters))
     parts = [
         f"{num_tokens} tokens{each}, first {_time(timing.ttft_ms)}",
-        *waits(totals(by_layer(charge.counters)), charge.exposed_s * 1e3),
+        *waits(counters, charge.exposed_s * 1e3),
+        *drafts(counters),
         f"{charge.passes:.3g} of {num_passes} passes",
     ]
     return "; ".join(parts)
@@ -49,6 +52,12 @@ def in_a_line_of_many(
 def waits(counters: Mapping[str, float], exposed_ms: float) -> tuple[str, str]:
     """Return the hits and the stall, in words."""
     return f"hits {100 * hit_rate(counters):.0f}%", f"stall {_time(exposed_ms)}"
+
+
+def drafts(counters: Mapping[str, float]) -> tuple[str, ...]:
+    """Return how many drafts were accepted, in words; nothing where there were none."""
+    drafted = counters["drafted"]
+    return (f"{counters['accepted']:.0f} of {drafted:.0f} drafts accepted",) if drafted else ()
 
 
 def tell_fallbacks(fallbacks: Iterable[str]) -> None:
@@ -112,4 +121,7 @@ def _flat(values: dict[str, object], prefix: str = "") -> Iterator[tuple[str, ob
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
         elif value not in (None, [], {}):
-            yield f"{prefix}{name}", "; ".join(value) if isinstance(value, list) else value
+            yield (
+                f"{prefix}{name}",
+                "; ".join(map(str, value)) if isinstance(value, list) else value,
+            )

@@ -116,7 +116,7 @@ def _logits(session: Session, texts: list[Continuations], way: RowWay) -> Sequen
     session.new_requests(len(texts))
     ends = np.cumsum(lengths).tolist()
     counts = [text.count for text in texts]
-    logits = session.forward_rows(
+    output = session.forward_rows(
         torch.tensor([id_ for text in texts for id_ in text.ids]),
         torch.cat([torch.arange(length) for length in lengths]),
         RowPass(pieces, way),
@@ -126,7 +126,7 @@ def _logits(session: Session, texts: list[Continuations], way: RowWay) -> Sequen
             [torch.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
         ),
     )
-    return logits.split(counts)
+    return output.logits[0].split(counts)
 
 
 def _likelihood(log_p: torch.Tensor, tokens: Sequence[int]) -> Likelihood:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from artifacts.shape import FULL_BITS
+from artifacts.traces.trace import DECODE
 from runtime.control.cache import RESIDENT, Cache, StepResidents
 from runtime.control.counters import Counter, Counters
 from runtime.control.plan import NO_SLOT, Place, Plan, Wave
@@ -134,7 +135,7 @@ class Controller:
             now.num_tokens += 1
             for step in self._unsettled:
                 now.layer = step.layer
-                own = step.part(np.arange(len(accepted)) == row, step.phase)
+                own = step.part(np.arange(len(accepted)) == row, DECODE)
                 self._eviction.used(self._keys(own), own, now)
         self.counters.add(Counter.ACCEPTED, 0, int(accepted.sum()))
         self._unsettled.clear()
@@ -285,6 +286,8 @@ class Controller:
             step = replace(step, selected=selected)
         self._unsettled.append(step)
         own = step.part(~step.drafted, step.phase)
+        if step.prompts is not None:
+            own = replace(own, prompts=step.prompts[~step.drafted])
         keys = self._keys(own)
         self._eviction.used(keys, own, self.now)
         tops = self._pieces.tops([*missing])

@@ -50,14 +50,15 @@ class Recorder:
             }
         )
 
-    def settle(self, rejected: np.ndarray, num_again: int) -> None:
-        """Note which tokens [T] of the last pass are rejected drafts, and how many of its last
-        tokens are to be read again, or were rejected: the next ones take their positions."""
+    def settle(self, rejected: np.ndarray, in_vain: np.ndarray) -> None:
+        """Note which tokens [T] of the last pass are rejected drafts, and which were read in vain,
+        rejected or to be read again: the next ones of their requests take their positions."""
         for row in reversed(self._rows):
             if row["token"] is not self._positions:
                 break
             row["rejected"] = rejected
-        self._lengths[int(self._requests[-1])] -= num_again
+        for request in self._requests[in_vain].tolist():
+            self._lengths[request] -= 1
 
     def trace(self) -> Trace:
         """Return the recorded steps. Raises BadInput when there is none, as when every pass failed

@@ -69,30 +69,52 @@ class DrafterKind(Protocol):
         """Return what is in force, by name."""
 
 
+@dataclass(frozen=True, slots=True)
+class DraftPart:
+    """Part of one request in a pass: its drafter's name, the drafts that were read for it and those
+    that were right, the tokens that it got, and the seconds in which it was drafted."""
+
+    name: str
+    num_drafted: int
+    num_right: int
+    num_tokens: int
+    draft_s: float = 0.0
+
+
 class Lengths(Protocol):
-    """Chooses how many tokens are drafted for the next pass of a session."""
+    """Chooses how many tokens are drafted for each request of the next pass of a session, and for
+    drafters that choose among others the one that was `chosen` last."""
+
+    chosen: str
+
+    def share(self, num_requests: int) -> None:
+        """Choose for passes that so many requests share, from here on."""
 
     def next(self) -> int:
-        """Return the most drafts of the next pass, 0 for an undrafted one."""
+        """Return the most drafts of a request in the next pass, 0 for an undrafted one."""
 
-    def note(self, num_drafted: int, num_accepted: int, *, pass_s: float, draft_s: float) -> None:
-        """Note a pass with these drafts, of which this many were accepted, its seconds and those
-        in which they were proposed."""
+    def note_pass(self, parts: Sequence[DraftPart], *, pass_s: float) -> None:
+        """Note a pass of so many seconds in which all requests were decoding, by the part of each;
+        the seconds in which tokens were drafted come on top."""
 
     def receipt(self) -> dict[str, object]:
         """Return the lengths over time."""
 
 
 class FixedLength:
-    """Drafts `k` tokens for each pass."""
+    """Drafts `k` tokens for each request of a pass."""
 
-    def __init__(self, k: int) -> None:
+    def __init__(self, k: int, name: str) -> None:
         self._k = k
+        self.chosen = name
+
+    def share(self, num_requests: int) -> None:
+        """Do nothing: the length stays."""
 
     def next(self) -> int:
         return self._k
 
-    def note(self, num_drafted: int, num_accepted: int, *, pass_s: float, draft_s: float) -> None:
+    def note_pass(self, parts: Sequence[DraftPart], *, pass_s: float) -> None:
         """Do nothing: the length stays."""
 
     def receipt(self) -> dict[str, object]:

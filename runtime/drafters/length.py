@@ -4,12 +4,16 @@ was accepted so far and from the seconds of passes by their width.
 The choice is the one with the most expected tokens a second. What was not seen yet is expected to
 go well and is therefore tried; what failed is forgotten by halves and tried again. Both are bounded
 by an account of seconds: drafting may lose a small share of all time, and what it gained before.
+
+Where requests share passes, acceptance is learned from all of them, and seconds apart by the number
+of requests, in powers of two. The seconds of a request are its part of an undrafted pass; what a
+pass with drafts takes above that is divided among its drafts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from runtime.drafters.base import MOST
+from runtime.drafters.base import MOST, DraftPart
 
 _FIRST_PLAIN = 2  # passes without drafts, before which there is nothing to compare with
 _LATE = 4.0  # times the expected seconds: a pass above waited for something else
@@ -65,6 +69,18 @@ class Seen:
     draft_s: Mean = field(default_factory=Mean)
 
 
+@dataclass(slots=True)
+class Costs:
+    """Seconds of passes that about as many requests share, as parts of a request: by its number of
+    tokens, with the parts by their number of drafts, the passes since the last undrafted one, and
+    what drafting gained."""
+
+    by_width: list[Mean] = field(default_factory=lambda: [Mean() for _ in range(MOST + 2)])
+    lengths: list[int] = field(default_factory=lambda: [0] * (MOST + 1))
+    num_drafted: float = 0.0
+    gained_s: float = 0.0
+
+
 class MeasuredLengths:
     """The scheduler of the drafts of a session, whose `drafters` it knows by name. It is given
     seconds and reads no clock: the same inputs give the same choices."""
@@ -87,10 +103,13 @@ class MeasuredLengths:
         self.chosen = drafters[0]
         """The drafter whose drafts the next pass has."""
         self._seen = {name: Seen() for name in drafters}
-        self._by_width = [Mean() for _ in range(MOST + 2)]
-        self._lengths = [0] * (MOST + 1)  # passes by their number of drafts
-        self._gained_s = 0.0
-        self._num_drafted = 0  # passes since the last plain one
+        self._by_sharing: dict[int, Costs] = {}
+        self.share(1)
+
+    def share(self, num_requests: int) -> None:
+        """Choose for passes that so many requests share, from here on."""
+        self._num_requests = num_requests
+        self._costs = self._by_sharing.setdefault(num_requests.bit_length(), Costs())
 
     def next(self) -> int:
         """Return the most drafts of the next pass, 0 for an undrafted one."""
@@ -99,7 +118,7 @@ class MeasuredLengths:
     def plan(self, most: int = MOST) -> list[tuple[str, int]]:
         """Return drafters, the best first, and how many tokens each drafts of at most `most`: the
         first that has any drafts is taken. Empty where a plain pass is the best."""
-        if self._lengths[0] < _FIRST_PLAIN or self._num_drafted >= _PLAIN_EVERY:
+        if self._costs.lengths[0] < _FIRST_PLAIN or self._costs.num_drafted >= _PLAIN_EVERY:
             return []
         seconds = self.seconds()
         chosen = [
@@ -111,24 +130,51 @@ class MeasuredLengths:
             if rate * seconds[0] > 1
         ]
 
-    def note(self, num_drafted: int, num_accepted: int, *, pass_s: float, draft_s: float) -> None:
-        """Learn from a pass of a request that was decoding, with drafts of the `chosen` drafter:
-        how many were accepted, its seconds and those in which they were proposed."""
-        plain_s = self._by_width[1].value()
+    def note_pass(self, parts: Sequence[DraftPart], *, pass_s: float) -> None:
+        """Learn from a pass of requests that were decoding, by the parts of those that had drafts,
+        or of all where none had."""
+        self.share(len(parts))
+        drafted = [part for part in parts if part.num_drafted]
+        part_s = pass_s / len(parts)
+        plain_s = self._costs.by_width[1].value() if drafted else part_s
+        total = sum(part.num_drafted for part in drafted) or 1
+        for part in drafted or parts:
+            over_s = len(parts) * (part_s - plain_s) * part.num_drafted / total
+            self.chosen = part.name or self.chosen
+            self.note(
+                part.num_drafted,
+                part.num_right,
+                pass_s=max(plain_s + over_s, 0.0),
+                draft_s=part.draft_s,
+                weight=1 / len(drafted or parts),
+            )
+
+    def note(
+        self,
+        num_drafted: int,
+        num_accepted: int,
+        *,
+        pass_s: float,
+        draft_s: float,
+        weight: float = 1.0,
+    ) -> None:
+        """Learn from a request's part of a pass, with drafts of the `chosen` drafter: how many were
+        accepted, its seconds and those in which they were proposed. `weight` is the part's."""
+        plain_s = self._costs.by_width[1].value()
         seconds = self._usual(num_drafted, pass_s)
         for one in self._all_means():
-            one.fade(0.5 ** (1 / self.expected.half_life))
-        self._by_width[num_drafted + 1].add(seconds)
-        self._lengths[num_drafted] += 1
-        self._num_drafted = self._num_drafted + 1 if num_drafted else 0
-        self._gained_s += self.expected.share * seconds - draft_s
+            one.fade(0.5 ** (weight / self.expected.half_life))
+        self._costs.by_width[num_drafted + 1].add(seconds, weight)
+        self._costs.lengths[num_drafted] += 1
+        self._costs.num_drafted = self._costs.num_drafted + weight if num_drafted else 0.0
+        self._costs.gained_s += self.expected.share * seconds - draft_s
         if num_drafted:
             seen = self._seen[self.chosen]
             for place in range(min(num_accepted + 1, num_drafted)):
                 seen.accepted[place].add(place < num_accepted)
             seen.draft_s.add(draft_s / num_drafted)
-            self._gained_s += (1 + num_accepted) * plain_s - seconds
-        self._gained_s = min(self._gained_s, _PLAIN_EVERY * plain_s)
+            self._costs.gained_s += (1 + num_accepted) * plain_s - seconds
+        self._costs.gained_s = min(self._costs.gained_s, _PLAIN_EVERY * plain_s)
 
     def _usual(self, num_drafted: int, pass_s: float) -> float:
         """Return the seconds of a pass, without those that tell of something else."""
@@ -136,7 +182,7 @@ class MeasuredLengths:
         if not expected or pass_s <= _LATE * expected:
             return pass_s
         # the first of a width may have compiled it
-        return _LATE * expected if self._lengths[num_drafted] else expected
+        return _LATE * expected if self._costs.lengths[num_drafted] else expected
 
     def acceptance(self, drafter: str) -> list[float]:
         """Return the expected acceptance of each draft after those before it were accepted: before
@@ -150,24 +196,22 @@ class MeasuredLengths:
 
     def seconds(self) -> list[float]:
         """Return the expected seconds of passes of 1, 2, ... tokens."""
-        plain_s = self._by_width[1].value()
+        plain_s = self._costs.by_width[1].value()
         rise = self._rise() * plain_s
         return [plain_s] + [
-            self._by_width[width].value(plain_s + rise * over, 1.0)
+            self._costs.by_width[width].value(plain_s + rise * over, 1.0)
             for width, over in self._over.items()
         ]
 
     def receipt(self) -> dict[str, object]:
-        """Return the passes by their number of drafts, the acceptance of each drafter by position,
-        and the seconds of passes by their number of tokens, all lately."""
+        """Return the passes of requests by their number of drafts, and the acceptance of each
+        drafter by position lately."""
+        lengths = map(sum, zip(*(one.lengths for one in self._by_sharing.values()), strict=True))
         return {
-            "passes": {str(length): num for length, num in enumerate(self._lengths) if num},
+            "k": {str(length): num for length, num in enumerate(lengths) if num},
             "acceptance": {
                 name: [round(one.value(), 3) for one in seen.accepted if one.weight]
                 for name, seen in self._seen.items()
-            },
-            "pass_s": {
-                str(width): one.value() for width, one in enumerate(self._by_width) if one.weight
             },
         }
 
@@ -176,8 +220,9 @@ class MeasuredLengths:
     ) -> Iterator[tuple[float, str, int]]:
         """Yield tokens a second of each length that the account allows, by the drafter's name."""
         plain_s, *wide_s = seconds
-        allowed_s = self._gained_s + (1 + self.expected.allowance) * plain_s
-        draft_s = self._seen[name].draft_s.value(self._draft[name] * plain_s, 1.0)
+        allowed_s = self._costs.gained_s + (1 + self.expected.allowance) * plain_s
+        expected_s = self._draft[name] * plain_s * self._num_requests  # each is drafted for alone
+        draft_s = self._seen[name].draft_s.value(expected_s, 1.0)
         tokens = 1.0
         chance = 1.0
         for length, acceptance in enumerate(self.acceptance(name)[:most], 1):
@@ -189,16 +234,16 @@ class MeasuredLengths:
 
     def _rise(self) -> float:
         """Return how much steeper than expected the seconds of wide passes rise."""
-        plain_s = self._by_width[1].value()
+        plain_s = self._costs.by_width[1].value()
         rise = Mean()
         for width, over in self._over.items():
-            seen = self._by_width[width]
+            seen = self._costs.by_width[width]
             if seen.weight and plain_s:
                 rise.add((seen.value() / plain_s - 1) / over, seen.weight)
         return max(rise.value(1.0, 1.0), 0.0)
 
     def _all_means(self) -> Iterator[Mean]:
-        yield from self._by_width
+        yield from self._costs.by_width
         for seen in self._seen.values():
             yield from seen.accepted
             yield seen.draft_s

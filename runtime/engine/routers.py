@@ -53,7 +53,7 @@ class Watcher:
     they have. `token_requests`, if given, has the request of each token of the next pass, in place
     of one request for each row; the tokens of a request stand together. `drafted`, if given beside
     it, says which of these are drafts, and `on_settle` is called once it is known which of a pass's
-    tokens are rejected, and how many are to be read again behind those that stay. `rows` are the
+    tokens are rejected, and which were read in vain: these, or to be read again. `rows` are the
     rows of the pass under way that are tokens, None: all. With `is_watching` routers
     are hooked, with `sees_embeddings` the embedding.
     """
@@ -62,7 +62,7 @@ class Watcher:
         self.on_step: Callable[[Step], None] | None = None
         self.on_pass: Callable[[np.ndarray], None] | None = None
         self.on_opening: Callable[[Opening], None] | None = None
-        self.on_settle: Callable[[np.ndarray, int], None] | None = None
+        self.on_settle: Callable[[np.ndarray, np.ndarray], None] | None = None
         self.first_request = 0
         self.decodes = False
         self.token_requests: np.ndarray | None = None

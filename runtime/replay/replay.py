@@ -101,7 +101,7 @@ class _Drafts:
         rejected = self._rejected[self._rows]
         self._controller.settle(self._drafted[self._rows] & ~rejected)
         if self._reconfiguration:
-            self._reconfiguration.settle(rejected, int(self.in_vain[self._rows].sum()))
+            self._reconfiguration.settle(rejected, self.in_vain[self._rows])
         self._rows = None
 
 

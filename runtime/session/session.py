@@ -23,7 +23,7 @@ from runtime.control import sizes
 from runtime.control.counters import Counter
 from runtime.control.recorder import Recorder
 from runtime.devices import is_host, resolve_device
-from runtime.drafters.base import NONE, Draft
+from runtime.drafters.base import MOST, NONE, Draft
 from runtime.model.kv_cache import coding_of
 from runtime.model.layout import ALIGNMENT
 from runtime.model.open import MoeModel, open_model
@@ -187,13 +187,15 @@ class Session:
         *,
         requests: np.ndarray,
         keep: torch.Tensor,
-    ) -> torch.Tensor:
-        """Run one pass over tokens of several requests: ids, positions and `requests` [T], as the
-        pieces of `rows` lie. Returns the logits [N, V] of the tokens `keep` [N]. Raises as
-        `forward`, for ids that were checked."""
+        drafted: np.ndarray | None = None,
+    ) -> Output:
+        """Run one pass over tokens of several requests: ids, positions, `requests` and `drafted`
+        [T], as the pieces of `rows` lie. Returns the model's output, with the logits [1, N, V] of
+        the tokens `keep` [N]. Raises as `forward`, for ids that were checked."""
         given = {"input_ids": ids[None], "position_ids": positions[None], "logits_to_keep": keep}
         given = {name: tensor.to(self.opened.model.device) for name, tensor in given.items()}
-        return self.run_pass(requests, **given, **rows.inputs()).logits[0]
+        asked = self.verifier.asked if self.verifier else {}
+        return self.run_pass(requests, drafted=drafted, **given, **rows.inputs(), **asked)
 
     def run_pass(
         self, requests: np.ndarray, *, drafted: np.ndarray | None = None, **given: object
@@ -297,15 +299,17 @@ class Session:
             if on_end:
                 on_end(Effort.of(charge))
 
-    def begin(self, prompt: torch.Tensor, sampling: Sampling) -> Generation:
-        """Begin a request with a prompt [1, S] int64: call `step` until it is over. Raises BadInput
-        for a prompt that the model cannot take."""
+    def begin(
+        self, prompt: torch.Tensor, sampling: Sampling, *, most_drafts: int = MOST
+    ) -> Generation:
+        """Begin a request with a prompt [1, S] int64, of at most so many drafts a pass: call `step`
+        until it is over. Raises BadInput for a prompt that the model cannot take."""
         sampler = self.sampler(prompt, sampling)
         if self.kv_coding and "past_key_values" in sampler.inputs:  # or it keeps none
             self.kv_coding.take_over(sampler.inputs["past_key_values"])
         generation = Generation(self.new_requests(1), sampler)
-        if self.verifier:
-            self.verifier.begin(generation)
+        if self.verifier and most_drafts:
+            self.verifier.begin_alone(generation, most_drafts)
         return generation
 
     def prepare(self, sampling: Sampling) -> None:
@@ -348,9 +352,9 @@ class Session:
 
     def _drawn(self, generation: Generation) -> list[Drawn]:
         try:
-            if generation.drafter is not None:
+            if generation.drafts is not None:
                 return self.verifier.step(generation)
-            return [drawn_by(generation, self._logits(generation))]
+            return [drawn_by(generation.sampler, self._logits(generation))]
         except NotFiniteWeights:  # of a router
             raise NotFinite(generation.sampler.tokens, self.opened.dtype) from None
 
@@ -361,7 +365,7 @@ class Session:
         requests = np.full(num_unread, generation.request, np.int32)
         output = self.run_pass(requests, **generation.next_inputs(model), return_dict=True)
         generation.move_on(model, output, num_unread)
-        generation.output = output if generation.drafter is not None else None
+        generation.output = output if generation.drafts is not None else None
         return output.logits[:, -1]
 
     def _verifier(self, draft: Draft) -> DraftVerifier | None:
@@ -458,4 +462,8 @@ class Session:
         said = receipt(
             self.parts, self.reconfiguration, coding=self.kv_coding, fallbacks=self.fallbacks
         )
-        return said | {"draft": self.verifier.receipt() if self.verifier else {}}
+        return said | self.drafting()
+
+    def drafting(self) -> dict[str, object]:
+        """Return the part of the receipt that says what drafting did."""
+        return {"draft": self.verifier.receipt() if self.verifier else {}}

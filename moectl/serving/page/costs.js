@@ -13,6 +13,7 @@ function between(then, now) {
   return {
     speed: s > 0 ? tokens / s : 0,
     hits: took.requests ? took.hits / took.requests : null,
+    drafts: took.drafted ? took.accepted / took.drafted : null,
     link: s > 0 ? (took.demand_bytes + took.prefetch_bytes) / s : 0,
     stall: busy > 0 ? Math.min(1, (now.exposed_stall_seconds - then.exposed_stall_seconds) / busy) : null,
   };
@@ -30,6 +31,9 @@ function showCards(now) {
   at("speed-more").textContent = `${number(now.generated_tokens)} so far`;
   at("hits").textContent = recent.hits === null ? "–" : percent(recent.hits);
   at("hits-more").textContent = counts.requests ? `${percent(counts.hits / counts.requests)} since the start` : "no token yet";
+  at("drafts-card").hidden = !counts.drafted;
+  at("drafts").textContent = recent.drafts === null ? "–" : percent(recent.drafts);
+  at("drafts-more").textContent = `${number(counts.accepted)} of ${number(counts.drafted)} since the start`;
   at("stall").textContent = recent.stall === null ? "–" : percent(recent.stall);
   at("stall-more").textContent = `of computing time, waiting for experts; ${number(now.exposed_stall_seconds, 1)} s so far`;
   at("link").textContent = `${bytes(recent.link)}/s`;

@@ -87,10 +87,10 @@ class Reconfiguration:
         columns = (step.pass_index, step.phase, step.layer, step.selected, step.weights)
         self._seen.add(Step(*columns, predicted=step.predicted[:, :1]))
 
-    def settle(self, rejected: np.ndarray, num_again: int) -> None:
+    def settle(self, rejected: np.ndarray, in_vain: np.ndarray) -> None:
         """Leave out tokens that were read in vain; see `Recorder.settle`."""
-        self._num_tokens -= num_again
-        self._seen.settle(rejected, num_again)
+        self._num_tokens -= int(in_vain.sum())
+        self._seen.settle(rejected, in_vain)
 
     def between_requests(self) -> None:
         """Solve the split if enough tokens have been seen. Call it when no request is in

@@ -54,7 +54,7 @@ def _attend(
     outputs = []
     for piece, tokens in moectl_rows.spans():
         q, k, v = (piece.by_row(each[:, :, tokens], 2) for each in (query, key, value))
-        piece.block.write(module.layer_idx, piece.first, k, v)
+        piece.block.write(module.layer_idx, piece.first, k, v, row=piece.row)
         held = piece.block.read(module.layer_idx, piece.rows, piece.end, query.device)
         mask = piece.mask(window, query, is_causal=is_causal)
         output, _ = own(module, q, *held, mask, sliding_window=sliding_window, **others)

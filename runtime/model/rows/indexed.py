@@ -56,8 +56,8 @@ class IndexedRow:
     def _added(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        row = self._row
-        first = self._piece.first[row : row + 1]
+        first = self._piece.first[self._row : self._row + 1]
+        row = self._piece.row + self._row
         self._piece.block.write(layer, first, keys, values, row=row)
         end = int(first) + keys.shape[2]
         return self._piece.block.read(layer, slice(row, row + 1), end, keys.device)

@@ -84,8 +84,8 @@ class Block:
         *,
         row: int = 0,
     ) -> None:
-        """Put S tokens [n, A, S, D] into the first n rows, from position `first` [n] of each on; or
-        those of one row, n = 1, into `row`."""
+        """Put S tokens [n, A, S, D] into n rows, `row` the first, from position `first` [n] of each
+        on. Either n or S is 1."""
         for name, held, new in (("keys", self.keys, keys), ("values", self.values, values)):
             if self.coding:
                 new = self.coding.pack(layer, name, new)
@@ -96,7 +96,7 @@ class Block:
                 begin = int(first[0])
                 to[row, :, begin : begin + new.shape[2]] = new[0]
             else:
-                rows = torch.arange(len(new), device=to.device)
+                rows = torch.arange(row, row + len(new), device=to.device)
                 to[rows, :, first.to(to.device)] = new[:, :, 0].to(to.device)
 
     def read(

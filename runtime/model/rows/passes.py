@@ -13,13 +13,17 @@ from runtime.model.rows.memory import LEAST_ROOM, MOST_ROWS, Block
 
 @dataclass(slots=True, eq=False)
 class RowPiece:
-    """Tokens of a pass that one product attends for: S tokens of each of the first n rows of
-    `block`, from position `first` [n] on. Either n or S is 1."""
+    """Tokens of a pass that one product attends for: S tokens of each of the n rows of `block` from
+    `row` on, from position `first` [n] on. Either n or S is 1. With `notes` the last tokens may be
+    forgotten: these are the states of the one row, by layer and its reader, before its tokens and
+    after each."""
 
     block: Block
     num_rows: int
     num_tokens: int
     first: torch.Tensor  # [n] int64, on the host
+    row: int = 0
+    notes: dict[tuple[int, object], list[dict[tuple[str, int], torch.Tensor]]] | None = None
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)  # by window
 
     def mask(
@@ -50,12 +54,26 @@ class RowPiece:
     @property
     def rows(self) -> slice:
         """The rows of the block."""
-        return slice(0, self.num_rows)
+        return slice(self.row, self.row + self.num_rows)
 
     @property
     def end(self) -> int:
         """Number of positions that the longest row has after this pass."""
         return int(self.first.max()) + self.num_tokens
+
+    def note(self, layer: int, reader: object) -> None:
+        """Note the states of a layer, of which its `reader` changes some."""
+        held = self.block.states.get(layer, {})
+        states = {name: rows[self.rows].clone() for name, rows in held.items()}
+        self.notes.setdefault((layer, reader), []).append(states)
+
+    def keep(self, num_tokens: int) -> None:
+        """Forget the states of all tokens but the first ones. Keys and values of the others lie
+        behind the length of their line, and are overwritten."""
+        for (layer, _), notes in self.notes.items():
+            for name, state in notes[num_tokens].items():
+                if not torch.equal(state, notes[-1][name]):  # else it may be another reader's
+                    self.block.states[layer][name][self.rows] = state
 
     def by_row(self, tokens: torch.Tensor, dim: int) -> torch.Tensor:
         """Return the tokens of this piece with one row for each request: the dimensions 0 and

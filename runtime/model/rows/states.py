@@ -100,13 +100,26 @@ class StatefulForward:
         if not isinstance(rows, RowPass):
             return self._forward(**given)
         given.pop(NAME, None)
-        outputs = [self._of_piece(piece, tokens, given) for piece, tokens in rows.spans()]
+        spans = rows.spans()
+        outputs = [one for span in spans for one in self._of_piece(*span, given)]
         if not isinstance(outputs[0], tuple):
             return _one_after_the_other(outputs)
         firsts, *others = zip(*outputs, strict=True)
         return _one_after_the_other(firsts), *[None] * len(others)  # of states, which nothing reads
 
-    def _of_piece(self, piece: RowPiece, tokens: slice, given: Mapping[str, object]) -> object:
+    def _of_piece(
+        self, piece: RowPiece, tokens: slice, given: Mapping[str, object]
+    ) -> Iterator[object]:
+        """Yield the outputs of a piece, token by token where some may be forgotten."""
+        if piece.notes is None:
+            yield self._of_tokens(piece, tokens, given)
+            return
+        piece.note(self._index, self)
+        for begin in range(tokens.start, tokens.stop):
+            yield self._of_tokens(piece, slice(begin, begin + 1), given)
+            piece.note(self._index, self)
+
+    def _of_tokens(self, piece: RowPiece, tokens: slice, given: Mapping[str, object]) -> object:
         past = _past_of(piece, self._index)
         own = {
             name: piece.by_row(given[name][:, tokens], 1) for name in _OF_TOKENS if name in given
@@ -127,7 +140,7 @@ def _past_of(piece: RowPiece, index: int) -> PiecePast:
     held = piece.block.states.get(index, {})
     layer = LinearAttentionLayer(_MOST_STATES)
     for (kind, number), rows in held.items():
-        state = rows[: piece.num_rows]
+        state = rows[piece.rows]
         getattr(layer, kind)[number] = state
         getattr(layer, f"is_{kind}_initialized")[number] = True
         layer.has_previous_state[number] = True

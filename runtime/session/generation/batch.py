@@ -2,28 +2,36 @@
 it.
 
 Tokens of all running requests lie one after the other in a pass: one token of each request that is
-being answered, and tiles of the prompts that are being read. A request that ends makes room for the
-next one at once.
+being answered, with drafts behind it that the pass verifies, and tiles of the prompts that are
+being read. A request that ends makes room for the next one at once.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from itertools import repeat
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
 import torch
+from transformers.utils import ModelOutput
 
 from artifacts.errors import detached
+from runtime.control.counters import Counter
+from runtime.drafters.base import MOST
 from runtime.model.rows.attention import attended
 from runtime.model.rows.memory import RowLine, RowMemory
 from runtime.model.rows.passes import RowPass, RowPiece
 from runtime.session.generation.charges import Charge, Charges
+from runtime.session.generation.drafted import Draws, Proposal
 from runtime.session.generation.finite import NotFinite
 from runtime.session.generation.logprobs import Logprobs
+from runtime.session.generation.pass_plan import PassPlan, Row, RowDraftPasses, RowPart
 from runtime.session.generation.prefill import PrefillQueue, Prompt
 from runtime.session.generation.sampling import Sampler, Sampling, draw
+from runtime.session.generation.single import Drawn
 from runtime.session.probe import widened_window
 from runtime.session.session import Session
 
@@ -37,10 +45,11 @@ _MANY_PASSES = 1000
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """Result of one pass for a request: its token, if it got one; whether the request is over, and
-    the error that ended it; and its charge for the pass. `num_reused` tokens of its prompt were
-    known from other prompts. `logprobs` are the token's, if they were asked for. An answer that
-    `is_complete` is a text of its grammar that nothing may follow."""
+    """Result of one pass for a request: a token, if it got one; whether the request is over, and
+    the error that ended it; and its charge for the pass, which of several tokens the first one has.
+    `num_reused` tokens of its prompt were known from other prompts. `logprobs` are the token's, if
+    they were asked for. An answer that `is_complete` is a text of its grammar that nothing may
+    follow."""
 
     request: int
     owner: Hashable
@@ -57,6 +66,36 @@ class RowResult:
         """Return the result of a request that a detached error ended before it got a token."""
         return cls(request, owner, None, True, Charge(), error)
 
+    @classmethod
+    def each(
+        cls,
+        request: int,
+        owner: Hashable,
+        drawn: Draws,
+        sampler: Sampler,
+        charge: Charge,
+        *,
+        num_reused: int = 0,
+    ) -> Iterator["RowResult"]:
+        """Yield the results of a pass that gave a request any number of tokens."""
+        error = detached(drawn.error) if drawn.error else None
+        *first, last = [*drawn.tokens, *[None] * (not drawn.tokens or error is not None)]
+        for one in first:
+            logprobs = one.logprobs
+            yield cls(request, owner, one.token_id, False, charge, None, num_reused, logprobs)
+            charge = Charge()
+        yield cls(
+            request,
+            owner,
+            last and last.token_id,
+            sampler.is_over,
+            charge,
+            error,
+            num_reused,
+            last and last.logprobs,
+            sampler.is_complete,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class KeptPrompts:
@@ -68,39 +107,6 @@ class KeptPrompts:
     most_nbytes: int = 0
     num_reused: int = 0
     num_forgotten: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Row:
-    """A request: its prompt until that is read, then its line in a block."""
-
-    owner: Hashable
-    prompt: Prompt
-    sampler: Sampler
-    line: RowLine | None = None
-
-
-@dataclass(slots=True)
-class _Plan:
-    """Plan of a pass: its rows, and the number of tokens written into the line of each; the tokens,
-    with the position and row of each; the pieces; and the rows that get a token."""
-
-    rows: list[_Row] = field(default_factory=list)
-    written: list[tuple[RowLine, int]] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    row_of: list[int] = field(default_factory=list)
-    pieces: list[RowPiece] = field(default_factory=list)
-    last: list[tuple[_Row, int]] = field(default_factory=list)  # and the index of its last token
-
-    def add(self, row: _Row, line: RowLine, ids: Sequence[int], *, gets_token: bool) -> None:
-        self.written.append((line, len(ids)))
-        self.ids += ids
-        self.positions += range(line.length, line.length + len(ids))
-        self.row_of += [len(self.rows)] * len(ids)
-        self.rows.append(row)
-        if gets_token:
-            self.last.append((row, len(self.ids) - 1))
 
 
 class RequestQueue:
@@ -185,7 +191,7 @@ class RequestBatch(RequestQueue):
         super().__init__(session, rows=rows)
         self.tile = tile
         self.room = room
-        self._by_line: dict[RowLine, _Row] = {}
+        self._by_line: dict[RowLine, Row] = {}
         self._charges = Charges(session.opened.shape.num_experts)
         with ExitStack() as undo:
             self._way = undo.enter_context(attended(session.opened.model))
@@ -230,18 +236,27 @@ class RequestBatch(RequestQueue):
             prefill.nbytes_kept, prefill.most_kept_nbytes, prefill.num_reused, prefill.num_forgotten
         )
 
-    def add(self, prompt: torch.Tensor, sampling: Sampling, *, owner: Hashable = None) -> int:
-        """Add a request with a prompt [1, S] int64, and return its number. Raises BadInput for a
-        prompt that the model cannot take."""
+    def add(
+        self,
+        prompt: torch.Tensor,
+        sampling: Sampling,
+        *,
+        owner: Hashable = None,
+        most_drafts: int = MOST,
+    ) -> int:
+        """Add a request with a prompt [1, S] int64, of at most so many drafts a pass, and return
+        its number. Raises BadInput for a prompt that the model cannot take."""
         sampler = self.session.sampler(prompt, sampling)
         sampler.inputs.clear()  # keys and values lie in blocks
         request = self.session.new_requests(1)
         ids = prompt[0].numpy()
         read = Prompt(request, ids, len(ids) + sampling.max_new_tokens)
-        self._waiting[request] = _Row(owner, read, sampler)
+        self._waiting[request] = Row(owner, read, sampler, most_drafts)
         return request
 
-    def _free(self, row: _Row) -> None:
+    def _free(self, row: Row) -> None:
+        if row.drafts is not None:
+            row.drafts.drafter.close()
         if row.line is None:
             self.prefill.end(row.prompt, is_read=False)
         else:
@@ -250,10 +265,11 @@ class RequestBatch(RequestQueue):
     def step(self) -> list[RowResult]:
         """Run one pass, if a request is not over. Returns the result for each request that took
         part. A pass that fails ends all running requests."""
-        self._begin_waiting()
         try:
-            plan = self._plan()
-            return self._pass(plan) if plan.ids else []
+            with self.session.lock, torch.inference_mode():
+                self._begin_waiting()
+                plan = self._plan()
+                return self._pass(plan) if plan.ids else []
         except Exception as error:
             detached(error)
             ended = [
@@ -264,24 +280,73 @@ class RequestBatch(RequestQueue):
                 self.cancel(result.request)
             return ended
 
-    def _pass(self, plan: _Plan) -> list[RowResult]:
+    def _pass(self, plan: PassPlan) -> list[RowResult]:
         self._fold()
         begin_s = perf_counter()
         first_pass = self.session.num_passes
-        self._charges.begin(np.array(plan.row_of), len(plan.rows))
-        logits = self._forward(plan)
-        drawn = draw([row.sampler for row, _ in plan.last], logits) if plan.last else []
+        self._charges.begin(plan.rows, len(plan.parts))
+        output = self._forward(plan)
+        self._draw(plan, output.logits[0])
+        self._settle(plan)
         took = self.session.charge_since(first_pass, begin_s=begin_s)
         charges = self._charges.divide(
-            took.counters, exposed_s=took.exposed_s, seconds=took.seconds
+            took.counters, exposed_s=took.exposed_s, seconds=took.seconds, own=_own_counts(plan)
         )
-        drawn = [self._traced(token) if isinstance(token, NotFinite) else token for token in drawn]
-        tokens = {id(row): token for (row, _), token in zip(plan.last, drawn, strict=True)}
+        for part in plan.parts:
+            if isinstance(part.drawn.error, NotFinite):
+                part.drawn = replace(part.drawn, error=self._traced(part.drawn.error))
+        self._note(plan, output, took.seconds)
         self._move_on(plan)
-        return [
-            self._result(row, tokens.get(id(row)), charge)
-            for row, charge in zip(plan.rows, charges, strict=True)
-        ]
+        both = zip(plan.parts, charges, strict=True)
+        return [result for part, charge in both for result in self._results(part, charge)]
+
+    def _draw(self, plan: PassPlan, logits: torch.Tensor) -> None:
+        """Draw the tokens of a pass by the logits [N, V] of its heads."""
+        verifier = self.session.verifier
+        plain = []
+        for part, own in plan.with_logits(logits):
+            drafts = part.row.drafts
+            if part.num_drafts:
+                part.drawn = verifier.draws(drafts.sampler, own, part.proposal.ids)
+                drafts.wide = part.drawn.tie
+                continue
+            plain.append((part, own))
+            if drafts is not None and drafts.wide is not None:
+                verifier.note_tie(drafts.wide, own)
+                drafts.wide = None
+                part.settles = True
+        if not plain:
+            return
+        of_plain = logits if len(plain) == len(logits) else torch.cat([own for _, own in plain])
+        samplers = [part.row.sampler for part, _ in plain]
+        for (part, _), token in zip(plain, draw(samplers, of_plain), strict=True):
+            is_error = isinstance(token, Exception)
+            drawn = [] if is_error else [Drawn(token, part.row.sampler.logprobs)]
+            part.drawn = Draws(drawn, error=token if is_error else None)
+
+    def _settle(self, plan: PassPlan) -> None:
+        """Forget the drafts of a pass that do not stay, and tell the session which do."""
+        if (drafted := plan.drafted) is None:
+            return
+        for part in plan.parts:
+            if part.piece is not None:
+                part.piece.keep(part.num_stay)
+        self.session.verifier.settle(drafted, plan.stays)
+
+    def _note(self, plan: PassPlan, output: ModelOutput, pass_s: float) -> None:
+        """Tell drafters what a pass read, and what it took if it only decoded."""
+        verifier = self.session.verifier
+        if verifier is None:
+            return
+        hidden = output.hidden_states[-1] if verifier.kind.wants_hidden else None
+        for part in plan.parts:
+            if part.row.drafts is not None and part.num_stay:
+                tokens = part.tokens
+                own = None if hidden is None else (hidden[:, tokens],)
+                read = plan.ids[tokens.start : tokens.start + part.num_stay]
+                part.row.drafts.drafter.note(read, SimpleNamespace(hidden_states=own))
+        if plan.decodes:
+            verifier.note_pass([one.proposal.part(one.drawn) for one in plan.parts], pass_s)
 
     def _traced(self, error: NotFinite) -> NotFinite:
         """Return the error with the name of its source, found by a pass of this request alone."""
@@ -296,28 +361,33 @@ class RequestBatch(RequestQueue):
                 return
             self._begin_first()
             self.prefill.under_way.append(row.prompt)
+            if self.session.verifier and row.most_drafts:
+                passes = RowDraftPasses(self.session, self._way, row)
+                row.drafts = self.session.verifier.begin(row.sampler, passes, row.most_drafts)
 
-    def _has_room(self, row: _Row) -> bool:
+    def _has_room(self, row: Row) -> bool:
         if not self.memory.token_nbytes:
             return False  # until the first pass tells the bytes of a token
         left = self.room - sum(map(self._held_nbytes, (*self._running.values(), row)))
         self.prefill.shrink(max(left, 0))
         return left >= 0
 
-    def _held_nbytes(self, row: _Row) -> int:
+    def _held_nbytes(self, row: Row) -> int:
         """Return the bytes for which a running request takes room: its line, and its prompt until
         that is read."""
         held = self.memory.row_nbytes(row.prompt.num_tokens)
         return held if row.line is not None else held + self.prefill.most_nbytes(row.prompt)
 
-    def _plan(self) -> _Plan:
-        plan = _Plan()
+    def _plan(self) -> PassPlan:
+        plan = PassPlan()
+        proposals = self._proposals()
         for block, lines in self.memory.blocks.items():
+            parts = []
             for line in lines:
                 row = self._by_line[line]
-                plan.add(row, line, [row.sampler.last_token], gets_token=True)
-            first = torch.tensor([line.length for line in lines])
-            plan.pieces.append(RowPiece(block, len(lines), 1, first))
+                own = {"gets_token": True, "proposal": next(proposals)}
+                parts.append(plan.add(row, line, [row.sampler.last_token], **own))
+            plan.add_block(block, parts)
         for prompt, length in self.prefill.tiles(self.tile):
             line = prompt.line
             end = prompt.num_read + length
@@ -326,49 +396,58 @@ class RequestBatch(RequestQueue):
             plan.add(self._running[prompt.request], line, ids, gets_token=end == len(prompt.ids))
         return plan
 
-    def _forward(self, plan: _Plan) -> torch.Tensor:
-        requests = np.array([row.prompt.request for row in plan.rows], np.int32)[plan.row_of]
+    def _proposals(self) -> Iterator[Proposal]:
+        """Return the drafts of all lines, in the order of their blocks."""
+        lines = [line for of_block in self.memory.blocks.values() for line in of_block]
+        if not (self.session.verifier and lines):
+            return repeat(Proposal())
+        drafts = [self._by_line[line].drafts for line in lines]
+        return iter(self.session.verifier.propose(drafts))
+
+    def _forward(self, plan: PassPlan) -> ModelOutput:
+        requests = np.array([part.row.prompt.request for part in plan.parts], np.int32)
         return self.session.forward_rows(
             torch.tensor(plan.ids),
             torch.tensor(plan.positions),
             RowPass(plan.pieces, self._way),
-            requests=requests,
-            keep=torch.tensor([index for _, index in plan.last], dtype=torch.int64),
+            requests=requests[plan.rows],
+            keep=torch.tensor(plan.heads, dtype=torch.int64),
+            drafted=plan.drafted,
         )
 
-    def _move_on(self, plan: _Plan) -> None:
-        """Count the tokens that the pass has written, and let prompts that are read to their ends
-        join the others."""
-        for line, num_tokens in plan.written:
-            line.length += num_tokens
+    def _move_on(self, plan: PassPlan) -> None:
+        """Count the tokens that the pass has written and that stay, and let prompts that are read
+        to their ends join the others."""
+        for part in plan.parts:
+            part.line.length += part.num_stay
         self.prefill.note_states()
-        for row, _ in plan.last:
-            if row.line is None:
-                with torch.inference_mode():
-                    row.line = self.memory.join(row.prompt.line, row.prompt.num_tokens)
+        for part in plan.parts:
+            row = part.row
+            if part.gets_token and row.line is None:
+                row.line = self.memory.join(row.prompt.line, row.prompt.num_tokens)
                 self._by_line[row.line] = row
                 self.prefill.end(row.prompt, is_read=True)
 
-    def _result(self, row: _Row, token: int | Exception | None, charge: Charge) -> RowResult:
+    def _results(self, part: RowPart, charge: Charge) -> Iterator[RowResult]:
+        row = part.row
         request = row.prompt.request
-        is_over = row.sampler.is_over
-        if is_over:
+        if row.sampler.is_over:
             self.cancel(request)
-        error = detached(token) if isinstance(token, Exception) else None
-        reused = row.prompt.num_reused
-        return RowResult(
-            request,
-            row.owner,
-            None if error else token,
-            is_over,
-            charge,
-            error,
-            reused,
-            None if token is None else row.sampler.logprobs,
-            row.sampler.is_complete,
-        )
+        own = {"num_reused": row.prompt.num_reused}
+        return RowResult.each(request, row.owner, part.drawn, row.sampler, charge, **own)
 
     def _leave(self, line: RowLine) -> None:
         del self._by_line[line]
         with torch.inference_mode():
             self.memory.drop(line)
+
+
+def _own_counts(plan: PassPlan) -> dict[Counter, list[int]]:
+    """Return what each row of a pass counted of drafts."""
+    return {
+        Counter.DRAFTED: [part.num_drafts for part in plan.parts],
+        Counter.ACCEPTED: [
+            max(part.num_stay - 1, 0) * bool(part.num_drafts) for part in plan.parts
+        ],
+        Counter.TIES: [int(part.settles) for part in plan.parts],
+    }

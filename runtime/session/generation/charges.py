@@ -6,7 +6,7 @@ Amounts that belong to no expert of the step (prefetches, evictions, exposed sta
 divided by tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -87,8 +87,16 @@ class Charges:
             counter: part for counter, part in noted.items() if part is not None
         }
 
-    def divide(self, counters: np.ndarray, *, exposed_s: float, seconds: float) -> list[Charge]:
-        """Return the charge of each request in a pass with these counters [F, L]."""
+    def divide(
+        self,
+        counters: np.ndarray,
+        *,
+        exposed_s: float,
+        seconds: float,
+        own: Mapping[Counter, Sequence[int]],
+    ) -> list[Charge]:
+        """Return the charge of each request in a pass with these counters [F, L]. Of some counters,
+        in the first layer, `own` has what each request counted [R]."""
         divided = self._by_tokens[:, None, None] * counters
         for layer, noted in self._parts.items():
             for counter, part in noted.items():
@@ -97,6 +105,8 @@ class Charges:
         divided[:, Counter.REQUESTS] = divided[:, (Counter.HITS, Counter.LATE, Counter.MISSES)].sum(
             axis=1
         )
+        for counter, counts in own.items():
+            divided[:, counter, 0] = counts
         parts = self._by_tokens.tolist()
         return [
             Charge(table, exposed_s * part, seconds * part, part)

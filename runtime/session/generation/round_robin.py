@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from artifacts.errors import detached
+from runtime.drafters.base import MOST
 from runtime.model.kv_cache import cache_nbytes
 from runtime.model.rows.attention import reason_not_joined
 from runtime.policies import describe
@@ -21,6 +22,7 @@ from runtime.session.generation.batch import (
     RowResult,
 )
 from runtime.session.generation.charges import Charge
+from runtime.session.generation.drafted import Draws
 from runtime.session.generation.sampling import Sampling, check_prompt
 from runtime.session.generation.single import Generation
 from runtime.session.generation.stream import Answer, Effort, TokenTiming
@@ -37,6 +39,7 @@ class _Request:
     owner: Hashable
     prompt: torch.Tensor
     sampling: Sampling
+    most_drafts: int
     generation: Generation | None = None
     num_passes: int = 0
 
@@ -54,11 +57,18 @@ class RoundRobin(RequestQueue):
         super().__init__(session, rows=1 if session.parts.policies.residency.places else rows)
         self._num_added = 0
 
-    def add(self, prompt: torch.Tensor, sampling: Sampling, *, owner: Hashable = None) -> int:
+    def add(
+        self,
+        prompt: torch.Tensor,
+        sampling: Sampling,
+        *,
+        owner: Hashable = None,
+        most_drafts: int = MOST,
+    ) -> int:
         """Add a request, as `RequestBatch.add` does."""
         check_prompt(self.session.opened.model, prompt, sampling.max_new_tokens)
         self._num_added += 1
-        self._waiting[self._num_added] = _Request(owner, prompt, sampling)
+        self._waiting[self._num_added] = _Request(owner, prompt, sampling, most_drafts)
         return self._num_added
 
     def step(self) -> list[RowResult]:
@@ -82,33 +92,20 @@ class RoundRobin(RequestQueue):
         return sum(map(cache_nbytes, filter(None, pasts)))
 
     def _pass(self, request: int, asked: _Request) -> list[RowResult]:
-        """Run a pass. Returns a result for each token; the last one has the charge of all."""
+        """Run a pass. Returns a result for each token; the first one has the charge of all."""
         self._fold()
         asked.num_passes += 1
         try:
             if asked.generation is None:
-                asked.generation = self.session.begin(asked.prompt, asked.sampling)
+                most = asked.most_drafts
+                asked.generation = self.session.begin(
+                    asked.prompt, asked.sampling, most_drafts=most
+                )
             drawn, charge = self.session.step(asked.generation)
         except Exception as error:
             return [RowResult.failed(request, asked.owner, detached(error))]
         sampler = asked.generation.sampler
-        *first, last = drawn
-        owner = asked.owner
-        return [
-            *(
-                RowResult(request, owner, one.token_id, False, Charge(), logprobs=one.logprobs)
-                for one in first
-            ),
-            RowResult(
-                request,
-                owner,
-                last.token_id,
-                sampler.is_over,
-                charge,
-                logprobs=last.logprobs,
-                is_complete=sampler.is_complete,
-            ),
-        ]
+        return [*RowResult.each(request, asked.owner, Draws(drawn), sampler, charge)]
 
     def _free(self, asked: _Request) -> None:
         if asked.generation is not None:
@@ -178,8 +175,6 @@ class _Answered:
 
 def why_one_by_one(session: Session) -> str | None:
     """Return the reason why the requests of a session cannot share a pass, None if they can."""
-    if session.verifier is not None:
-        return f"--draft {session.parts.settings.draft} verifies drafts of one at a time"
     policy = session.parts.policies.residency
     if policy.places:
         return f"--residency {describe(policy)} chooses the experts of the fast tier by the prompt"

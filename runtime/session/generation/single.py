@@ -21,6 +21,31 @@ class Drawn:
 
 
 @dataclass(slots=True, eq=False)
+class RequestDrafts:
+    """The drafter of a request and the tokens that it may read; `passes` are those that it may run,
+    `most` is the most drafts of a pass. `wide` are logits [1, V] of a tie, which a pass without
+    drafts is to settle."""
+
+    sampler: Sampler
+    drafter: Drafter
+    passes: DraftPasses
+    most: int
+    tokens: list[int]
+    wide: torch.Tensor | None = None
+
+    def propose(self, most: int) -> list[int]:
+        """Return at most `most` drafts behind all tokens so far."""
+        sampler = self.sampler
+        most = min(most, self.most, sampler.num_left - 1)
+        if most < 1 or self.wide is not None:
+            return []
+        self.tokens += sampler.tokens[0, len(self.tokens) :].tolist()
+        drafts = [*self.drafter.propose(self.tokens, most)][:most]
+        self.passes.rollback()
+        return drafts
+
+
+@dataclass(slots=True, eq=False)
 class Generation:
     """A request with keys and values of its own, whose first `num_read` tokens are in them: a
     session steps it until `is_over`, or `close` frees them earlier."""
@@ -28,8 +53,7 @@ class Generation:
     request: int
     sampler: Sampler
     num_read: int = 0
-    drafter: Drafter | None = None
-    passes: DraftPasses | None = None  # which the drafter may run
+    drafts: RequestDrafts | None = None
     output: ModelOutput | None = None  # of the last pass of one token, for a drafter
 
     @property
@@ -72,6 +96,6 @@ class Generation:
         self.sampler.is_over = True
         self.sampler.inputs.clear()
         self.output = None
-        if self.drafter:
-            self.drafter.close()
-            self.drafter = self.passes = None
+        if self.drafts:
+            self.drafts.drafter.close()
+            self.drafts = None

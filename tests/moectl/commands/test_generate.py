@@ -43,8 +43,9 @@ def answers(path: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize("sampling", [("--greedy",), ("--temperature", "0.9", "--seed", "5")])
+@pytest.mark.parametrize("draft", ["none", "ngram=1:3"])
 def test_answers_are_those_of_a_run_each(
-    model: Path, data: Path, tmp_path: Path, said: Said, sampling: tuple[str, ...]
+    model: Path, data: Path, tmp_path: Path, said: Said, sampling: tuple[str, ...], draft: str
 ) -> None:
     out = tmp_path / "answers.jsonl"
     told = said(
@@ -57,6 +58,8 @@ def test_answers_are_those_of_a_run_each(
         "--batch",
         "3",
         "--counters",
+        "--draft",
+        draft,
         *OPTIONS,
         *sampling,
     )
@@ -74,8 +77,10 @@ def test_answers_are_those_of_a_run_each(
     took = [answer["moectl"] for answer in found]
     shares = sum(one["passes"] * one["share_of_passes"] for one in took)
     assert shares == pytest.approx(told["passes"])
-    hits = sum(one["counters"]["hits"] for one in took)
-    assert hits == pytest.approx(told["counters"]["hits"])
+    for name in ("hits", "drafted", "accepted", "ties"):
+        of_each = sum(one["counters"][name] for one in took)
+        assert of_each == pytest.approx(told["counters"][name])
+    assert (told["counters"]["drafted"] > 0) == (draft != "none")
     temperature, seed = (0.0, 0) if sampling == ("--greedy",) else (0.9, 5)
     with Session.open(str(model), Settings(budget="50%", threads=1)) as session:
         for number, (prompt, answer) in enumerate(zip(PROMPTS, found, strict=True)):

@@ -4,6 +4,7 @@ slower than without drafts."""
 import numpy as np
 import pytest
 
+from runtime.drafters.base import DraftPart
 from runtime.drafters.length import MeasuredLengths
 
 PLAIN_S = 0.01
@@ -50,7 +51,7 @@ def test_the_better_of_two_drafters_comes_first_and_the_other_behind_it() -> Non
         lengths.note(0, 0, pass_s=1.0, draft_s=0.0)
     assert [name for name, _ in lengths.plan()] == ["good", "fair"]
     assert lengths.plan(0) == []
-    assert lengths.receipt()["passes"] == {"0": 22, "4": 40}
+    assert lengths.receipt()["k"] == {"0": 22, "4": 40}
 
 
 def test_a_pass_that_compiles_does_not_end_drafting() -> None:
@@ -78,3 +79,20 @@ def test_a_change_of_the_text_is_noticed() -> None:
     assert mean_length(0.0, 100) < 0.1
     mean_length(1.0, 200)
     assert mean_length(1.0, 100) > 4
+
+
+def test_requests_that_share_passes_are_told_apart_from_one_alone() -> None:
+    lengths = MeasuredLengths(["one"])
+    asked = {1: 0, 4: 0}
+    for number in range(400):
+        requests = 1 if number % 2 else 4
+        lengths.share(requests)
+        length = lengths.next()
+        asked[requests] += length
+        # one of them has nothing to draft; in company a draft takes all that a token does
+        parts = [DraftPart("one", length, length, 1 + length)] * (requests - 1)
+        parts.append(DraftPart("one", length if requests == 1 else 0, length, 1))
+        num_drafted = sum(part.num_drafted for part in parts)
+        lengths.note_pass(parts, pass_s=requests + (1.5 if requests == 4 else 0.1) * num_drafted)
+    assert asked[1] > 6 * 200 * 0.9 and asked[4] < 0.1 * 200
+    assert lengths.seconds()[:3] == pytest.approx([1.0, 1.1, 1.2], rel=0.05)

@@ -90,6 +90,10 @@ def test_drafted_tokens_are_the_undrafted_ones(
         assert drafting["accepted"] == effort["accepted"] <= effort["drafted"]
         assert drafting["drafted"] == effort["drafted"] > 0
         assert drafting["ties"] == effort["ties"]
+        assert (
+            sum(of["passes"] for k, of in drafting["measured"]["1"].items() if k != "0")
+            == (drafting["passes"])
+        )
         if draft == "told:3":
             assert effort["accepted"] >= 4 and effort["accepted"] < effort["drafted"]
 

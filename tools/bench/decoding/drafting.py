@@ -3,6 +3,7 @@ and on text that repeats itself.
 
     moectl quantize --store DIR/moe.duckdb
     OMP_NUM_THREADS=1 python -m tools.bench.decoding.drafting --store DIR/moe.duckdb
+    python -m tools.bench.decoding.drafting --requests 4       which share passes
 
 Sessions of one placement take turns on one prompt, on one thread; a ratio is of tokens a second to
 those of `none` in the same round, its spread the quartiles. Without --store no placement has
@@ -26,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from moectl.bundled import demo_model
+from runtime.session.generation.round_robin import answer_all
 from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
 from tools.arguments import parser_of
@@ -41,14 +43,20 @@ _REPEATED = "def add_{n}(first, second):\n    return first + second\n\n\n"
 _CHARACTERS = 900  # of a prompt
 
 
-def prompts() -> dict[str, str]:
-    """Return the prompts by kind of text."""
-    code = list(islice(source_code(held_out=True), 3))[-1].text
-    return {"code": code[:_CHARACTERS], "repeated": _REPEATED.format(n=1) * 12}
+def prompts(requests: int) -> dict[str, list[str]]:
+    """Return the prompts of so many requests by kind of text."""
+    code = [one.text[:_CHARACTERS] for one in islice(source_code(held_out=True), 2, 2 + requests)]
+    return {"code": code, "repeated": [_REPEATED.format(n=n + 1) * 12 for n in range(requests)]}
 
 
 def rows(
-    drafters: list[str], *, store: Path | None, options: dict[str, str], rounds: int, tokens: int
+    drafters: list[str],
+    *,
+    store: Path | None,
+    options: dict[str, str],
+    rounds: int,
+    tokens: int,
+    requests: int,
 ) -> Iterator[str]:
     """Yield a row of the table for each placement, text and drafter."""
     sampling = Sampling(tokens, ignore_eos=True)
@@ -56,7 +64,7 @@ def rows(
     for placement, policies in PLACEMENTS.items():
         if policies and store is None:
             continue
-        for kind, text in prompts().items():
+        for kind, texts in prompts(requests).items():
             seconds = np.zeros((rounds + 1, len(ways)))
             with ExitStack() as stack:
                 sessions = [
@@ -70,16 +78,19 @@ def rows(
                     for way in ways
                 ]
                 for turn, way in in_turns(range(len(ways)), rounds + 1):
-                    seconds[turn, way] = _seconds(sessions[way], text, sampling)
+                    seconds[turn, way] = _seconds(sessions[way], texts, sampling)
                 ratios = seconds[1:, :1] / seconds[1:]  # the first round warms up
                 for name, session, own in zip(ways[1:], sessions[1:], ratios.T[1:], strict=True):
                     yield _row(placement, kind, name, session.receipt()["draft"], own)
 
 
-def _seconds(session: Session, text: str, sampling: Sampling) -> float:
+def _seconds(session: Session, texts: list[str], sampling: Sampling) -> float:
     first_pass = session.num_passes
     begin_s = time.process_time()
-    session.generate(text, sampling)
+    if len(texts) > 1:
+        answer_all(session, texts, sampling)
+    else:
+        session.generate(texts[0], sampling)
     taken_s = time.process_time() - begin_s
     counters = session.effort(first_pass=first_pass).counters
     return taken_s + counters["demand_bytes"] / session.parts.tiers.bandwidth
@@ -90,7 +101,9 @@ def _row(
 ) -> str:
     low, high = np.quantile(ratios, (0.25, 0.75))
     share = said["accepted"] / said["drafted"] if said["drafted"] else 0.0
-    tokens = 1 + said["accepted"] / said["passes"] if said["passes"] else 1.0
+    drafted = [one for of in said["measured"].values() for k, one in of.items() if k != "0"]
+    passes = sum(one["passes"] for one in drafted)
+    tokens = sum(one["tokens_per_pass"] * one["passes"] for one in drafted) / (passes or 1)
     return (
         f"| {placement} | {kind} | `{name}` | {share:.2f} | {tokens:.2f} "
         f"| {np.median(ratios):.2f} | {low:.2f} to {high:.2f} |"
@@ -99,7 +112,9 @@ def _row(
 
 def main() -> None:
     options = {"store": str, "link": "64MB/s", "budget": "25%", "experts": "exact"}
-    given = parser_of(__doc__, **options, rounds=5, tokens=96, drafters=DRAFTERS).parse_args()
+    given = parser_of(
+        __doc__, **options, rounds=5, tokens=96, requests=1, drafters=DRAFTERS
+    ).parse_args()
     settings = {name: getattr(given, name) for name in ("link", "budget", "experts")}
     store = Path(given.store) if given.store else None
     print("| placement | text | drafter | accepted | tokens a verification | speed | quartiles |")
@@ -110,6 +125,7 @@ def main() -> None:
         options=settings | {"threads": 1},
         rounds=given.rounds,
         tokens=given.tokens,
+        requests=given.requests,
     ):
         print(row, flush=True)
 

@@ -20,6 +20,7 @@ from moectl.cli.options import (
     Base,
     Dense,
     Device,
+    Draft,
     Experts,
     KvCacheDtype,
     Link,
@@ -164,6 +165,7 @@ class ServeOptions:
     kv_cache_dtype: KvCacheDtype = "auto"
     experts: Experts = "auto"
     activations: Activations = None
+    draft: Draft = "none"
     device: Device = "auto"
     threads: Threads = DEFAULT_THREADS
 
