@@ -38,13 +38,13 @@ PLACEMENTS: Mapping[str, Mapping[str, str]] = {
     "on-demand, shadows": {"residency": "shadow:bits=1"},
 }
 _REPEATED = "def add_{n}(first, second):\n    return first + second\n\n\n"
-_CHARACTERS = 900  # of a prompt
+CHARACTERS = 900  # of a prompt
 
 
 def prompts() -> dict[str, str]:
     """Return the prompts by kind of text."""
     code = list(islice(source_code(held_out=True), 3))[-1].text
-    return {"code": code[:_CHARACTERS], "repeated": _REPEATED.format(n=1) * 12}
+    return {"code": code[:CHARACTERS], "repeated": _REPEATED.format(n=1) * 12}
 
 
 def rows(
@@ -70,13 +70,15 @@ def rows(
                     for way in ways
                 ]
                 for turn, way in in_turns(range(len(ways)), rounds + 1):
-                    seconds[turn, way] = _seconds(sessions[way], text, sampling)
+                    seconds[turn, way] = seconds_of(sessions[way], text, sampling)
                 ratios = seconds[1:, :1] / seconds[1:]  # the first round warms up
                 for name, session, own in zip(ways[1:], sessions[1:], ratios.T[1:], strict=True):
                     yield _row(placement, kind, name, session.receipt()["draft"], own)
 
 
-def _seconds(session: Session, text: str, sampling: Sampling) -> float:
+def seconds_of(session: Session, text: str, sampling: Sampling) -> float:
+    """Return the processor's seconds of an answer, and those of the bytes that it loads on
+    demand."""
     first_pass = session.num_passes
     begin_s = time.process_time()
     session.generate(text, sampling)
