@@ -10,6 +10,11 @@ from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, Opening, Simple, Step
 from runtime.policies.prefetch.next_gate import NextGate
 
+UNTOLD = (
+    "prefetch draft: no drafter has run the model over its drafts (--draft resident does): "
+    "next_gate predicts all"
+)
+
 
 @dataclass
 class DraftPrefetch(Simple):
