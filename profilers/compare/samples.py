@@ -8,6 +8,7 @@ from pathlib import Path
 
 from artifacts.errors import BadInput
 from profilers.compare.bench import BenchSample, BenchSetting
+from profilers.compare.drafted import Answers, DraftedPairs
 
 Key = tuple[int, BenchSetting]  # round and setting
 
@@ -57,6 +58,8 @@ class KeptSamples:
 
 
 def _sample(fields: dict) -> BenchSample:
+    if pairs := fields.get("drafted"):
+        fields["drafted"] = DraftedPairs(**{way: Answers(**one) for way, one in pairs.items()})
     return BenchSample(
         **{
             name: tuple(value) if isinstance(value, list) else value
