@@ -3,9 +3,9 @@ the bundled model's held-out code.
 
     OMP_NUM_THREADS=1 python -m tools.bench.decoding.foretold
 
-Each round is another text, which all ways answer after one that warms them up. Misses are demand
-loads of passes that are no prompts' too; seconds are as in `tools.bench.decoding.drafting`, those of
-bytes loaded on demand calculated, those of prefetched bytes left out, as they come beside compute.
+Each round is another text, which all ways answer after one that warms them up. Counts are of whole
+answers, prompts included, over their tokens; seconds are as in `tools.bench.decoding.drafting`:
+those of bytes loaded on demand calculated, prefetched bytes left out, as they come beside compute.
 """
 
 from contextlib import ExitStack
