@@ -32,10 +32,10 @@ def read_parquet(path: str | Path, *, num_experts: int | None = None) -> Trace:
     """Read a trace from any Parquet file with the columns `pass`, `layer`, `token` and `experts`.
 
     `request`, `phase`, `weights`, `probabilities`, `predicted`, `learned`, `embedding`, `rejected`
-    and `foretold` may be missing; `Trace.assumed` says what was assumed in place of the first three,
-    and whether rows are missing. With `num_experts`, every expert id must be below it. Raises
-    BadInput, which names the row, counted from 0, and OutOfResources for a file that unpacks to
-    more than `MOST_NBYTES`.
+    and `foretold` may be missing; `Trace.assumed` says what was assumed in place of the first
+    three, and whether rows are missing. With `num_experts`, every expert id must be below it.
+    Raises BadInput, which names the row, counted from 0, and OutOfResources for a file that unpacks
+    to more than `MOST_NBYTES`.
     """
     path = Path(path)
     if not path.is_file():
