@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Rises with the tables, and when a column may hold what older code takes for damage: 5 has
-fractions of bits, 6 verifications."""
+fractions of bits, 6 verifications, 7 drafts in benches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +302,10 @@ ARTEFACT_TABLES = {
         kl DOUBLE -- mean divergence of the next token's distribution from the full model's, nats
         top1_agreement DOUBLE -- share of tokens whose most probable successor is the full
             -- model's, 0 to 1
+        acceptance DOUBLE -- share of drafted tokens that were accepted, 0 to 1
+        tokens_per_pass DOUBLE -- decoded tokens of a pass, with drafts
+        drafted_tpot_ms DOUBLE -- time of each later token with drafts, ms
+        drafted_ratio DOUBLE -- that time over the same without drafts, answer by answer
         """,
     ),
     "bench_layers": _artefact(

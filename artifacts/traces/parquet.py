@@ -31,11 +31,11 @@ def write_parquet(trace: Trace, path: str | Path, *, without: Sequence[str] = ()
 def read_parquet(path: str | Path, *, num_experts: int | None = None) -> Trace:
     """Read a trace from any Parquet file with the columns `pass`, `layer`, `token` and `experts`.
 
-    `request`, `phase`, `weights`, `probabilities`, `predicted`, `learned`, `embedding` and
-    `rejected` may be missing; `Trace.assumed` says what was assumed in place of the first three,
-    and whether rows are missing. With `num_experts`, every expert id must be below it. Raises
-    BadInput, which names the row, counted from 0, and OutOfResources for a file that unpacks to
-    more than `MOST_NBYTES`.
+    `request`, `phase`, `weights`, `probabilities`, `predicted`, `learned`, `embedding`, `rejected`
+    and `foretold` may be missing; `Trace.assumed` says what was assumed in place of the first
+    three, and whether rows are missing. With `num_experts`, every expert id must be below it.
+    Raises BadInput, which names the row, counted from 0, and OutOfResources for a file that unpacks
+    to more than `MOST_NBYTES`.
     """
     path = Path(path)
     if not path.is_file():
@@ -87,6 +87,8 @@ def to_table(trace: Trace) -> pa.Table:
             metadata[key] = str(values.shape[1]).encode()
     if trace.rejected is not None:
         columns["rejected"] = trace.rejected
+    if trace.foretold is not None:
+        columns["foretold"] = _lists(trace.foretold)
     if trace.iteration is not None:
         columns["embedding"] = _first_rows_only(trace)
     return pa.table(columns, metadata=metadata)
@@ -139,6 +141,9 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
     besides = _embeddings(table, trace) if "embedding" in names else {}
     if "rejected" in names:
         besides["rejected"] = _rejected(table)
+    if "foretold" in names:
+        besides["foretold"] = matrix_of(table, "foretold", pa.int32(), least=-1)
+        _check_ids(besides["foretold"], num_experts)
     phase = _phase(table) if "phase" in names else guessed_phase(trace)
     return replace(trace, assumed=assumed, phase=phase, **besides)
 

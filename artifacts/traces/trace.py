@@ -65,6 +65,8 @@ class Trace:
     embeddings: np.ndarray | None = None  # [I, H] float32
     # [N] bool: drafts that were read and not accepted; None: none
     rejected: np.ndarray | None = None
+    # [N, K] int32: experts that the router chose for the token while it was drafted, -1 for none
+    foretold: np.ndarray | None = None
     assumed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -139,7 +141,8 @@ class Trace:
         drafted, but for several tokens in a pass."""
         if self.rejected is None:
             return self
-        return replace(self.take(np.flatnonzero(~self.in_vain())), rejected=None)
+        stays = self.take(np.flatnonzero(~self.in_vain()))
+        return replace(stays, rejected=None, foretold=None)
 
     def pass_indices(self) -> np.ndarray:
         """[N] int64: which pass computed each row, counted from 0 in order of first appearance.

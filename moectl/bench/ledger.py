@@ -41,7 +41,8 @@ class BenchRow:
     """One setting, with the columns of the store's table `bench`; None for values that were not
     measured.
 
-    `ttft_quartiles` and `tpot_quartiles` belong to the medians above them, `tasks` are scores,
+    `ttft_quartiles`, `tpot_quartiles` and `drafted_quartiles` belong to the medians above them, the
+    last to `drafted_ratio`: the time of a token with drafts over that without. `tasks` are scores,
     `run` is the run in the store, `best` marks the fastest rows of a table, `why` is the reason if
     the setting could not run. `altered` counts requests that were not computed as by the full
     model. `loss_error` is the standard error of `perplexity_ratio`, which was measured on `scored`
@@ -67,8 +68,13 @@ class BenchRow:
     perplexity_ratio: float | None = None
     kl: float | None = None
     top1_agreement: float | None = None
+    acceptance: float | None = None
+    tokens_per_pass: float | None = None
+    drafted_tpot_ms: float | None = None
+    drafted_ratio: float | None = None
     ttft_quartiles: tuple[float, float] | None = None
     tpot_quartiles: tuple[float, float] | None = None
+    drafted_quartiles: tuple[float, float] | None = None
     tasks: tuple[TaskScore, ...] = ()
     altered: int | None = None
     loss_error: float | None = None
@@ -101,6 +107,7 @@ class BenchRow:
 _BESIDE = (  # not columns of the table
     "ttft_quartiles",
     "tpot_quartiles",
+    "drafted_quartiles",
     "tasks",
     "altered",
     "loss_error",
@@ -116,6 +123,7 @@ def measured_row(setting: BenchSetting, measured: BenchResult, *, scored: int) -
     quality but no counters."""
     ttft = measured.ttft_ms
     tpot = measured.tpot_ms
+    ratio = measured.drafted_ratio
     counters = measured.counters
     return BenchRow(
         **asdict(setting),
@@ -130,6 +138,11 @@ def measured_row(setting: BenchSetting, measured: BenchResult, *, scored: int) -
         perplexity_ratio=measured.perplexity_ratio,
         kl=measured.kl,
         top1_agreement=measured.top1_agreement,
+        acceptance=measured.acceptance,
+        tokens_per_pass=measured.tokens_per_pass,
+        drafted_tpot_ms=measured.drafted_tpot_ms,
+        drafted_ratio=ratio and ratio.median,
+        drafted_quartiles=ratio and (ratio.lower, ratio.upper),
         ttft_quartiles=(ttft.lower, ttft.upper),
         tpot_quartiles=(tpot.lower, tpot.upper),
         altered=altered(counters) if counters else None,
@@ -148,6 +161,8 @@ def simulated_row(setting: BenchSetting, outcome: Outcome) -> BenchRow:
         **{name: outcome.times[name] for name in times},
         **{name: outcome.counters[name] for name in _COUNTS},
         peak_fast_bytes=outcome.fast_nbytes,
+        acceptance=outcome.acceptance,
+        tokens_per_pass=outcome.tokens_per_pass,
         altered=altered(outcome.counters),
     )
 
@@ -222,7 +237,11 @@ class Ledger:
             seed=self._job.seed,
             parameters={
                 "job": self._job.digest,
-                "spread": {"ttft_ms": row.ttft_quartiles, "tpot_ms": row.tpot_quartiles},
+                "spread": {
+                    "ttft_ms": row.ttft_quartiles,
+                    "tpot_ms": row.tpot_quartiles,
+                    "drafted_ratio": row.drafted_quartiles,
+                },
                 "tasks": [asdict(score) for score in row.tasks],
                 "quality": {"loss_error": row.loss_error, "scored": row.scored},
                 "tokens_asked": self._job.tokens if self._job.asked is None else self._job.asked,
@@ -284,6 +303,7 @@ def _row(store: Store, run: StoredRun) -> BenchRow:
         **columns,
         ttft_quartiles=spread["ttft_ms"],
         tpot_quartiles=spread["tpot_ms"],
+        drafted_quartiles=spread["drafted_ratio"],
         tasks=tuple(TaskScore(**score) for score in run.info.parameters["tasks"]),
         altered=None
         if layers is None

@@ -36,6 +36,7 @@ from profilers.compare.samples import KeptSamples
 from profilers.compare.tasks import Tasks, TaskScore, load_tasks
 from profilers.hardware.this_machine import LocalMachine
 from profilers.text.corpus import data_digest, documents
+from runtime.drafters.base import NONE, Draft, kind_of
 from runtime.model.files.locate import locate
 from runtime.model.open import MoeModel
 from runtime.session.equip import model_on_base
@@ -45,6 +46,9 @@ from runtime.session.settings import FUSED
 PEERS_AS_THEY_ARE = (
     "peers: other programs in processes of their own, on this machine as it is, whatever link is "
     "emulated for presets"
+)
+DRAFTED = (
+    "drafts by {draft}: the prompts answered greedily with them and without, one after the other"
 )
 NO_ORACLE = "no oracle: nobody knows the future of a live run; --simulate has one"
 
@@ -66,6 +70,9 @@ def live(name: str, request: BenchRequest, phases: Phases, *, store: Path) -> Be
     )
     for link in set(request.link_names) - MACHINES.keys():
         resolve_link(opened, link=link, near=None, scaled_to=None)
+    if request.draft != NONE:  # one that cannot be used is reported before anything is measured
+        draft = Draft.parse(request.draft)
+        kind_of(draft.name).open(opened, draft.argument)
     info = model_info(name, opened)
     request = request.of_model(store, info.model_id)
     text = read_text(
@@ -98,6 +105,7 @@ def live(name: str, request: BenchRequest, phases: Phases, *, store: Path) -> Be
         devices=request.devices,
         kv_cache_dtype=request.kv_cache_dtype,
         activations=request.activations,
+        draft=request.draft,
     )
     peers = PeerBench(opened, locate(name), text, threads=request.threads)
     finished = {} if request.again else ledger.finished()
@@ -110,6 +118,8 @@ def live(name: str, request: BenchRequest, phases: Phases, *, store: Path) -> Be
         for setting in settings
     ]
     notes = [NO_ORACLE] + [PEERS_AS_THEY_ARE] * bool(request.peer_names)
+    if request.draft != NONE:
+        notes.append(DRAFTED.format(draft=request.draft))
     if text.shortfall:
         notes.append(f"only {text.shortfall}")
     own = {"kv_cache_dtype": request.kv_cache_dtype, "activations": request.activations}
@@ -254,6 +264,8 @@ def _job(
         conditions["batch"] = request.batch
     if request.activations:
         conditions["activations"] = request.activations
+    if request.draft != NONE:
+        conditions["draft"] = request.draft
     if request.kv_cache_dtype != AUTO:
         conditions["kv_cache_dtype"] = request.kv_cache_dtype
     digest = data_digest(text.sequences)

@@ -16,6 +16,7 @@ from moectl.cli.options import (
     Dense,
     Device,
     Devices,
+    Draft,
     Executor,
     Experts,
     HalvedLength,
@@ -125,6 +126,7 @@ class BenchOptions:
     kv_cache_dtype: KvCacheDtype = "auto"
     experts: Experts = "exact"
     activations: Activations = None
+    draft: Draft = "none"
     device: Device = "auto"
     devices: Devices = 1
     threads: Threads = DEFAULT_THREADS

@@ -20,6 +20,7 @@ from profilers.compare.peers import EVERYTHING, PEERS
 from profilers.compare.tasks import check_tasks
 from profilers.workers.choose import LOCAL, check_executor
 from runtime.control import sizes
+from runtime.drafters.base import NONE, Draft
 from runtime.policies.presets import Preset, preset, presets
 from runtime.session.presets import find_presets
 from runtime.session.settings import EXACT, check_activations, check_experts
@@ -67,6 +68,7 @@ class BenchRequest(BenchOptions):
         check_dense(self.dense)
         kv_bits(self.kv_cache_dtype)
         check_executor(self.executor)
+        Draft.parse(self.draft)
         clients_of(self.clients)
         self._check_mode()
         if self.task_names:
@@ -95,6 +97,11 @@ class BenchRequest(BenchOptions):
             raise BadUsage("--kv-cache-dtype is of a live bench: leave out --simulate")
         if self.simulate and self.tasks:
             raise BadUsage("--tasks are evaluated live: leave out --simulate")
+        if self.simulate and self.draft != NONE:
+            raise BadUsage(
+                "--draft is of a live bench: leave out --simulate, or give a --trace that was "
+                "recorded with drafts"
+            )
         if self.simulate and self.experts != EXACT:
             raise BadUsage("--experts is of a live bench: leave out --simulate")
         if self.simulate and self.scaled_to:

@@ -86,6 +86,9 @@ def _ratios(benched: Benched) -> list[Column]:
 
 
 _COUNTED: list[Column] = [
+    ("drafted, undrafted = 1", lambda row: _spread(row.drafted_ratio, row.drafted_quartiles)),
+    ("accepted", lambda row: _short(row.acceptance)),
+    ("tokens a pass", lambda row: _short(row.tokens_per_pass)),
     ("hit rate", lambda row: row.hit_rate),
     ("moved", lambda row: _bytes(row.demand_bytes, row.prefetch_bytes)),
     ("wasted", lambda row: _bytes(row.wasted_bytes)),

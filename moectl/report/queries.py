@@ -116,7 +116,8 @@ TABLE = (
 SELECT budget, link, preset, mode, ttft_ms, tpot_ms, tpot_lower, tpot_upper, times_full,
   times_lower, times_upper, times_full_ttft, tokens_per_s, hit_rate,
   demand_bytes + prefetch_bytes AS moved_bytes, wasted_bytes, exposed_ms,
-  peak_fast_bytes, perplexity_ratio, loss, error, kl, top1_agreement, is_lossless, is_ours, run_id
+  peak_fast_bytes, perplexity_ratio, loss, error, kl, top1_agreement, is_lossless, is_ours, run_id,
+  drafted_ratio, acceptance, tokens_per_pass
 FROM judged ORDER BY size, link, tpot_ms, preset"""
 )
 

@@ -14,12 +14,14 @@ import numpy as np
 from artifacts.errors import BadInput, BadUsage
 from artifacts.hardware.machines import MACHINES, machine
 from artifacts.modelshapes.kv_cache import AUTO
+from profilers.compare.drafted import DraftedPairs, answers
 from profilers.compare.quality import Quality, TextReading, compare, losses_by_text, read
 from profilers.compare.tasks import Tasks, TaskScore, evaluate
 from profilers.text.batches import check_sequences
 from profilers.text.corpus import all_sequences
 from profilers.text.files import Document
 from runtime.backends.choose import choose_backend
+from runtime.drafters.base import NONE
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Preset
@@ -74,7 +76,8 @@ class BenchSample:
     """One setting in one round. `ttft_ms` is each sequence's prompt, `tpot_ms` the mean of its
     decoded tokens. Counters, `exposed_ms` of stall and quality are over all sequences without the
     warm-up; `kl_by_text` and `loss_by_text` (of log-likelihood, nats per token) by sequence.
-    `seconds` is the time of the whole measurement."""
+    `seconds` is the time of the whole measurement. `drafted`: what the prompts were answered
+    with drafts and without, if that was asked for."""
 
     ttft_ms: tuple[float, ...]
     tpot_ms: tuple[float, ...]
@@ -88,6 +91,7 @@ class BenchSample:
     loss_by_text: tuple[float, ...]
     seconds: float
     loss_error: float | None = None  # of `perplexity_ratio`; samples of an earlier moectl have none
+    drafted: DraftedPairs | None = None
 
 
 _MEDIANS = ("exposed_ms", "perplexity_ratio", "kl", "top1_agreement")
@@ -119,6 +123,12 @@ class BenchResult:
     kl: float
     top1_agreement: float
     loss_error: float | None
+    # of answers with drafts: the share of drafts that were accepted, tokens a pass, milliseconds a
+    # token, and those over the same answers' without drafts
+    acceptance: float | None = None
+    tokens_per_pass: float | None = None
+    drafted_tpot_ms: float | None = None
+    drafted_ratio: Quartiles | None = None
 
     @property
     def counters(self) -> dict[str, int]:
@@ -189,7 +199,28 @@ def summary(samples: Sequence[BenchSample]) -> BenchResult:
             (sample.loss_error for sample in samples if sample.loss_error is not None), default=None
         ),
         **{name: median(getattr(sample, name) for sample in samples) for name in _MEDIANS},
+        **_of_drafts([sample.drafted for sample in samples if sample.drafted]),
     )
+
+
+def _of_drafts(pairs: Sequence[DraftedPairs]) -> dict[str, object]:
+    """Return the fields of `BenchResult` on drafts; empty where nothing was answered with them."""
+    if not pairs:
+        return {}
+    drafted = [pair.drafted for pair in pairs]
+    total = replace(
+        drafted[0],
+        **{
+            name: sum(getattr(one, name) for one in drafted)
+            for name in ("tokens", "passes", "drafted", "accepted")
+        },
+    )
+    return {
+        "acceptance": total.acceptance,
+        "tokens_per_pass": total.tokens_per_pass,
+        "drafted_tpot_ms": median(chain.from_iterable(one.tpot_ms for one in drafted)),
+        "drafted_ratio": Quartiles.of([ratio for pair in pairs for ratio in pair.ratios]),
+    }
 
 
 class LinkEmulations:
@@ -228,7 +259,8 @@ class LinkEmulations:
 class Bench:
     """Measures settings of one model on one text; `stored` are presets of the store, by name. Keys
     and values are kept as `kv_cache_dtype`, and `activations` are rounded to so many bits, in the
-    reference of quality too.
+    reference of quality too. With a `draft`, as in `Settings`, the prompts are answered with such
+    drafts and without, in the same measurement.
     Raises BadInput for text that the model cannot read."""
 
     def __init__(
@@ -242,12 +274,14 @@ class Bench:
         devices: int = 1,
         kv_cache_dtype: str = AUTO,
         activations: int | None = None,
+        draft: str = NONE,
     ) -> None:
         check_sequences(opened.model, text.sequences)
         self._stored = stored
         self._devices = devices
         self._kv_cache_dtype = kv_cache_dtype
         self._activations = activations
+        self._draft = draft
         self._opened = opened
         self._artefacts = artefacts
         self._text = text
@@ -299,7 +333,22 @@ class Bench:
             reading = read(
                 session, self._text.sequences, prefill=self._text.prefill, progress=progress
             )
-            return self._sample(session, reading, first_pass, begin_s)
+            sample = self._sample(session, reading, first_pass, begin_s)
+        if self._draft == NONE:
+            return sample
+        return replace(sample, drafted=self._pairs(setting), seconds=perf_counter() - begin_s)
+
+    def _pairs(self, setting: BenchSetting) -> DraftedPairs:
+        """Answer the text's prompts without drafts and with them, each from an empty cache."""
+        text = self._text
+        prompts = [sequence[: text.prefill] for sequence in text.sequences]
+        num_tokens = len(text.sequences[0]) - text.prefill
+        told = []
+        for draft in (NONE, self._draft):
+            settings = replace(self._settings(setting), draft=draft)
+            with Session(self._opened, settings, artefacts=self._artefacts) as session:
+                told.append(answers(session, prompts, num_tokens))
+        return DraftedPairs(*told)
 
     def scores(
         self, setting: BenchSetting, tasks: Tasks, *, batch: int | None = None

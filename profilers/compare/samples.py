@@ -8,6 +8,7 @@ from pathlib import Path
 
 from artifacts.errors import BadInput
 from profilers.compare.bench import BenchSample, BenchSetting
+from profilers.compare.drafted import Answers, DraftedPairs
 
 Key = tuple[int, BenchSetting]  # round and setting
 
@@ -57,9 +58,13 @@ class KeptSamples:
 
 
 def _sample(fields: dict) -> BenchSample:
-    return BenchSample(
-        **{
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in fields.items()
-        }
-    )
+    pairs = fields.get("drafted") or {}
+    answers = {way: Answers(**_with_tuples(one)) for way, one in pairs.items()}
+    drafted = DraftedPairs(**answers) if answers else None
+    return BenchSample(**_with_tuples(fields) | {"drafted": drafted})
+
+
+def _with_tuples(fields: dict) -> dict:
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }

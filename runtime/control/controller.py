@@ -145,8 +145,11 @@ class Controller:
         `opens_passes`."""
         now = self.now
         now.layer = self.mover.arrivals.lent = 0
+        proposed = self._prefetch.propose_first(opening, now)
+        if not (len(proposed) or self.sees_embeddings):
+            return ()
         now.unserved = set(range(self.shape.num_experts))
-        prefetches = self.mover.prefetch(self._noted(self._prefetch.propose_first(opening, now)))
+        prefetches = self.mover.prefetch(self._noted(proposed))
         now.unserved = frozenset()
         self.mover.end_step([])
         return prefetches

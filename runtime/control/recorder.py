@@ -47,6 +47,7 @@ class Recorder:
                 "learned": step.learned,
                 "iteration": None if step.embedding is None else self._iteration,
                 "rejected": None if step.drafted is None else step.drafted,
+                "foretold": None if step.foretold is None else step.foretold[:, step.layer],
             }
         )
 
@@ -65,14 +66,19 @@ class Recorder:
         before its first router."""
         if not self._rows:
             raise BadInput("nothing was recorded: no pass got to its first router")
-        if any(row["rejected"] is not None for row in self._rows):
-            for row in self._rows:
-                if row["rejected"] is None:
-                    row["rejected"] = np.zeros(len(row["layer"]), bool)
+        self._fill("rejected", np.zeros(1, bool))
+        self._fill("foretold", np.full((1, self._rows[0]["experts"].shape[1]), -1, np.int32))
         columns = [name for name, column in self._rows[0].items() if column is not None]
         embeddings = np.concatenate(self._embeddings) if self._embeddings else None
         joined = {name: np.concatenate([row[name] for row in self._rows]) for name in columns}
         return Trace(**joined, embeddings=embeddings)
+
+    def _fill(self, name: str, nothing: np.ndarray) -> None:
+        """Give steps that lack a column of others `nothing` [1, ...] in each row."""
+        if any(row[name] is not None for row in self._rows):
+            for row in self._rows:
+                if row[name] is None:
+                    row[name] = nothing.repeat(len(row["layer"]), axis=0)
 
     def _embed(self, step: Step) -> None:
         """Keep the input embeddings of this pass's requests, once a pass."""

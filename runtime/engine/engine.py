@@ -7,6 +7,7 @@ forward. One engine owns one model while it is installed. `runtime.engine.step` 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -205,14 +206,15 @@ class Engine:
             )
 
     @contextmanager
-    def drafting(self) -> Iterator[None]:
-        """Run passes with the experts that are there, or their resident replicas. These passes load
-        nothing, and neither counters nor observers see them."""
+    def drafting(self) -> Iterator[list[np.ndarray]]:
+        """Run a pass with the experts that are there, or their resident replicas. It loads nothing,
+        and neither counters nor observers see it. Yields the routers' choice [T, K] by layer."""
         if self.road:
             self.road.give_back()
         self.steps.is_drafting = True
+        self.steps.chosen = chosen = []
         try:
-            yield
+            yield chosen
         finally:
             self.steps.is_drafting = False
 
@@ -230,7 +232,7 @@ class Engine:
         self._is_in_pass = True
         num_tokens = self.watcher.begin_pass(args, kwargs)
         self.controller.begin_pass(num_tokens, num_drafts=self.watcher.num_drafts)
-        self.watcher.take_embedded(kwargs)
+        self.watcher.open_pass(kwargs)
 
     def _end_pass(self, model: nn.Module, args: tuple, output: object) -> None:
         if self.steps.is_drafting and not self._is_in_pass:

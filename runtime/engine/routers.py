@@ -37,6 +37,7 @@ class _Pass:
     last: np.ndarray  # the row of each request's last token
     prompts: np.ndarray | None = None  # which rows are of prompts, where others are decoded
     drafted: np.ndarray | None = None  # which rows are drafts
+    foretold: np.ndarray | None = None  # [T, L, K] as in `Step`
     # [B, S] of all rows, until the last layer where routers are hooked
     ids: torch.Tensor | None = None
     embedding: np.ndarray | None = None  # [R, H], each request's mean
@@ -53,9 +54,10 @@ class Watcher:
     they have. `token_requests`, if given, has the request of each token of the next pass, in place
     of one request for each row; the tokens of a request stand together. `drafted`, if given beside
     it, says which of these are drafts, and `on_settle` is called once it is known which of a pass's
-    tokens are rejected, and which were read in vain: these, or to be read again. `rows` are the
-    rows of the pass under way that are tokens, None: all. With `is_watching` routers
-    are hooked, with `sees_embeddings` the embedding.
+    tokens are rejected, and which were read in vain: these, or to be read again. `foretold` is what
+    drafts tell of the next pass alone, as in `Step`; `num_foretold` counts such passes. `rows` are
+    the rows of the pass under way that are tokens, None: all. With `is_watching` routers are
+    hooked, with `sees_embeddings` the embedding.
     """
 
     def __init__(self, opened: MoeModel) -> None:
@@ -67,6 +69,8 @@ class Watcher:
         self.decodes = False
         self.token_requests: np.ndarray | None = None
         self.drafted: np.ndarray | None = None
+        self.foretold: np.ndarray | None = None
+        self.num_foretold = 0
         self.rows: np.ndarray | None = None
         self._opened = opened
         self._to_host = HostCopy(opened.model.device)
@@ -126,7 +130,9 @@ class Watcher:
         phase, prompts = (
             self._phases(requests, last) if length > 1 and not self.decodes else (DECODE, None)
         )
-        self._pass = _Pass(phase, requests, last, prompts, self.drafted, ids)
+        self._pass = _Pass(phase, requests, last, prompts, self.drafted, self.foretold, ids)
+        self.num_foretold += self.foretold is not None
+        self.foretold = None
         self._letter = None
         self._pass_index += 1
         if self.on_pass is not None:
@@ -151,10 +157,12 @@ class Watcher:
         """Number of drafts in the pass under way."""
         return 0 if self._pass.drafted is None else int(self._pass.drafted.sum())
 
-    def take_embedded(self, kwargs: dict) -> None:
-        """Note the input of a pass that is given embeddings in place of ids, once the pass has
-        begun."""
-        if self.sees_embeddings and self._pass.ids is None:
+    def open_pass(self, kwargs: dict) -> None:
+        """Tell of a pass that has begun, unless that waits for its embedding; note its input where
+        it is given embeddings in place of ids."""
+        if not self.sees_embeddings:
+            self._open()
+        elif self._pass.ids is None:
             self._embed(kwargs["inputs_embeds"])
 
     def step(self, layer: int, ids: torch.Tensor | None, weights: torch.Tensor | None) -> Step:
@@ -194,6 +202,7 @@ class Watcher:
             requests=self._pass.requests,
             prompts=self._pass.prompts,
             drafted=self._pass.drafted,
+            foretold=self._pass.foretold,
         )
         if self.on_step is not None:
             self.on_step(step)
@@ -286,8 +295,12 @@ class Watcher:
         tokens = given.detach().flatten(0, -2).float().cpu().numpy()
         tokens = tokens if self.rows is None else tokens[self.rows]
         self._pass.embedding = np.array(mean_rows(tokens, self._pass.last))
+        self._open()
+
+    def _open(self) -> None:
         if self.on_opening is not None:
-            self.on_opening(Opening(self._pass_index, self._pass.phase, self._pass.embedding))
+            now = self._pass
+            self.on_opening(Opening(self._pass_index, now.phase, now.embedding, now.foretold))
 
     def _keep_routing(self, index: int) -> Callable:
         routed = self._routed[index]

@@ -34,7 +34,8 @@ class StepExecutor:
     in which each answer got one token, or the router's choice [1, K] where nothing was left to
     plan. `on_plan` is called with every step that was planned, and its plan. `can_skip_planning`
     says that experts, or the replicas in their place, never leave once they are there. While it
-    `is_drafting`, experts are taken as they are there, and observers are not called.
+    `is_drafting`, experts are taken as they are there, and observers are not called; `chosen` has
+    the routers' choice [T, K] by layer.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class StepExecutor:
         self._flagged: FlaggedCopies | None = None  # by which a token is loaded that is one graph
         self.num_not_landed = 0
         self.is_drafting = False
+        self.chosen: list[np.ndarray] = []
         self.last_token: dict[int, Plan | torch.Tensor] = {}
         self.on_plan: Callable[[Step, Plan], None] | None = None
         self._opened = opened
@@ -146,6 +148,7 @@ class StepExecutor:
     ) -> torch.Tensor:
         """Do the same as `run` with the experts that are there, for drafts."""
         selected, shares = self.watcher.chosen(ids, weights)
+        self.chosen.append(selected)
         plan = self.controller.plan_present(layer.index, selected, shares, self.pending)
         return self._computed(plan, selected, shares, layer, hidden, ids, weights)
 

@@ -51,6 +51,7 @@ from runtime.policies.miss.substitute import Substitute
 from runtime.policies.prefetch.activation import ActivationPrefetch
 from runtime.policies.prefetch.affinity import Affinity
 from runtime.policies.prefetch.blend import Blend
+from runtime.policies.prefetch.draft import DraftPrefetch
 from runtime.policies.prefetch.frequency import Frequency
 from runtime.policies.prefetch.learned import LearnedPrefetch
 from runtime.policies.prefetch.map import MapPrefetch
@@ -83,6 +84,7 @@ POLICIES: dict[str, dict[str, type]] = {
     "prefetch": {
         "none": NoPrefetch,
         "next_gate": NextGate,
+        "draft": DraftPrefetch,
         "score": ScorePrefetch,
         "frequency": Frequency,
         "affinity": Affinity,

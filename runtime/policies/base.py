@@ -261,12 +261,11 @@ class Prefetch(Policy, Protocol):
     distance: int  # layers that it looks ahead; 0: it proposes nothing
     reads_predictions: ClassVar[bool]  # whether steps must carry `predicted` for `distance` layers
     reads_learned: ClassVar[bool]  # whether steps must carry `learned` for `distance` layers
+    reads_foretold: ClassVar[bool]  # whether it uses what steps carry in `foretold`
     follows_steps: ClassVar[
         bool
     ]  # False: it remembers nothing, and is asked only where something can be sent
-    opens_passes: (
-        bool  # whether it proposes before the first layer of a pass, which takes embeddings
-    )
+    opens_passes: bool  # whether it proposes before the first layer of a pass
 
     def propose_first(self, opening: Opening, now: Now) -> np.ndarray:
         """Return keys to prefetch before the first layer has run, as `propose` does. Called once a
@@ -305,6 +304,7 @@ class Simple:
     sees_probabilities: ClassVar[bool] = False
     sees_embeddings: ClassVar[bool] = False
     reads_learned: ClassVar[bool] = False
+    reads_foretold: ClassVar[bool] = False
     named_widths: ClassVar[Collection[int]] = ()
     widths: ClassVar[Collection[int]] = ()
     chooses: ClassVar[bool] = True

@@ -55,6 +55,9 @@ class Step:
     prompts: np.ndarray | None = None
     # [T] bool: which are drafts, read before it is known whether they stay; None: none
     drafted: np.ndarray | None = None
+    # [T, L, K] expert ids that the routers of all layers chose for each token while it was drafted,
+    # -1 where that is not known; None: of no token
+    foretold: np.ndarray | None = None
 
     @property
     def decodes(self) -> bool:
@@ -64,7 +67,7 @@ class Step:
     def part(self, rows: np.ndarray, phase: int) -> "Step":
         """Return the step of these tokens [T] bool alone, which are of one phase."""
         of_tokens = ("selected", "weights", "probabilities", "predicted", "learned", "requests")
-        of_tokens += ("drafted",)
+        of_tokens += ("drafted", "foretold")
         taken = {
             name: None if (all_rows := getattr(self, name)) is None else all_rows[rows]
             for name in of_tokens
@@ -91,7 +94,8 @@ class Opening:
     pass_index: int
     phase: int
     # [R, H] float32: each request's input of this pass, the mean over its tokens
-    embedding: np.ndarray
+    embedding: np.ndarray | None
+    foretold: np.ndarray | None = None  # as in its steps
 
 
 _FIRST = np.zeros(1, np.int64)

@@ -14,6 +14,8 @@ from runtime.control.splits.resplit import Reconfiguration
 from runtime.policies.step import Opening, Step, last_tokens
 from runtime.replay.virtual_time import ReplayTiming
 
+_LACKS_ROWS = "the trace lacks rows of a pass with drafts: record it anew"
+
 
 def replay(
     trace: Trace,
@@ -47,10 +49,12 @@ def replay(
             if timing:
                 timing.begin_pass(**_pass_of(ordered, rows, drafts.in_vain))
             if controller.opens_passes:
-                opened = controller.open_pass(Opening(pass_index, phase, step.embedding))
+                opening = Opening(pass_index, phase, step.embedding, drafts.foretold)
+                opened = controller.open_pass(opening)
                 if timing:
                     timing.open_pass(opened)
         step.drafted = drafts.of(rows)
+        step.foretold = drafts.foretold
         if reconfiguration:
             reconfiguration.add(step)
         plan = controller.step(step)
@@ -67,15 +71,16 @@ class _Drafts:
     """Tells the controller what became of the drafts of each pass, as the live run did.
 
     Where a trace says what was rejected, a request's decoded tokens behind its first one in a pass
-    are drafts.
+    are drafts. `foretold` [T, L, K] is what they told of the pass, as in `Step`.
     """
 
     def __init__(
         self, trace: Trace, controller: Controller, reconfiguration: Reconfiguration | None
     ) -> None:
         self.in_vain = trace.in_vain()
+        self.foretold: np.ndarray | None = None
+        self._trace = trace
         self._drafted = trace.drafted()
-        self._rejected = trace.rejected
         self._controller = controller
         self._reconfiguration = reconfiguration
         self._rows: slice | None = None  # of a pass that is to be settled, in its first layer
@@ -83,22 +88,35 @@ class _Drafts:
     def of(self, rows: slice) -> np.ndarray | None:
         """Return which tokens [T] of a step are drafts; None for none. Raises BadInput for a step
         that lacks tokens of its pass."""
-        drafted = self._drafted[rows]
-        if self._rows and rows.stop - rows.start != self._rows.stop - self._rows.start:
-            raise BadInput("the trace lacks rows of a pass with drafts: record it anew")
-        return drafted if drafted.any() else None
+        if self._rows is None:
+            return None
+        if rows.stop - rows.start != self._rows.stop - self._rows.start:
+            raise BadInput(_LACKS_ROWS)
+        return self._drafted[rows]
 
     def begin_pass(self, rows: slice) -> int:
         """Begin a pass with these rows in its first layer. Returns the number of its drafts."""
         num_drafts = int(self._drafted[rows].sum())
         self._rows = rows if num_drafts else None
+        self.foretold = None if self._trace.foretold is None else self._told(rows)
         return num_drafts
+
+    def _told(self, rows: slice) -> np.ndarray | None:
+        num_tokens = rows.stop - rows.start
+        num_layers = self._controller.shape.num_layers
+        of_pass = slice(rows.start, rows.start + num_tokens * num_layers)
+        told = self._trace.foretold[of_pass]
+        if (told < 0).all():
+            return None
+        if (self._trace.layer[of_pass] != np.arange(num_layers).repeat(num_tokens)).any():
+            raise BadInput(_LACKS_ROWS)
+        return told.reshape(num_layers, num_tokens, -1).transpose(1, 0, 2)
 
     def settle(self) -> None:
         """Tell what was accepted of the pass that has ended, if it had drafts."""
         if self._rows is None:
             return
-        rejected = self._rejected[self._rows]
+        rejected = self._trace.rejected[self._rows]
         self._controller.settle(self._drafted[self._rows] & ~rejected)
         if self._reconfiguration:
             self._reconfiguration.settle(rejected, self.in_vain[self._rows])

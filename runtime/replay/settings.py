@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from runtime.control.serving import Service
@@ -73,3 +74,16 @@ class Outcome:
     passes: list[PassTime]
     split: dict[str, object]
     by_device: list[dict[str, int]]
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of drafts that were accepted; None where nothing was drafted."""
+        drafted = self.counters["drafted"]
+        return self.counters["accepted"] / drafted if drafted else None
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """Decoded tokens of a pass that decodes; None where nothing was drafted."""
+        if not self.counters["drafted"]:
+            return None
+        return fmean(one.num_decoded for one in self.passes if one.decodes)

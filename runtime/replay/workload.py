@@ -23,6 +23,7 @@ from runtime.control.splits import split_solver
 from runtime.control.splits.resplit import NOT_ANEW, Reconfiguration, tokens_between
 from runtime.policies import POLICIES, Policies, describe
 from runtime.policies.base import Artefacts, Eviction, FastTier, Step
+from runtime.policies.prefetch.draft import UNTOLD
 from runtime.policies.presets import Scope, preset
 from runtime.replay.checks import check_columns, check_model, unused_layers
 from runtime.replay.from_trace import TraceArtefacts
@@ -131,7 +132,8 @@ class Workload:
             "num_devices": setting.devices,
         }
         fast = fast_tier(policies, self.model.shape, budget, machine=self.machine.name, **common)
-        for note in policies.fallbacks:
+        is_told = self.trace.foretold is not None or not policies.prefetch.reads_foretold
+        for note in (*policies.fallbacks, *[UNTOLD] * (not is_told)):
             self._artefacts.assume(note)
         controller = build_controller(
             policies,

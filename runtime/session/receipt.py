@@ -21,6 +21,7 @@ from runtime.model.kv_cache import KvCoding
 from runtime.model.open import MoeModel
 from runtime.policies import POLICIES, describe
 from runtime.policies.base import Origin
+from runtime.policies.prefetch.draft import UNTOLD
 from runtime.policies.presets import preset
 from runtime.session.parts import Parts
 from runtime.session.settings import DEVICE, FUSED, HOST
@@ -76,7 +77,7 @@ def receipt(
         "link": parts.tiers.link.conditions(),
         "near": parts.tiers.near.conditions(),
         "scaled_to": settings.scaled_to,
-        "fallbacks": [*fallbacks, *_launched_singly(parts)],
+        "fallbacks": [*fallbacks, *_launched_singly(parts), *_untold(parts)],
     }
 
 
@@ -155,6 +156,14 @@ def _launched_singly(parts: Parts) -> list[str]:
     return (
         [f"decoded tokens are launched one by one, not as CUDA graphs: {reason}"] if reason else []
     )
+
+
+def _untold(parts: Parts) -> list[str]:
+    """Return a line where drafts have told the prefetch policy nothing that reads what they
+    tell."""
+    if not parts.policies.prefetch.reads_foretold or parts.watcher.num_foretold:
+        return []
+    return [UNTOLD] * (parts.controller.now.pass_index > 0)  # behind the prompt
 
 
 def _dense(opened: MoeModel) -> dict[str, object]:

@@ -126,21 +126,43 @@ class OwnPasses:
         self._engine = engine
         self._generation = generation
         self._past: Cache | None = None
+        self._ids: list[int] = []
+        self._chosen: list[np.ndarray] = []
 
     def read(self, ids: Sequence[int]) -> torch.Tensor:
         """Read tokens behind those read so far. Returns their logits [1, S, V]."""
         if self._past is None:
             self._past = twin_of(self._generation.sampler.inputs["past_key_values"])
+            self._clear()
         tokens = torch.tensor([[*ids]], device=self._model.device)
-        with self._engine.drafting():
+        with self._engine.drafting() as chosen:
             output = self._model(
                 input_ids=tokens, past_key_values=self._past, use_cache=True, return_dict=True
             )
+        self._ids += ids
+        self._chosen.append(np.stack(chosen, axis=1))
         return output.logits
 
     def rollback(self) -> None:
         """Forget every token that was read here."""
         self._past = None
+
+    def take_foretold(self, ids: Sequence[int]) -> np.ndarray | None:
+        """Return the experts [T, L, K] that the routers chose for these tokens since this was asked
+        last, -1 for those that were not read; None for none."""
+        pairs = zip(ids, self._ids, strict=False)
+        num_read = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        foretold = None
+        if num_read:
+            chosen = np.concatenate(self._chosen)
+            foretold = np.full((len(ids), *chosen.shape[1:]), -1, np.int32)
+            foretold[:num_read] = chosen[:num_read]
+        self._clear()
+        return foretold
+
+    def _clear(self) -> None:
+        self._ids.clear()
+        self._chosen.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +257,8 @@ class DraftVerifier:
         drafts = generation.drafts
         before = generation.num_read
         proposal = self.propose([drafts])[0] if before else Proposal()
+        unread = [generation.sampler.last_token, *proposal.ids]
+        self._watcher.foretold = drafts.passes.take_foretold(unread)
         begin_s = time.perf_counter()
         if proposal.ids:
             drawn, output = self._verified(generation, proposal.ids)

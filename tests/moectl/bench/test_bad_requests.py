@@ -17,6 +17,8 @@ from tests.helpers.said import problems
         (["--tasks", "continuations,"], "empty name"),
         (["--tasks", "continuations", "--simulate"], "evaluated live"),
         (["--batch", "8"], "--batch is of --tasks"),
+        (["--draft", "ngram", "--simulate"], "--draft is of a live bench"),
+        (["--draft", "ngrm"], "unknown drafter 'ngrm'"),
         (["--clients", "8"], "--clients is of --simulate"),
         (["--kv-cache-dtype", "int8", "--simulate"], "--kv-cache-dtype is of a live bench"),
         (["--activations", "8"], "--activations 8 is of compiled kernels: give --experts fused"),

@@ -89,6 +89,25 @@ def test_what_is_stored(ran: tuple[dict, Path]) -> None:
             )
 
 
+def test_answers_with_drafts_stand_beside_those_without(
+    model: str, benched: Benched, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = [model, *LIVE, "--presets", "on-demand", "--budgets", "50%", "--draft", "ngram=1:2"]
+    rows = {row["preset"]: row for row in benched(*options)["rows"]}
+    for name in ("full", "on-demand", "near"):
+        row = rows[name]
+        assert 0 <= row["acceptance"] <= 1 <= row["tokens_per_pass"] <= 3
+        lower, upper = row["drafted_quartiles"]
+        assert row["drafted_tpot_ms"] > 0 and 0 < lower <= row["drafted_ratio"] <= upper
+    with Store.open("moe.duckdb", read_only=True) as store:
+        [written] = store.read("bench", rows["near"]["run"]).to_pylist()
+    assert written == {name: rows["near"][name] for name in written} and "acceptance" in written
+    assert main(["bench", *options]) == 0
+    said = capfd.readouterr().out
+    assert "drafts by ngram=1:2" in said and "tokens a pass" in said
+    assert rows["uniform-bits"]["acceptance"] is None
+
+
 def write_task(text: str) -> None:
     Path("one.yaml").write_text(
         "task: one\ndataset_path: json\ndataset_kwargs: {data_files: {test: task.jsonl}}\n"

@@ -14,6 +14,8 @@ from artifacts.traces.parquet import read_parquet, write_parquet
 from artifacts.traces.trace import Trace
 from moectl.cli import main
 from moectl.shared.trace_source import TraceSource, open_source
+from runtime.policies.prefetch.draft import UNTOLD
+from runtime.replay.drafting import Drafts, verified
 from tests import TRACE
 from tests.runtime.control.reference import SlowCache
 
@@ -120,6 +122,22 @@ def test_drafts_are_replayed_for_every_setting(simulated: Simulated, some: Path)
         assert one["tokens_per_pass"] == pytest.approx(1.8, abs=0.1)
         assert one["experts_per_layer"] > plain["experts_per_layer"]
         assert choice["length"] in (0, 1) and "rejected draft" in choice["assumed"][-1]
+
+
+def test_a_trace_with_drafts_tells_their_acceptance(
+    simulated: Simulated, some: Path, tmp_path: Path
+) -> None:
+    """Its prefetch policy is told nothing by these drafts, and says so."""
+    path = tmp_path / "drafted.parquet"
+    trace = replace(read_parquet(some), iteration=None, embeddings=None)
+    write_parquet(verified(trace, 2, Drafts((0.6,))), path)
+    said = simulated("--trace", path, "--num-experts", 32, "--prefetch", "draft")
+    counted = said["counters"]
+    for row in said["rows"]:
+        assert row["acceptance"] == counted["accepted"] / counted["drafted"]
+        assert row["acceptance"] == pytest.approx((0.6 + 0.36) / 2, abs=0.05)
+        assert row["tokens_per_pass"] == pytest.approx(1.96, abs=0.2)
+    assert UNTOLD in said["receipt"]["assumed"]
 
 
 def test_the_same_twice(simulated: Simulated, some: Path) -> None:

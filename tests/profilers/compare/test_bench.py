@@ -1,6 +1,7 @@
 """The bench: the order of settings, their summary, the content of a sample, and samples kept across
 processes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from profilers.compare.bench import (
     summary,
     text_of,
 )
+from profilers.compare.drafted import Answers, DraftedPairs
 from profilers.compare.samples import KeptSamples
 from profilers.text.files import Document
 from runtime.model.open import MoeModel
@@ -152,12 +154,14 @@ def test_samples_outlive_a_process(tmp_path: Path) -> None:
     kept = KeptSamples(tmp_path / "moe.duckdb", "abc")
     setting = BenchSetting("near", "25%", "5GB/s")
     assert kept.load() == ({}, {})
-    kept.add(0, setting, SAMPLE, pace={"link": "5GB/s"})
+    answers = Answers((1.5, 2.0), tokens=8, passes=5, drafted=6, accepted=3)
+    drafted = replace(SAMPLE, drafted=DraftedPairs(answers, answers))
+    kept.add(0, setting, drafted, pace={"link": "5GB/s"})
     kept.add(1, setting, SAMPLE, pace={"link": "5GB/s", "window": "8B"})
     with kept.path.open("a") as file:
         file.write('{"round": 2, "setti')
     assert kept.load() == (
-        {(0, setting): SAMPLE, (1, setting): SAMPLE},
+        {(0, setting): drafted, (1, setting): SAMPLE},
         {"5GB/s": {"link": "5GB/s", "window": "8B"}},
     )
     kept.add(2, setting, SAMPLE, pace={"link": "5GB/s"})

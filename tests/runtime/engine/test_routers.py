@@ -110,7 +110,7 @@ def test_ids_come_by_name_or_by_place_and_embeddings_stand_in_for_them(tiny: Tin
     watcher = tiny.watcher
     assert watcher.begin_pass((), {"input_ids": IDS}) == watcher.begin_pass((IDS, None), {}) == 6
     assert watcher.begin_pass((), {"inputs_embeds": tiny.embedding(IDS)}) == 6
-    watcher.take_embedded({})
+    watcher.open_pass({})
     assert tiny.steps(tiny.embedding(IDS))[0].embedding is None
 
 
@@ -148,14 +148,14 @@ def test_embeddings_that_are_given_are_the_input(tiny: Tiny) -> None:
     told: list[Opening] = []
     tiny.watcher.see_embeddings()
     tiny.watcher.begin_pass((), given := {"inputs_embeds": tiny.embedding(IDS) + 1})
-    tiny.watcher.take_embedded(given)
+    tiny.watcher.open_pass(given)
     tiny.embedding(IDS)  # not the input
     step, *_ = tiny.steps(tiny.embedding.weight[IDS] + 1)
     assert np.allclose(step.embedding, tiny.embedding.weight[IDS].mean(dim=1) + 1, atol=1e-6)
     tiny.watcher.on_opening = told.append
     tiny.watcher.begin_pass((), {"inputs_embeds": tiny.embedding.weight[IDS]})
     assert not told, "the pass has to begin first, elsewhere too"
-    tiny.watcher.take_embedded({"inputs_embeds": tiny.embedding.weight[IDS]})
+    tiny.watcher.open_pass({"inputs_embeds": tiny.embedding.weight[IDS]})
     assert [opening.pass_index for opening in told] == [1]
 
 

@@ -301,4 +301,5 @@ def _trace(shape: Shape, passes: list, rng: np.random.Generator, *, coarse: bool
         learned=learned.astype(np.float32),
         iteration=iteration.astype(np.int32),
         embeddings=rng.normal(size=(iteration.max() + 1, 3)).astype(np.float32),
+        foretold=np.where(rng.random((len(rows), 1)) < 0.6, experts[:, ::-1], -1).astype(np.int32),
     )

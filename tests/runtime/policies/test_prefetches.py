@@ -8,9 +8,9 @@ import pytest
 
 from artifacts.errors import BadUsage
 from artifacts.traces.next_use import NEVER, NextUse
-from artifacts.traces.trace import PREFILL
+from artifacts.traces.trace import DECODE, PREFILL
 from runtime.policies import parse
-from runtime.policies.base import Now, Step
+from runtime.policies.base import Now, Opening, Step
 from runtime.policies.prefetch.score import percentile
 from tests.runtime.policies.examples import prepared, step
 
@@ -68,6 +68,28 @@ def test_next_gate_leaves_out_what_is_less_likely_than_least() -> None:
     assert proposed("least=0.6", of_two) == []
     with pytest.raises(BadUsage, match="least < 1"):
         parse("prefetch", "next_gate:least=1")
+
+
+def test_draft_takes_what_was_told_and_asks_the_next_router_for_other_tokens() -> None:
+    """The last token and a draft were read while drafting, and another draft was not."""
+    told = np.full((3, 3, 2), -1)
+    told[:2] = [[[0, 1], [2, 3], [4, 5]], [[0, 2], [3, 4], [1, 5]]]
+    steps = [
+        replace(step([[0, 1]] * 3, predicted=[[AHEAD]] * 3, layer=layer), foretold=told)
+        for layer in range(3)
+    ]
+    policy = prepared("prefetch", "draft")
+    first = policy.propose_first(Opening(0, DECODE, None, told), Now()).tolist()
+    assert first == [0, 1, 0, 2, 8, 9, 9, 10]
+    proposed = [policy.propose(one, Now()).tolist() for one in steps]
+    assert proposed[0] == [8, 9, 9, 10, 6 + 1, 6 + 4, 16, 17, 13, 17]
+    assert proposed[1] == [16, 17, 13, 17, 12 + 1, 12 + 4]
+    assert proposed[2] == [1, 4], "of the next pass drafts tell nothing"
+    untold = replace(steps[0], foretold=None)
+    assert policy.propose(untold, Now()).tolist() == [6 + 1, 6 + 4]
+    assert not len(policy.propose_first(Opening(0, DECODE, None), Now()))
+    nearest = prepared("prefetch", "draft:ahead=1")
+    assert nearest.propose(steps[0], Now()).tolist() == [8, 9, 9, 10, 6 + 1, 6 + 4]
 
 
 def test_frequency_counts_the_requests_under_way() -> None:

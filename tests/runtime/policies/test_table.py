@@ -50,6 +50,7 @@ def test_parameters_are_typed_and_described_again() -> None:
         ("miss", "buddy:over=pass", "layer or token, not 'pass'"),
         ("miss", "buddy:metric=loss", "coactivation, or None for the newest"),
         ("prefetch", "next_gate:distance=0", "distance >= 1"),
+        ("prefetch", "draft:ahead=0", "ahead >= 1"),
     ],
 )
 def test_what_is_unknown_is_answered_with_the_known(axis: str, text: str, message: str) -> None:

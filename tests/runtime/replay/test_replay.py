@@ -22,6 +22,7 @@ from runtime.drafters import greedy
 from runtime.model.open import MoeModel, open_model
 from runtime.policies import build
 from runtime.policies.base import Artefacts
+from runtime.policies.prefetch.draft import UNTOLD
 from runtime.policies.presets import presets
 from runtime.policies.shared.maps import Match, Matching
 from runtime.replay.replay import replay
@@ -212,6 +213,9 @@ def test_requests_that_share_passes_equal_their_replay(
         ("near", "resident:3", {}),
         ("buddymoe", "ngram=1:3", {"eviction": "class_lru"}),
         ("mixtral-offloading", "resident:4", {}),
+        ("on-demand", "resident:4", {"prefetch": "draft"}),
+        ("horizon", "resident:3", {"prefetch": "draft:ahead=1"}),
+        ("specmd", "ngram=1:3", {"prefetch": "draft"}),
         ("specmd", "ngram=1:4", {}),
         ("fmoe", "resident:2", {}),
         ("moe-infinity", "ngram=1:2", {"prefetch": "learned:distance=2"}),
@@ -240,8 +244,11 @@ def test_drafted_requests_equal_their_replay(
         for length in (6, 9):
             list(session.tokens(torch.arange(3, 3 + length)[None], Sampling(14, ignore_eos=True)))
         session.validate()
+        is_untold = UNTOLD in session.receipt()["fallbacks"]
     live = session.controller
     trace = recorder.trace()
+    assert is_untold == (policies.get("prefetch") == "draft" and draft.startswith("ngram"))
+    assert (trace.foretold is not None) == draft.startswith("resident")
     again = replayed(session, trace, settings, known, tmp_path / "trace.parquet")
     told = [
         [np.delete(one, Counter.TIES, 0) for one in each.counters.passes] for each in (live, again)

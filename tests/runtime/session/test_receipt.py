@@ -55,7 +55,11 @@ def parts_of(**own: object) -> SimpleNamespace:
             **settings | {key: own.pop(key) for key in settings.keys() & own}
         ),
         "policies": SimpleNamespace(
-            fallbacks=["a policy's"], matching=None, widths=(4,), wants={"buddies"}
+            fallbacks=["a policy's"],
+            matching=None,
+            widths=(4,),
+            wants={"buddies"},
+            prefetch=SimpleNamespace(reads_foretold=False),
         ),
         "origins": {},
         "controller": SimpleNamespace(
@@ -132,7 +136,10 @@ def test_what_is_there_has_a_receipt_of_its_own() -> None:
         SimpleNamespace(receipt=lambda name=name: {"of": name})
         for name in ("solver", "predictor", "maps", "dense")
     ]
-    matching = SimpleNamespace(fallbacks=[], matching=own[2], widths=(), wants=set())
+    prefetch = SimpleNamespace(reads_foretold=False)
+    matching = SimpleNamespace(
+        fallbacks=[], matching=own[2], widths=(), wants=set(), prefetch=prefetch
+    )
     parts = parts_of(
         is_fused=True, watcher=SimpleNamespace(predictor=own[1]), policies=matching, dense=own[3]
     )

@@ -40,12 +40,12 @@ PLACEMENTS: Mapping[str, Mapping[str, str]] = {
     "on-demand, shadows": {"residency": "shadow:bits=1"},
 }
 _REPEATED = "def add_{n}(first, second):\n    return first + second\n\n\n"
-_CHARACTERS = 900  # of a prompt
+CHARACTERS = 900  # of a prompt
 
 
 def prompts(requests: int) -> dict[str, list[str]]:
     """Return the prompts of so many requests by kind of text."""
-    code = [one.text[:_CHARACTERS] for one in islice(source_code(held_out=True), 2, 2 + requests)]
+    code = [one.text[:CHARACTERS] for one in islice(source_code(held_out=True), 2, 2 + requests)]
     return {"code": code, "repeated": [_REPEATED.format(n=n + 1) * 12 for n in range(requests)]}
 
 
@@ -78,13 +78,15 @@ def rows(
                     for way in ways
                 ]
                 for turn, way in in_turns(range(len(ways)), rounds + 1):
-                    seconds[turn, way] = _seconds(sessions[way], texts, sampling)
+                    seconds[turn, way] = seconds_of(sessions[way], texts, sampling)
                 ratios = seconds[1:, :1] / seconds[1:]  # the first round warms up
                 for name, session, own in zip(ways[1:], sessions[1:], ratios.T[1:], strict=True):
                     yield _row(placement, kind, name, session.receipt()["draft"], own)
 
 
-def _seconds(session: Session, texts: list[str], sampling: Sampling) -> float:
+def seconds_of(session: Session, texts: list[str], sampling: Sampling) -> float:
+    """Return the processor's seconds of an answer, and those of the bytes that it loads on
+    demand."""
     first_pass = session.num_passes
     begin_s = time.process_time()
     if len(texts) > 1:

@@ -26,6 +26,10 @@ _ADDED = (
     "* not asked for: on-demand keeps the most recently used; belady loads on demand and knows "
     "the future; oracle besides prefetches what is really wanted, as far as the link carries"
 )
+_DRAFTED: dict[str, Callable[[Outcome], object]] = {
+    "accepted": lambda outcome: outcome.acceptance,
+    "tokens a pass": lambda outcome: outcome.tokens_per_pass,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,8 @@ def _records(simulated: Simulated) -> list[dict[str, object]]:
             **{name: outcome.counters[name] for name in _COUNTS},
             **{name: outcome.counters[key] for name, key in _BYTES.items()},
             **{name: outcome.times[name] for name in _TIMES},
+            "acceptance": outcome.acceptance,
+            "tokens_per_pass": outcome.tokens_per_pass,
             **_of_clients(simulated, outcome),
             "is_exact": is_exact(altered(outcome.counters)),
             "is_added": outcome in simulated.beside,
@@ -169,6 +175,7 @@ def _comparison(simulated: Simulated) -> Sheet:
         "hit rate": lambda outcome: hit_rate(outcome.counters),
         **(_absolute() if simulated.grounds.is_absolute else _ratios(simulated.plain)),
         **(_clients(simulated) if simulated.served else {}),
+        **(_DRAFTED if simulated.plain.acceptance is not None else {}),
         "scope": lambda outcome: str(outcome.scope),
         "experts held": lambda outcome: outcome.num_slots,
         **{name: lambda outcome, name=name: outcome.counters[name] for name in _COUNTS},
