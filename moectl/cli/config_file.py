@@ -1,7 +1,8 @@
 """`moectl.toml`: defaults of options, in the folder or in the user's own.
 
 What is typed takes precedence, then a variable of the environment (MOECTL_STORE), then the file in
-the folder, then the user's, then the default. An option above all tables holds for every command
+the folder, then the user's, then the default; that of `--store` depends on the folder
+(`default_store`). An option above all tables holds for every command
 that has it, one in the table of a command for that command.
 """
 
@@ -13,6 +14,7 @@ from typer.core import TyperCommand
 
 from artifacts.errors import BadInput, BadUsage
 from moectl.cli.examples import EXAMPLES
+from moectl.shared.defaults import default_store
 
 _NAME = "moectl.toml"
 
@@ -26,10 +28,10 @@ class Configured(TyperCommand):
 
 
 def configured(name: str, command: TyperCommand) -> dict[str, object]:
-    """Return the values of a command's parameters that files give. Raises BadInput for a file that
+    """Return the defaults of a command's parameters that files give. Raises BadInput for a file that
     is no TOML, BadUsage for a table that is no command and an option that the command lacks."""
     own = {opt[2:]: one.name for one in command.params for opt in one.opts if opt[:2] == "--"}
-    values: dict[str, object] = {}
+    values: dict[str, object] = {"store": default_store()} if "store" in own else {}
     for path in (Path(typer.get_app_dir("moectl")) / _NAME, Path(_NAME)):
         given = _read(path)
         shared = {key: value for key, value in given.items() if not isinstance(value, dict)}

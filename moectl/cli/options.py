@@ -69,7 +69,11 @@ def known_presets(context: typer.Context, names: str) -> str:
 StorePath = Annotated[
     Path,
     typer.Option(
-        "--store", envvar="MOECTL_STORE", is_eager=True, help="The store, one DuckDB file."
+        "--store",
+        envvar="MOECTL_STORE",
+        is_eager=True,
+        show_default="moe.duckdb here, or in XDG's data folder",
+        help="The store, one DuckDB file.",
     ),
 ]
 Json = Annotated[
