@@ -9,8 +9,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub, w
 os.environ["OMP_NUM_THREADS"] = "1"
 # The store of a test lies in the folder where the test stands. The user's is not touched.
 os.environ["MOECTL_STORE"] = "moe.duckdb"
-for of_user in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
-    os.environ[of_user] = "/nowhere"
+os.environ.update(XDG_DATA_HOME="/nowhere", XDG_CONFIG_HOME="/nowhere")
 os.environ.pop("COLUMNS", None)  # of whoever starts the tests: tables to a pipe would be as wide
 
 import gc

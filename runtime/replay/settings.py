@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.control.counters import hit_rate
 from runtime.control.serving import Service
 from runtime.policies import Policies, as_texts, build
 from runtime.policies.presets import Preset, Scope, preset
@@ -73,3 +74,8 @@ class Outcome:
     passes: list[PassTime]
     split: dict[str, object]
     by_device: list[dict[str, int]]
+
+    def row(self) -> dict[str, object]:
+        """Return the outcome as a row of a table: its label, the hit rate, counters and times."""
+        rate = {"hit_rate": hit_rate(self.counters)}
+        return {"label": self.setting.label} | rate | self.counters | self.times
