@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from artifacts.errors import BadInput, BadUsage
 from moectl.cli.examples import EXAMPLES
@@ -25,6 +25,19 @@ class Configured(TyperCommand):
     def make_context(self, info_name: str | None, *args: object, **extra: object) -> typer.Context:
         values = {} if extra.get("resilient_parsing") else configured(self.name, self)
         return super().make_context(info_name, *args, default_map=values, **extra)
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """Read options and arguments; `-m MODEL`, as llama.cpp has it, is the argument or the
+        option of that name."""
+        model = next((one for one in self.params if one.name == "model"), None)
+        if isinstance(model, TyperArgument) and model == self._arguments()[0]:
+            args = [arg for arg in args if arg != "-m"]
+        elif isinstance(model, TyperOption):
+            args = ["--model" if arg == "-m" else arg for arg in args]
+        return super().parse_args(ctx, args)
+
+    def _arguments(self) -> list[TyperArgument]:
+        return [one for one in self.params if isinstance(one, TyperArgument)]
 
 
 def configured(name: str, command: TyperCommand) -> dict[str, object]:

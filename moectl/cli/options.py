@@ -115,7 +115,7 @@ Model = Annotated[
     typer.Argument(
         callback=or_bundled,
         help="A folder, a GGUF file, a hub id as owner/name:Q4_K_M, or a name as gpt-oss-20b; else "
-        "the bundled one.",
+        "the bundled one. Also as -m MODEL.",
         autocompletion=completion.models,
     ),
 ]
