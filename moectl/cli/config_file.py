@@ -42,7 +42,7 @@ class Configured(TyperCommand):
 
 def configured(name: str, command: TyperCommand) -> dict[str, object]:
     """Return the defaults of a command's parameters, as files give them. Raises BadInput for a file
-    that is no TOML, BadUsage for a table that is no command and an option that the command lacks."""
+    that is no TOML, BadUsage for a table that is no command and for an unknown option."""
     own = {opt[2:]: one.name for one in command.params for opt in one.opts if opt[:2] == "--"}
     values: dict[str, object] = {"store": default_store()} if "store" in own else {}
     for path in (Path(typer.get_app_dir("moectl")) / _NAME, Path(_NAME)):
