@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from artifacts.errors import BadInput, BadUsage, Incompatible, OutOfResources, Problem
+    from moectl.shared.defaults import default_store
     from moectl.shared.opening import load
     from moectl.shared.trace_source import simulate
     from runtime.policies import register_policy
     from runtime.replay.settings import Outcome, Setting
-    from runtime.session.generation.round_robin import answer_all
     from runtime.session.generation.sampling import Sampling
     from runtime.session.generation.stream import Answer
     from runtime.session.session import Session
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "artifacts.errors": ("BadInput", "BadUsage", "Incompatible", "OutOfResources", "Problem"),
+    "moectl.shared.defaults": ("default_store",),
     "moectl.shared.opening": ("load",),
     "moectl.shared.trace_source": ("simulate",),
     "runtime": ("Answer", "Outcome", "Sampling", "Session", "Setting", "Settings"),
     "runtime.policies": ("register_policy",),
-    "runtime.session.generation.round_robin": ("answer_all",),
 }
 __all__ = [
     "Answer",
@@ -43,7 +43,7 @@ __all__ = [
     "Session",
     "Setting",
     "Settings",
-    "answer_all",
+    "default_store",
     "load",
     "register_policy",
     "simulate",

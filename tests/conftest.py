@@ -7,6 +7,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub, w
 # Likewise before torch: another number of threads rounds differently, and threads that wait for
 # each other only spin.
 os.environ["OMP_NUM_THREADS"] = "1"
+# The store of a test lies in the folder where the test stands. The user's is not touched.
+os.environ["MOECTL_STORE"] = "moe.duckdb"
+os.environ.update(XDG_DATA_HOME="/nowhere", XDG_CONFIG_HOME="/nowhere")
 os.environ.pop("COLUMNS", None)  # of whoever starts the tests: tables to a pipe would be as wide
 
 import gc

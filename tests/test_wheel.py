@@ -74,12 +74,13 @@ def test_nothing_in_it_runs_when_it_is_installed(wheel: ZipFile) -> None:
 def test_building_it_runs_no_code_of_ours() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["build-system"] == {
-        "requires": ["setuptools>=77"],
+        "requires": ["setuptools>=77", "setuptools-scm>=9"],
         "build-backend": "setuptools.build_meta",
     }
     assert (
         project["tool"]["setuptools"].keys() == {"packages", "package-data"}
-        and "dynamic" not in project["project"]
+        and project["project"]["dynamic"] == ["version"]  # which setuptools-scm reads from the tag
+        and project["tool"]["setuptools_scm"].keys() == {"fallback_version"}
     )
     assert not [name for name in ("setup.py", "setup.cfg") if (ROOT / name).exists()]
 
@@ -87,6 +88,7 @@ def test_building_it_runs_no_code_of_ours() -> None:
 def test_it_says_what_it_is(wheel: ZipFile) -> None:
     [path] = [name for name in wheel.namelist() if name.endswith("/METADATA")]
     told = Parser().parsestr(wheel.read(path).decode())
+    assert told["Version"] == "0.1.0"  # of a folder without git
     assert told["Name"] == "moectl" and told["Requires-Python"] == ">=3.11" and told["Summary"]
     assert "Mixture-of-Experts" in told.get_payload() and "Typing :: Typed" in told.get_all(
         "Classifier"

@@ -182,10 +182,10 @@ def _database(connection: duckdb.DuckDBPyConnection) -> str:
 
 
 def _check_file(path: Path, *, read_only: bool) -> None:
+    if read_only and not path.exists():
+        raise BadInput(f"there is no store {path}; moectl profile makes one")
     check_place(path)
     if not path.exists():
-        if read_only:
-            raise BadInput(f"there is no store {path}; moectl profile makes one")
         return
     try:
         with path.open("rb") as file:

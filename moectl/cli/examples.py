@@ -28,7 +28,7 @@ EXAMPLES = {
         "moectl advise MODEL --machine rtx4090 --for freetoken --trace my.parquet",
         'moectl advise gpt-oss-20b --machine rtx5070 --what-if "+8GiB vram, pcie5"',
     ),
-    "models": ("moectl models",),
+    "models": ("moectl models", "moectl models --json"),
     "doctor": ("moectl doctor", "moectl doctor MODEL --measure"),
     "bench": (
         "moectl bench MODEL --budgets 25%,50% --presets on-demand,horizon",
@@ -46,7 +46,10 @@ EXAMPLES = {
         "moectl simulate --trace my.parquet --num-experts 64 --budget 12.5%",
     ),
     "report": ("moectl report report.html", "moectl report pictures"),
-    "fit-trace": ("moectl fit-trace --like trace.parquet",),
+    "fit-trace": (
+        "moectl fit-trace --like trace.parquet",
+        "moectl fit-trace --hits lru:10=.23,20=.4 -m mixtral-8x7b",
+    ),
     "profile": (
         "moectl profile MODEL --tokens 8192",
         "moectl profile MODEL --data my-text.txt",
@@ -55,8 +58,14 @@ EXAMPLES = {
     "build-buddies": ("moectl build-buddies", "moectl build-buddies --metric coactivation"),
     "quantize": ("moectl quantize MODEL --bits 1,2,3,4", "moectl quantize MODEL --bits 4"),
     "split": ("moectl split --budget 25%", "moectl split --budget 12.5% --machine 5gbps"),
-    "build-maps": ("moectl build-maps MODEL --tokens 4096",),
-    "build-predictor": ("moectl build-predictor MODEL --tokens 6000",),
+    "build-maps": (
+        "moectl build-maps MODEL --tokens 4096",
+        "moectl build-maps MODEL --data my-text.txt --capacity 2000",
+    ),
+    "build-predictor": (
+        "moectl build-predictor MODEL --tokens 6000",
+        "moectl build-predictor MODEL --data my-text.txt --distance 2",
+    ),
     "inspect": (
         "moectl inspect",
         "moectl inspect presets",
@@ -66,9 +75,15 @@ EXAMPLES = {
         "moectl export --what override-tensor --budget 50%",
         "moectl export --what gguf --type q8_0 --out bundled.gguf",
     ),
-    "merge": ("moectl merge first.duckdb second.duckdb --store moe.duckdb",),
-    "import-trace": ("moectl import-trace routing.csv --as csv",),
-    "pack": ("moectl pack MODEL FOLDER",),
+    "merge": (
+        "moectl merge first.duckdb second.duckdb --store moe.duckdb",
+        "moectl merge first.duckdb second.duckdb",
+    ),
+    "import-trace": (
+        "moectl import-trace routing.csv --as csv",
+        "moectl import-trace routing.log --as llama.cpp --out my.parquet",
+    ),
+    "pack": ("moectl pack MODEL FOLDER", "moectl pack bundled packed-demo"),
 }
 """By the name of the command."""
 

@@ -69,7 +69,11 @@ def known_presets(context: typer.Context, names: str) -> str:
 StorePath = Annotated[
     Path,
     typer.Option(
-        "--store", envvar="MOECTL_STORE", is_eager=True, help="The store, one DuckDB file."
+        "--store",
+        envvar="MOECTL_STORE",
+        is_eager=True,
+        show_default="moe.duckdb here, or in XDG's data folder",
+        help="The store, one DuckDB file.",
     ),
 ]
 Json = Annotated[
@@ -111,7 +115,7 @@ Model = Annotated[
     typer.Argument(
         callback=or_bundled,
         help="A folder, a GGUF file, a hub id as owner/name:Q4_K_M, or a name as gpt-oss-20b; else "
-        "the bundled one.",
+        "the bundled one. Also as -m MODEL.",
         autocompletion=completion.models,
     ),
 ]

@@ -187,7 +187,7 @@ def load(
     whose text says what to do.
     """
     name = str(model or demo_model())
-    share = budget if isinstance(budget, str) else f"{100 * budget:g}%"
+    share = sizes.budget_text(budget)
     if share != FREE:
         sizes.check_budget(share)
     settings = Settings(

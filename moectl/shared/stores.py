@@ -1,12 +1,14 @@
 """Access to a store that commands share. Importing this module imports duckdb: a command that can
 do without a store imports it where it is used."""
 
+import sys
 from pathlib import Path
 
 from artifacts.errors import BadUsage
 from artifacts.shape import FULL_BITS
 from artifacts.store.predictors import load_predictors
 from artifacts.store.store import Store
+from moectl.shared.defaults import users_store
 from profilers.routing.observe import RoutingForesight
 from runtime.engine.fitted_predictor import Predictor
 from runtime.model.open import MoeModel
@@ -16,7 +18,10 @@ from runtime.session.artefacts import load_artefacts
 
 def check_store(path: Path) -> None:
     """Raise now what would otherwise prevent writing at the end: no folder, not a store, another
-    writer."""
+    writer. The folder of the user's store is made, and said once."""
+    if path == users_store() and not path.parent.exists():
+        path.parent.mkdir(parents=True)
+        print(f"What moectl measures and builds is kept in {path} (--store FILE)", file=sys.stderr)
     with Store.open(path):
         pass
 

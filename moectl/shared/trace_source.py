@@ -10,6 +10,7 @@ from artifacts.modelshapes.known import ModelShape, guessed, model_shape, unsize
 from artifacts.shape import Shape
 from artifacts.store.expert_maps import latest_maps, stored_maps
 from artifacts.store.store import Store
+from artifacts.tables import Results
 from artifacts.traces.parquet import from_table, read_parquet
 from artifacts.traces.synthetic import generate, parse_dials
 from artifacts.traces.trace import Trace
@@ -81,13 +82,13 @@ def simulate(
     *,
     machine: str = "a100-pcie4",
     model: str | None = None,
-) -> list[Outcome]:
+) -> Results[Outcome]:
     """Replay a trace, a Parquet file or the name of a bundled one, by each setting in virtual time,
     as `moectl simulate` does. `model`: whose shape it has, where the trace does not say. Raises a
     Problem."""
     opened = open_source(TraceSource(Path(trace), model=model))
     workload = Workload(opened.trace, opened.model, timed_machine(machine))
-    return [workload.run(setting) for setting in settings]
+    return Results(workload.run(setting) for setting in settings)
 
 
 def _from_file(source: TraceSource) -> OpenedTrace:

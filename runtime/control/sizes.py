@@ -56,6 +56,11 @@ def budget_nbytes(budget: str, shape: Shape) -> int:
     return math.floor(min(value * scale + 1e-6, shape.nbytes))
 
 
+def budget_text(budget: str | float) -> str:
+    """Return a budget as commands take it: a number is a share, .25 for `25%`."""
+    return budget if isinstance(budget, str) else f"{100 * budget:g}%"
+
+
 def check_budget(budget: str) -> None:
     """Raise BadUsage for text that is no budget of any model; a bare number up to 100 is taken for
     a forgotten sign."""

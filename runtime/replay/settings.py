@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from runtime.control.counters import hit_rate
 from runtime.control.serving import Service
 from runtime.policies import Policies, as_texts, build
 from runtime.policies.presets import Preset, Scope, preset
@@ -87,3 +88,8 @@ class Outcome:
         if not self.counters["drafted"]:
             return None
         return fmean(one.num_decoded for one in self.passes if one.decodes)
+
+    def row(self) -> dict[str, object]:
+        """Return the outcome as a row of a table: its label, the hit rate, counters and times."""
+        rate = {"hit_rate": hit_rate(self.counters)}
+        return {"label": self.setting.label} | rate | self.counters | self.times

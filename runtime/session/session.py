@@ -19,6 +19,7 @@ from artifacts.errors import BadInput, BadUsage
 from artifacts.quantisation.replicas import check_base
 from artifacts.routing.coactivation import NotFiniteWeights
 from artifacts.shape import FULL_BITS
+from artifacts.tables import Receipt, Results, html_table
 from runtime.control import sizes
 from runtime.control.counters import Counter
 from runtime.control.recorder import Recorder
@@ -35,6 +36,7 @@ from runtime.session.generation.charges import Charge
 from runtime.session.generation.drafted import DraftVerifier, drawn_by
 from runtime.session.generation.finite import NotFinite, first_place
 from runtime.session.generation.grammar.grammars import Grammars
+from runtime.session.generation.round_robin import answer_all
 from runtime.session.generation.sampling import Sampler, Sampling, check_biases, check_tokens
 from runtime.session.generation.single import Drawn, Generation
 from runtime.session.generation.stream import Answer, Effort, Stream, Token
@@ -266,6 +268,13 @@ class Session:
         thought before, and the tools that it calls. Raises BadInput."""
         return Reply.of(self.stream(turns, sampling).pieces())
 
+    def batch(self, prompts: Sequence[Prompt], sampling: Sampling | None = None) -> Results[Answer]:
+        """Return the answers to many prompts, which share passes where the model can: an expert
+        that is loaded serves all of them. Raises BadInput for a prompt that cannot be encoded or
+        answered."""
+        encoded = [self.encode(prompt) for prompt in prompts]
+        return answer_all(self, encoded, sampling or Sampling(), receipt=self.receipt)
+
     def encode(self, prompt: Prompt) -> torch.Tensor:
         """Return token ids [1, S] int64; those of a chat by the tokenizer's template. Without a
         template the turns are separated by blank lines, and the receipt says so. Raises
@@ -457,13 +466,26 @@ class Session:
         observe(self.watcher, recorder)
         return recorder
 
-    def receipt(self) -> dict[str, object]:
+    def receipt(self) -> Receipt:
         """Return everything that is really in force, by name."""
         said = receipt(
             self.parts, self.reconfiguration, coding=self.kv_coding, fallbacks=self.fallbacks
         )
-        return said | self.drafting()
+        return Receipt(said | self.drafting())
 
     def drafting(self) -> dict[str, object]:
         """Return the part of the receipt that says what drafting did."""
         return {"draft": self.verifier.receipt() if self.verifier else {}}
+
+    def _row(self) -> dict[str, object]:
+        """Return the receipt's most told entries, and the hit rate so far."""
+        said = self.receipt()
+        names = ("model", "preset", "device", "slots", "experts")
+        return {name: said[name] for name in names} | {"hit rate": self.effort().hit_rate}
+
+    def __repr__(self) -> str:
+        return f"<Session {self._row()}>"
+
+    def _repr_html_(self) -> str:
+        row = self._row()
+        return html_table(row, [row.values()])

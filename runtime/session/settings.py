@@ -8,6 +8,7 @@ from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
 from artifacts.formats.dense import check_dense
 from artifacts.modelshapes import kv_cache
+from runtime.control.sizes import budget_text
 from runtime.drafters.base import NONE, Draft
 from runtime.policies import POLICIES, Policies, as_texts, build
 from runtime.policies.eviction.late_horizon import LateHorizon
@@ -32,7 +33,7 @@ class Settings:
 
     preset: str | Preset = "on-demand"
     policies: dict[str, Any] = field(default_factory=dict)  # by axis: text, or a policy object
-    budget: str = "25%"  # of the fast tier
+    budget: str | float = "25%"  # of the fast tier; a number is a share, and kept as its text
     scope: str | None = None  # of eviction; None: the preset's own
     link: str = "auto"
     near: str | None = None  # bandwidth of the near tier
@@ -73,6 +74,7 @@ class Settings:
             raise BadUsage(unknown("who decides", self.decide, (AUTO, HOST, DEVICE)))
         if self.scope not in (None, *Scope):
             raise BadUsage(f"scope is layer or global, not {self.scope!r}")
+        object.__setattr__(self, "budget", budget_text(self.budget))
         object.__setattr__(self, "policies", as_texts(self.policies))
         policies = build(self.texts())  # refuses unknown names before a model is opened
         if self.decide == DEVICE:

@@ -33,7 +33,8 @@ def cells() -> list[tuple[str, str]]:
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MOECTL_STORE", raising=False)
+    monkeypatch.delenv("MOECTL_STORE")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -101,7 +101,7 @@ class Stranger:
             line,
             shell=True,
             cwd=place,
-            env=self.environment,
+            env=self.environment | {"XDG_DATA_HOME": str(folder / ".data")},
             capture_output=True,
             text=True,
             timeout=300,
@@ -202,7 +202,8 @@ def taken_up(line: str, folder: Path, shared: Path) -> Iterator[None]:
     if not line.startswith("moectl quantize"):
         yield
         return
-    replicas = folder / "moe.duckdb.replicas"
+    is_here = "--store" in line or (folder / "moe.duckdb").exists()
+    replicas = (folder if is_here else folder / ".data" / "moectl") / "moe.duckdb.replicas"
     with shared.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the other page may be another worker's
         if shared.exists():

@@ -8,7 +8,9 @@ import yaml
 
 from tests import ROOT
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
+VERSION = PYPROJECT["tool"]["setuptools_scm"]["fallback_version"]  # else it is the tag's
 CONDA_NAMES = {"torch": "pytorch", "huggingface-hub": "huggingface_hub", "duckdb": "python-duckdb"}
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 YAML = [
@@ -21,8 +23,10 @@ YAML = [
 def test_version_and_licence_are_the_same_everywhere() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     recipe = yaml.safe_load((ROOT / "packaging" / "recipe.yaml").read_text(encoding="utf-8"))
-    versions = {PROJECT["version"], citation["version"], recipe["context"]["version"]}
-    assert len(versions) == 1 and f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text()
+    assert citation["version"] == recipe["context"]["version"] == VERSION
+    assert f"## {VERSION}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    builds = PYPROJECT["build-system"]["requires"]
+    assert {need.replace(">", " >") for need in builds} <= {*recipe["requirements"]["host"]}
     assert PROJECT["license"] == citation["license"] == recipe["about"]["license"] == "Apache-2.0"
     assert "Version 2.0, January 2004" in (ROOT / "LICENSE").read_text(encoding="utf-8")
 

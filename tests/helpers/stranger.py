@@ -114,6 +114,7 @@ def run(order: dict) -> int:
     if order["arguments"][:2] == ["inspect", "precision"]:
         few_averages()
     os.chdir(order["folder"])
+    os.environ["XDG_DATA_HOME"] = f"{order['folder']}/.data"  # the reader of another page has none
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115  # the orders are read from the former one
     for name, number in (("out", 1), ("err", 2)):

@@ -23,6 +23,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "artifacts": {
         "errors": "",
         "shape": "errors",
+        "tables": "errors",
         "common": "errors",
         "formats": _FACTS,
         "modelshapes": f"{_FACTS} formats",

@@ -45,9 +45,8 @@ def _run(line: str, folder: Path) -> None:
         for name, value in os.environ.items()
         if name not in ("PYTHONPATH", "MOECTL_STORE")
     }
-    done = subprocess.run(
-        line, shell=True, cwd=folder, env=environment | {"PATH": path}, check=False
-    )
+    environment |= {"PATH": path, "XDG_DATA_HOME": str(folder / ".data")}
+    done = subprocess.run(line, shell=True, cwd=folder, env=environment, check=False)
     if done.returncode:
         raise SystemExit(f"{line}: exit code {done.returncode}")
 

@@ -30,10 +30,10 @@ from runtime.session.generation.finite import NotFinite
 from runtime.session.generation.logprobs import Logprobs
 from runtime.session.generation.pass_plan import PassPlan, Row, RowDraftPasses, RowPart
 from runtime.session.generation.prefill import PrefillQueue, Prompt
+from runtime.session.generation.runner import PassRunner
 from runtime.session.generation.sampling import Sampler, Sampling, draw
 from runtime.session.generation.single import Drawn
 from runtime.session.probe import widened_window
-from runtime.session.session import Session
 
 # requests, tokens, bytes
 ROWS = 64
@@ -112,7 +112,7 @@ class KeptPrompts:
 class RequestQueue:
     """The requests of a session, by number: those that wait, and those that run."""
 
-    def __init__(self, session: Session, *, rows: int) -> None:
+    def __init__(self, session: PassRunner, *, rows: int) -> None:
         self.session = session
         self.rows = rows
         self._waiting: dict[int, Any] = {}
@@ -180,7 +180,7 @@ class RequestBatch(RequestQueue):
 
     def __init__(
         self,
-        session: Session,
+        session: PassRunner,
         *,
         rows: int = ROWS,
         tile: int = TILE,

@@ -12,9 +12,9 @@ from runtime.model.rows.memory import Block, RowLine, States
 from runtime.model.rows.passes import RowPass, RowPiece, RowWay
 from runtime.session.generation.drafted import Draws, Proposal
 from runtime.session.generation.prefill import Prompt
+from runtime.session.generation.runner import PassRunner
 from runtime.session.generation.sampling import Sampler
 from runtime.session.generation.single import RequestDrafts
-from runtime.session.session import Session
 
 _UNDRAFTED = Proposal()
 
@@ -154,7 +154,7 @@ class RowDraftPasses:
     """Passes of the session's own model over the row of a request; see `DraftPasses`. What they
     write lies behind the row, and states are restored."""
 
-    def __init__(self, session: Session, way: RowWay, row: Row) -> None:
+    def __init__(self, session: PassRunner, way: RowWay, row: Row) -> None:
         self._session = session
         self._way = way
         self._row = row

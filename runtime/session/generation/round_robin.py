@@ -1,6 +1,6 @@
 """Requests of a batch that share no pass: they take turns, with the same calls and results."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from artifacts.errors import detached
+from artifacts.tables import Results
 from runtime.drafters.base import MOST
 from runtime.model.kv_cache import cache_nbytes
 from runtime.model.rows.attention import reason_not_joined
@@ -23,11 +24,10 @@ from runtime.session.generation.batch import (
 )
 from runtime.session.generation.charges import Charge
 from runtime.session.generation.drafted import Draws
+from runtime.session.generation.runner import PassRunner
 from runtime.session.generation.sampling import Sampling, check_prompt
 from runtime.session.generation.single import Generation
 from runtime.session.generation.stream import Answer, Effort, TokenTiming
-from runtime.session.prompts.encoder import Prompt
-from runtime.session.session import Session
 
 # Passes of a request before the next one's turn: more delay the others, fewer lower the hit rate,
 # since every change of request evicts some experts of the last one (docs/lab/decisions.md).
@@ -51,7 +51,7 @@ class RoundRobin(RequestQueue):
 
     kept = KeptPrompts()  # none
 
-    def __init__(self, session: Session, *, rows: int = 1) -> None:
+    def __init__(self, session: PassRunner, *, rows: int = 1) -> None:
         # Where residency follows the prompt, a second request would change it during the answer to
         # the first.
         super().__init__(session, rows=1 if session.parts.policies.residency.places else rows)
@@ -113,7 +113,7 @@ class RoundRobin(RequestQueue):
 
 
 def open_batch(
-    session: Session,
+    session: PassRunner,
     *,
     rows: int,
     tile: int = TILE,
@@ -135,23 +135,25 @@ def open_batch(
 
 
 def answer_all(
-    session: Session, prompts: Sequence[Prompt], sampling: Sampling | None = None
-) -> list[Answer]:
-    """Return the answers to many prompts, which share passes where the model can: an expert that is
-    loaded serves all of them. Raises BadInput for a prompt that cannot be encoded or answered."""
-    sampling = sampling or Sampling()
-    encoded = [session.encode(prompt) for prompt in prompts]
+    session: PassRunner,
+    prompts: Sequence[torch.Tensor],
+    sampling: Sampling,
+    *,
+    receipt: Callable[[], dict[str, object]],
+) -> Results[Answer]:
+    """Return the answers to prompts [1, S], which share passes where the model can, with the
+    receipt as it is at the end. Raises BadInput for a prompt that cannot be answered."""
     begin_s = perf_counter()
     with open_batch(session, rows=ROWS) as batch:
-        asked = {batch.add(ids, sampling): _Answered() for ids in encoded}
+        asked = {batch.add(prompt, sampling): _Answered() for prompt in prompts}
         while not batch.is_idle:
             for result in batch.step():
                 if result.error:
                     raise result.error
                 asked[result.request].take(result, perf_counter() - begin_s)
     tokenizer = session.opened.tokenizer
-    receipt = session.receipt()
-    return [one.answer(tokenizer, receipt) for one in asked.values()]
+    said = receipt()
+    return Results(one.answer(tokenizer, said) for one in asked.values())
 
 
 @dataclass(slots=True)
@@ -173,7 +175,7 @@ class _Answered:
         return Answer(self.token_ids, text, effort, timing.ttft_ms, timing.tpot_ms, receipt)
 
 
-def why_one_by_one(session: Session) -> str | None:
+def why_one_by_one(session: PassRunner) -> str | None:
     """Return the reason why the requests of a session cannot share a pass, None if they can."""
     policy = session.parts.policies.residency
     if policy.places:

@@ -74,6 +74,16 @@ class Answer:
     tpot_ms: float
     receipt: dict[str, object]
 
+    def row(self) -> dict[str, object]:
+        """Return the answer as a row of a table."""
+        return {
+            "text": self.text,
+            "tokens": len(self.token_ids),
+            "ttft_ms": self.ttft_ms,
+            "tpot_ms": self.tpot_ms,
+            "hit_rate": self.effort.hit_rate,
+        }
+
 
 class Stream:
     """Text as it is generated: iterate over its pieces, some of which are empty, or call `answer`

@@ -6,8 +6,10 @@ import pytest
 from typer.main import get_command
 
 from artifacts.errors import BadInput, BadUsage
-from moectl.cli import app
+from moectl.cli import app, main
 from moectl.cli.config_file import configured
+from moectl.shared.defaults import default_store
+from moectl.shared.stores import check_store
 
 PLAN = get_command(app).commands["plan"]
 
@@ -30,12 +32,53 @@ def test_the_folder_takes_precedence_over_the_user_and_a_table_over_all(folder: 
 def test_what_is_typed_takes_precedence(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from moectl.cli import main
-
     (folder / "moectl.toml").write_text('[plan]\nmachine = "no-machine"\n')
     assert main(["plan", "gpt-oss-20b"]) == 2
     assert "no-machine" in capsys.readouterr().err
     assert main(["plan", "gpt-oss-20b", "--machine", "rtx4090"]) == 0
+
+
+def test_the_store_is_the_nearest_that_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Typed, of the environment, of the folder's file, of the user's, and where none is named."""
+    monkeypatch.setenv("MOECTL_STORE", "of-environment")
+    (folder / "moectl.toml").write_text('store = "of-folder"\n')
+    users = folder / "config" / "moectl" / "moectl.toml"
+    users.write_text('store = "of-user"\n')
+    data = folder / "data" / "moectl"
+    monkeypatch.setenv("XDG_DATA_HOME", str(data.parent))
+    missing = ["--store", "typed"]
+
+    def named() -> str:
+        assert main(["inspect", *missing]) == 3
+        return capsys.readouterr().err.partition("no store ")[2].partition(";")[0]
+
+    assert named() == missing.pop()
+    missing.clear()
+    assert named() == "of-environment"
+    monkeypatch.delenv("MOECTL_STORE")
+    for path, name in ((folder / "moectl.toml", "of-folder"), (users, "of-user")):
+        assert named() == name
+        path.unlink()
+    assert named() == f"{data}/moe.duckdb"
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    monkeypatch.setenv("HOME", str(folder))
+    assert named() == f"{folder}/.local/share/moectl/moe.duckdb"
+
+
+def test_the_data_folder_is_made_and_said_once_and_a_store_here_is_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MOECTL_STORE")
+    monkeypatch.setenv("XDG_DATA_HOME", str(folder / "data"))
+    place = default_store()
+    check_store(place)
+    assert str(place) in capsys.readouterr().err and place.parent.is_dir()
+    check_store(place)
+    assert capsys.readouterr().err == ""
+    (folder / "moe.duckdb").touch()  # as older versions made it
+    assert default_store() == Path("moe.duckdb")
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,13 @@ def test_every_command_has_examples_that_it_can_read() -> None:
             program, verb, *arguments = shlex.split(example.replace("MODEL", "bundled"))
             assert (program, verb) == ("moectl", name)
             commands[name].make_context(name, arguments)
+        assert len(examples) > 1
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "advise", "simulate"])
+def test_a_model_may_be_named_as_for_llama_cpp(command: str) -> None:
+    named = get_command(app).commands[command].make_context(command, ["-m", "gpt-oss-20b"])
+    assert named.params["model"] == "gpt-oss-20b"
 
 
 def test_options_stand_in_panels(capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,9 @@ def advise(
             show_default="the bundled one of the nearest model",
         ),
     ] = None,
-    context: Annotated[int, typer.Option(help="Tokens that the attention cache holds.")] = 4096,
+    context: Annotated[
+        int, typer.Option("-c", "--context", help="Tokens that the attention cache holds.")
+    ] = 4096,
     what_if: Annotated[
         str | None,
         typer.Option(

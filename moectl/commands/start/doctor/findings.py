@@ -17,7 +17,7 @@ from artifacts.shape import FULL_BITS, Shape
 from artifacts.store.store import Store
 from moectl.commands.build.profile.hardware import HardwareMeasurement
 from moectl.shared import installed
-from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.defaults import default_store
 from moectl.shared.terminal import neighbours
 from moectl.show.render import human_bytes
 from profilers.hardware.this_machine import LocalMachine, cuda_of_torch, gpus_of_driver
@@ -172,7 +172,7 @@ def of_room(path: Path, shape: Shape, *, weight_nbytes: float) -> DoctorFinding:
 
 def of_store(path: Path, model_ids: Collection[str], *, model: str | None) -> list[DoctorFinding]:
     """Report the artefacts that the model, by any of its ids, lacks."""
-    shown = "" if path == DEFAULT_STORE else f" --store {path}"
+    shown = "" if path == default_store() else f" --store {path}"
     built = _commands(path, model_ids)
     named = f" {model}" if model else ""
     takes_model = {"profile", "quantize", COMMAND}
