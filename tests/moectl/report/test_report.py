@@ -22,7 +22,7 @@ from moectl.report import queries
 from moectl.report.page import render
 from tests import TRACE
 from tests.conftest import Checkpoint
-from tests.helpers.browser import LOOKS, browsing, needs_browser
+from tests.helpers.browser import LOOKS, Tab, browsing, needs_browser
 from tests.moectl.bench.test_other_tools import VLLM, written
 from tests.moectl.commands.test_build_buddies import write_profile
 
@@ -494,7 +494,27 @@ async def _look(page: Path, scratch: Path) -> None:
             assert width < 1280 or await tab.value(cut) == 0, "a table is cut off"
             assert await tab.value(OVERLAPS) == 0, "names lie on names"
             await tab.picture(scratch / f"{width}-{scheme}.png")
+        await _use(tab)
         assert not tab.said and {url for url in tab.asked if url != "data:,"} == {page.as_uri()}
+
+
+async def _use(tab: Tab) -> None:
+    """Point at the first cell of a heatmap, and copy the first command."""
+    x, y = await tab.value(
+        "(() => { const grid = document.querySelector('#use [data-cells]'); "
+        "grid.scrollIntoView(); const box = grid.getBoundingClientRect(); "
+        "return [box.left + 2, box.top + 2]; })()"
+    )
+    await tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    told = await tab.value("document.querySelector('.tip').textContent")
+    assert re.fullmatch(r"layer 0, expert 0: [\d.]+", told), told
+    await tab.call("Browser.grantPermissions", permissions=["clipboardReadWrite"])
+    await tab.call("Page.bringToFront")
+    await tab.value("document.querySelector('.command button').click()")
+    await tab.until("document.querySelector('.command button').textContent === 'copied'")
+    copied = await tab.value("navigator.clipboard.readText()")
+    assert copied == await tab.value("document.querySelector('.command code').textContent")
+    assert re.match(r"moectl run \S+ --preset \S+ --budget 50% --link 5MB/s$", copied), copied
 
 
 def test_a_bench_of_prompts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
