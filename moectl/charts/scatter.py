@@ -64,6 +64,11 @@ def scatter(
     return draw("scatter", title, says, frame.width, frame.height + 22, **own)
 
 
+def error_bar(loss: float, error: float | None) -> Spread:
+    """Return the ends of a bar of a loss; None where nothing is lost or the error is not known."""
+    return (loss - error, loss + error) if loss and error is not None else None
+
+
 def loss_scale(losses: Sequence[float], *, name: str, start: float, end: float) -> AxisScale:
     """Return an upward scale, linear up to a tenth of the largest loss, at most a hundredth, and
     logarithmic above, so that small and large losses are seen. Gains count as 0."""

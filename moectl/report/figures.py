@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from moectl.charts.plots import Bar, Point, bars, dots, heatmap
 from moectl.charts.scales import Drawing, Frame, Spread, log_scale, spanned
-from moectl.charts.scatter import Mark, loss_scale, scatter
+from moectl.charts.scatter import Mark, error_bar, loss_scale, scatter
 from moectl.report.numbers import Format, hundredths, nbytes, percent, short, times
 from moectl.report.reading import Record, ReportSource, StoredBench, grouped, place
 from moectl.show.grounds import measured
@@ -107,15 +107,13 @@ def time_and_quality(
 
 def mark(row: Record, is_absolute: bool) -> Mark:
     """Return the mark of a preset, with bars of its errors."""
-    loss = row["loss"]
-    error = row["error"] if loss else None
     return Mark(
         _time(row, is_absolute),
-        loss,
+        row["loss"],
         row["preset"],
         kind_of(row),
         across=_spread(row, is_absolute),
-        upwards=None if error is None else (loss - error, loss + error),
+        upwards=error_bar(row["loss"], row["error"]),
     )
 
 

@@ -18,9 +18,8 @@ from artifacts.traces.parquet import from_table
 from artifacts.traces.trace import DECODE, Trace
 from moectl.charts.plots import Line, heatmap, lines
 from moectl.charts.scales import Drawing, Frame, draw, linear_scale, log_scale
-from moectl.charts.scatter import Mark
 from moectl.report import queries
-from moectl.report.figures import kind_of
+from moectl.report.figures import mark
 from moectl.report.reading import ReportSource, of_experts
 from moectl.show.demonstration import FULL, WIDTH, time_and_quality
 from moectl.show.grounds import measured
@@ -84,10 +83,8 @@ def _time_and_quality(source: ReportSource) -> Drawing | None:
     places = [(row["budget"], row["link"]) for row in ours]
     budget, link = max(dict.fromkeys(places), key=places.count)
     shown = [*full[:1], *(row for row in ours if (row["budget"], row["link"]) == (budget, link))]
-    marks = [
-        Mark(row["times_full"], max(0.0, row["loss"]), row["preset"], kind_of(row)) for row in shown
-    ]
-    listed = "; ".join(f"{mark.name} {mark.x:.1f}, {100 * mark.y:.1f} %" for mark in marks)
+    marks = [mark(row, is_absolute=False) for row in shown]
+    listed = "; ".join(f"{one.name} {one.x:.1f}, {100 * one.y:.1f} %" for one in marks)
     grounds = measured(link).says
     return time_and_quality(
         marks, held=of_experts(budget), grounds=grounds, says=f": {listed}", height=400, most=1.12
