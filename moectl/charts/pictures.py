@@ -1,13 +1,12 @@
 """Picture files of results: SVG whose colours follow the reader's light or dark page."""
 
 import re
-from html import escape
 from importlib.resources import files
 from pathlib import Path
 
 from artifacts.common.files import check_writable, replacing
 from artifacts.errors import BadUsage
-from moectl.charts.scales import Drawing
+from moectl.charts.scales import Drawing, template
 
 _MARGIN = 14
 _HEAD = 40
@@ -27,17 +26,16 @@ def check_picture(path: Path) -> None:
 def write_picture(drawing: Drawing, path: Path) -> None:
     """Write an SVG file that holds its title, background and colours; equal drawings give equal
     bytes."""
-    width = drawing.width + 2 * _MARGIN
-    height = drawing.height + _HEAD + _MARGIN
-    text = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-        f'width="{width:g}" height="{height:g}" role="img" aria-label="{escape(drawing.says)}">\n'
-        f'<style>\n{_style()}</style>\n<rect class="paper" width="{width:g}" height="{height:g}" '
-        f'rx="8"/>\n<text class="title" x="{_MARGIN}" y="25">{escape(drawing.title)}</text>\n<g '
-        f'transform="translate({_MARGIN} {_HEAD})">{drawing.inside}</g>\n</svg>\n'
+    text = template("file").render(
+        drawing=drawing,
+        style=_style(),
+        width=drawing.width + 2 * _MARGIN,
+        height=drawing.height + _HEAD + _MARGIN,
+        margin=_MARGIN,
+        head=_HEAD,
     )
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(f"{text}\n", encoding="utf-8")
 
 
 def _style() -> str:

@@ -1,11 +1,14 @@
-"""Parts of SVG charts: scales, axes and shades. Colours come from the classes in `charts.css`."""
+"""Parts of SVG charts: scales and shades, and templates that are filled to drawings. Colours come from
+the classes in `charts.css`."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 LEVELS = 9  # shades of a heatmap
+Spread = tuple[float, float] | None  # the ends of a bar of an error, where one is known
 _DECADES = (1, 2, 5)
 
 
@@ -88,32 +91,20 @@ def log_scale(values: Sequence[float], *, name: str, start: float, end: float) -
     )
 
 
-def axes(x: AxisScale, y: AxisScale, frame: Frame) -> str:
-    """The grid with its ticks, and the names of both axes."""
-    foot = frame.height - frame.bottom
-    end = frame.width - frame.right
-    lines = [
-        f'<line class="grid" x1="{x.place(v):.1f}" x2="{x.place(v):.1f}" y1="{frame.top}" '
-        f'y2="{foot}"/><text class="tick" x="{x.place(v):.1f}" y="{foot + 15}">{text}</text>'
-        for v, text in x.ticks
-    ] + [
-        f'<line class="grid" x1="{frame.left}" x2="{end}" y1="{y.place(v):.1f}" '
-        f'y2="{y.place(v):.1f}"/><text class="tick end" x="{frame.left - 6}" '
-        f'y="{y.place(v) + 4:.1f}">{text}</text>'
-        for v, text in y.ticks
-    ]
-    middle = (frame.top + foot) / 2
-    return (
-        "".join(lines)
-        + (
-            f'<text class="axis" x="{(frame.left + end) / 2:.1f}" '
-            f'y="{frame.height - 8}">{escape(x.name)}</text>'
-        )
-        + (
-            f'<text class="axis" transform="translate(11 {middle:.1f}) '
-            f'rotate(-90)">{escape(y.name)}</text>'
-        )
-    )
+def draw(kind: str, title: str, says: str, width: float, height: float, **shown: object) -> Drawing:
+    """Fill the template of this kind of chart."""
+    text = template(kind).render(shown)
+    return Drawing(title, "".join(map(str.strip, text.splitlines())), width, height, says)
+
+
+def template(kind: str) -> Template:
+    """Return the template of a kind of chart. Templates escape what they show."""
+    return _ENVIRONMENT.get_template(f"{kind}.svg")
+
+
+def spanned(places: Iterable[tuple[float, Spread]]) -> list[float]:
+    """Return values and the ends of their bars of errors."""
+    return [each for value, spread in places for each in (value, *(spread or ()))]
 
 
 def shade_of(value: float, top: float) -> int:
@@ -124,7 +115,7 @@ def shade_of(value: float, top: float) -> int:
 
 def name_width(names: Sequence[str]) -> float:
     """Pixels that the longest name takes in front of a row."""
-    return 7.2 * max(map(len, names)) + 10
+    return 7.6 * max(map(len, names)) + 10
 
 
 def round_step(least: float) -> float:
@@ -135,4 +126,14 @@ def round_step(least: float) -> float:
 
 def exact(value: object) -> str:
     """A value in full precision, as a query returns it."""
-    return escape(repr(value) if isinstance(value, float) else str(value))
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("moectl.charts"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters |= {"exact": exact, "px": "{:.1f}".format}

@@ -4,16 +4,16 @@ or past the edge."""
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 
-from moectl.charts.scales import AxisScale, Drawing, Frame, axes, exact
+from moectl.charts.scales import AxisScale, Drawing, Frame, Spread, draw
 
 # pixels: of a name's letter, of its height, of a mark
 _LETTER = 6.9
 _LINE = 15.0
 _RADIUS = 5.0
+_LEAST_LOSS = 1e-4  # at the top of a scale
 _FOOT = 36.0  # pixels below the line of no loss
 _KINDS = {"exact": "strong", "altered": "warm", "full": "ink"}
 
@@ -22,12 +22,17 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place and its name. `kind` is `exact`, `altered` (drawn as a diamond) or `full`."""
+    """A place and its name. `kind` is `exact`, `altered` (drawn as a diamond) or `full`; `across`
+    and `upwards` are the ends of bars of its error. Unless `is_named`, only a pointer tells its
+    name."""
 
     x: float
     y: float
     name: str
     kind: str
+    across: Spread = None
+    upwards: Spread = None
+    is_named: bool = True
 
 
 def scatter(
@@ -41,36 +46,47 @@ def scatter(
     note: str,
     key: dict[str, str],
 ) -> Drawing:
-    """Marks on two scales made for `frame`, each with its name. `note` stands above the plot, and
+    """Marks on two scales made for `frame`, with their names. `note` stands above the plot, and
     `key` under it says what each kind stands for."""
     places = [(x.place(mark.x), y.place(mark.y)) for mark in marks]
     taken = [_around(across, upper) for across, upper in places]
-    drawn = [axes(x, y, frame), f'<text class="tick value" x="0" y="6">{escape(note)}</text>']
+    named = []
     for mark, (across, upper) in sorted(
         zip(marks, places, strict=True), key=lambda pair: (pair[1][1], pair[1][0])
     ):
+        if not mark.is_named:
+            continue
         box = _free_box(mark, across, upper, taken, frame)
         taken.append(box)
-        drawn.append(_named(mark, across, upper, box))
-    drawn += [
-        _symbol(mark, across, upper) for mark, (across, upper) in zip(marks, places, strict=True)
-    ]
-    return Drawing(title, "".join(drawn) + _key(key, frame), frame.width, frame.height + 22, says)
+        named.append((mark, box, _end(across, upper, box)))
+    own = {"marks": marks, "named": named, "x": x, "y": y, "frame": frame, "note": note}
+    own |= {"key": key, "kinds": _KINDS, "radius": _RADIUS}
+    return draw("scatter", title, says, frame.width, frame.height + 22, **own)
+
+
+def error_bar(loss: float, error: float | None) -> Spread:
+    """Return the ends of a bar of a loss; None where nothing is lost or the error is not known."""
+    return (loss - error, loss + error) if loss and error is not None else None
 
 
 def loss_scale(losses: Sequence[float], *, name: str, start: float, end: float) -> AxisScale:
-    """Return an upward scale, linear below a hundredth and logarithmic above, so that small and
-    large losses are seen. Gains count as 0."""
+    """Return an upward scale, linear up to a tenth of the largest loss, at most a hundredth, and
+    logarithmic above, so that small and large losses are seen. Gains count as 0."""
+    most = max(_LEAST_LOSS, *losses)
+    bend = min(most / 10, 1e-2)
 
     def bent(value: float) -> float:
-        return math.asinh(max(value, 0.0) / 1e-2)
+        return math.asinh(max(value, 0.0) / bend)
 
-    top = bent(max(0.02, *losses) * 1.3)
-    ticks = tuple(
-        (v, f"{100 * v:g} %") for v in (0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0) if bent(v) <= top
-    )
+    top = bent(most * 1.3)
+    steps = [m * 10.0**e for e in range(-6, 2) for m in (1, 3)]
+    ticks = [0, *(value for value in steps if bend <= value <= most * 1.3)]
     start -= _FOOT  # room for names below the marks that lose nothing
-    return AxisScale(lambda value: start + bent(value) / top * (end - start), ticks, name)
+    return AxisScale(
+        lambda value: start + bent(value) / top * (end - start),
+        tuple((value, f"{100 * value:g} %") for value in ticks),
+        name,
+    )
 
 
 def _free_box(mark: Mark, across: float, upper: float, taken: Sequence[Box], frame: Frame) -> Box:
@@ -104,43 +120,10 @@ def _around(across: float, upper: float) -> Box:
     return across - reach, upper - reach, across + reach, upper + reach
 
 
-def _named(mark: Mark, across: float, upper: float, box: Box) -> str:
-    """The name, with a line to its mark where it is not beside it."""
+def _end(across: float, upper: float, box: Box) -> tuple[float, float] | None:
+    """Return where a line from a mark meets its name; None where the name is beside it."""
     left, top, right, bottom = box
-    text = f'<text class="mark" x="{left:.1f}" y="{bottom - 4:.1f}">{escape(mark.name)}</text>'
     near_x = min(max(across, left), right)
     near_y = min(max(upper, top), bottom)
-    if math.hypot(near_x - across, near_y - upper) <= _RADIUS + 6:
-        return text
-    ends = f'x1="{across:.1f}" y1="{upper:.1f}" x2="{near_x:.1f}" y2="{near_y:.1f}"'
-    return f'<g class="quiet"><line class="line" style="stroke-width:1" {ends}/></g>{text}'
-
-
-def _symbol(mark: Mark, across: float, upper: float) -> str:
-    values = f"{exact(mark.x)} {exact(mark.y)}"
-    shape = _shape(mark.kind, across, upper)
-    return (
-        f'<g class="{_KINDS[mark.kind]}" '
-        f'data-values="{values}"><title>{escape(mark.name)}</title>{shape}</g>'
-    )
-
-
-def _shape(kind: str, across: float, upper: float) -> str:
-    if kind == "altered":
-        reach = _RADIUS + 1
-        around = f"l{reach} {reach}l-{reach} {reach}l-{reach} -{reach}z"
-        return f'<path class="dot" d="M{across:.1f} {upper - reach:.1f}{around}"/>'
-    return f'<circle class="dot" cx="{across:.1f}" cy="{upper:.1f}" r="{_RADIUS}"/>'
-
-
-def _key(key: dict[str, str], frame: Frame) -> str:
-    drawn = []
-    at = 0.0
-    upper = frame.height + 10
-    for kind, words in key.items():
-        drawn.append(f'<g class="{_KINDS[kind]}">{_shape(kind, at + _RADIUS, upper)}</g>')
-        drawn.append(
-            f'<text class="value" x="{at + 16:.1f}" y="{upper + 4:g}">{escape(words)}</text>'
-        )
-        at += 34 + 6.6 * len(words)
-    return "".join(drawn)
+    is_far = math.hypot(near_x - across, near_y - upper) > _RADIUS + 6
+    return (near_x, near_y) if is_far else None

@@ -1,11 +1,11 @@
 """What the sections of a report show: choices among rows, and drawings of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from moectl.charts.plots import Bar, Point, bars, dots, named_heatmap
-from moectl.charts.scales import Drawing, Frame, log_scale
-from moectl.charts.scatter import Mark, loss_scale, scatter
+from moectl.charts.plots import Bar, Point, bars, dots, heatmap
+from moectl.charts.scales import Drawing, Frame, Spread, log_scale, spanned
+from moectl.charts.scatter import Mark, error_bar, loss_scale, scatter
 from moectl.report.numbers import Format, hundredths, nbytes, percent, short, times
 from moectl.report.reading import Record, ReportSource, StoredBench, grouped, place
 from moectl.show.grounds import measured
@@ -87,21 +87,34 @@ def time_and_quality(
     source: ReportSource, job: StoredBench, rows: Sequence[Record]
 ) -> Iterator[tuple[str, Drawing]]:
     """Draw a picture for each budget and link twice, for a screen and for a phone; the page shows
-    the one that suits its width."""
+    the one that suits its width. On a phone presets that another beats have no names."""
     for same, groups in places(rows):
         if not any(row["is_ours"] for row in same):
             continue
         grounds = source.grounds(job, same[0]["link"])
         full = [row for row in groups["For comparison"] if row["preset"] == "full"]
         marks = [
-            Mark(time, row["loss"], row["preset"], kind_of(row))
+            mark(row, grounds.is_absolute)
             for row in (*same, *full)
-            if row["loss"] is not None and (time := _time(row, grounds.is_absolute))
+            if row["loss"] is not None and _time(row, grounds.is_absolute)
         ]
         title = f"{source.heading(job, same[0])}: {grounds.says}"
         name = _MS if grounds.is_absolute else _TIMES
-        yield "wide", _scatter(marks, title, name, _KEY, width=1000, high=14)
-        yield "narrow", _scatter(marks, title, name, _NARROW_KEY, width=380, high=24)
+        yield "wide", _scatter(marks, title, name, _KEY, width=1000, height=300 + 8 * len(marks))
+        best = [replace(one, is_named=not _is_beaten(one, marks)) for one in marks]
+        yield "narrow", _scatter(best, title, name, _NARROW_KEY, width=380, height=340)
+
+
+def mark(row: Record, is_absolute: bool) -> Mark:
+    """Return the mark of a preset, with bars of its errors."""
+    return Mark(
+        _time(row, is_absolute),
+        row["loss"],
+        row["preset"],
+        kind_of(row),
+        across=_spread(row, is_absolute),
+        upwards=error_bar(row["loss"], row["error"]),
+    )
 
 
 def times_by_preset(source: ReportSource, job: StoredBench, rows: Sequence[Record]) -> Drawing:
@@ -133,11 +146,13 @@ def by_layer(rows: Sequence[Record]) -> Iterator[Drawing]:
                 if column == "hit_rate" or any(row[column] for row in group)
             }
             if kept:
-                yield named_heatmap(
+                yield heatmap(
                     f"{place(same[0])}: {title}",
-                    kept,
+                    list(kept.values()),
+                    names=list(kept),
                     shown=hundredths,
                     top=top,
+                    row="preset",
                     column="layer",
                     says=f"{title} of each preset by layer at {place(same[0])}",
                 )
@@ -190,14 +205,26 @@ def largest(rows: Sequence[Record], value: str) -> float:
 
 
 def _scatter(
-    marks: Sequence[Mark], title: str, name: str, key: dict[str, str], *, width: int, high: int
+    marks: Sequence[Mark], title: str, name: str, key: dict[str, str], *, width: int, height: int
 ) -> Drawing:
-    """Marks with `high` pixels more for each of their names."""
-    frame = Frame(width=width, height=300 + high * len(marks))
-    x = log_scale([mark.x for mark in marks], name=name, **frame.across)
-    y = loss_scale([mark.y for mark in marks], name=_LOST, **frame.upwards)
-    says = f"{title}: {name} against {_LOST}, of {', '.join(mark.name for mark in marks)}"
+    frame = Frame(width=width, height=height)
+    x = log_scale(spanned((one.x, one.across) for one in marks), name=name, **frame.across)
+    y = loss_scale(spanned((one.y, one.upwards) for one in marks), name=_LOST, **frame.upwards)
+    says = f"{title}: {name} against {_LOST}, of {', '.join(one.name for one in marks)}"
     return scatter(title, marks, x, y, frame, says=says, note="", key=key)
+
+
+def _is_beaten(one: Mark, marks: Sequence[Mark]) -> bool:
+    """Return whether a preset other than `full` is faster and loses no more."""
+    others = (other for other in marks if other.kind != "full")
+    return any(other.x < one.x and max(other.y, 0) <= max(one.y, 0) for other in others)
+
+
+def _spread(row: Record, is_absolute: bool) -> Spread:
+    """Return the quartiles of a time, where they were measured."""
+    kind = "tpot" if is_absolute else "times"
+    ends = (row[f"{kind}_lower"], row[f"{kind}_upper"])
+    return None if None in ends else ends
 
 
 def _time(row: Record, is_absolute: bool) -> float | None:
@@ -215,4 +242,5 @@ def _point(row: Record, largest: int, is_absolute: bool) -> Point:
         title=f"{row['preset']}, {place(row)}: {times_full}{nbytes(row['peak_fast_bytes'])}",
         values=(_time(row, is_absolute), row["peak_fast_bytes"]),
         kind="bound" if not row["is_ours"] else "exact" if row["is_lossless"] else "lossy",
+        spread=_spread(row, is_absolute),
     )

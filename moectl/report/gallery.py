@@ -17,10 +17,9 @@ from artifacts.traces.next_use import NextUse
 from artifacts.traces.parquet import from_table
 from artifacts.traces.trace import DECODE, Trace
 from moectl.charts.plots import Line, heatmap, lines
-from moectl.charts.scales import Drawing, Frame, linear_scale, log_scale
-from moectl.charts.scatter import Mark
+from moectl.charts.scales import Drawing, Frame, draw, linear_scale, log_scale
 from moectl.report import queries
-from moectl.report.figures import kind_of
+from moectl.report.figures import mark
 from moectl.report.reading import ReportSource, of_experts
 from moectl.show.demonstration import FULL, WIDTH, time_and_quality
 from moectl.show.grounds import measured
@@ -36,6 +35,7 @@ from runtime.replay.replay import replay
 
 EVICTIONS = {"random": "quiet", "lru": "strong", "lfu": "fresh", "horizon": "warm", "belady": "ink"}
 SHARES = (0.0625, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.75)
+KEY = {"s2": "resident", "p0": "used, was resident: hit", "p1": "used, was loaded: miss"}
 _TOKENS = 96
 _MOMENTS = 24
 _MOMENT_S = 0.6  # seconds that a token of the animation stays
@@ -60,9 +60,9 @@ def gallery(
     yield Picture("time-quality", _time_and_quality(source), "a live bench: moectl bench")
     yield Picture("bits", _bits(store, source), "replicas: moectl quantize")
     trace, shape = _trace(store, source)
-    for draw in (hit_rates, residency, routing, skew):
-        name = draw.__name__.replace("_", "-")
-        drawn = draw(trace, shape) if trace else None
+    for picture in (hit_rates, residency, routing, skew):
+        name = picture.__name__.replace("_", "-")
+        drawn = picture(trace, shape) if trace else None
         yield Picture(name, drawn, "a trace: moectl profile --trace")
 
 
@@ -83,10 +83,8 @@ def _time_and_quality(source: ReportSource) -> Drawing | None:
     places = [(row["budget"], row["link"]) for row in ours]
     budget, link = max(dict.fromkeys(places), key=places.count)
     shown = [*full[:1], *(row for row in ours if (row["budget"], row["link"]) == (budget, link))]
-    marks = [
-        Mark(row["times_full"], max(0.0, row["loss"]), row["preset"], kind_of(row)) for row in shown
-    ]
-    listed = "; ".join(f"{mark.name} {mark.x:.1f}, {100 * mark.y:.1f} %" for mark in marks)
+    marks = [mark(row, is_absolute=False) for row in shown]
+    listed = "; ".join(f"{one.name} {one.x:.1f}, {100 * one.y:.1f} %" for one in marks)
     grounds = measured(link).says
     return time_and_quality(
         marks, held=of_experts(budget), grounds=grounds, says=f": {listed}", height=400, most=1.12
@@ -194,36 +192,23 @@ def residency(trace: Trace, shape: Shape) -> Drawing:
     play no animation, and readers who want none, see the last token.
     """
     title = "Resident experts, token by token (a quarter of them, lru)"
-    first, tables = _residents(trace, shape)
+    first, moments = _residents(trace, shape)
     cell = min(18.0, (WIDTH - 40) / shape.num_experts)
     high = max(cell, 8.0)
-    grid = f"translate(30 22) scale({cell:.4f} {high:.4f})"
-    foot = 22 + trace.num_layers * high
-    shown = []
-    for number, (held, hit, loaded) in enumerate(tables):
-        last = " last" * (number == len(tables) - 1)
-        cells = "".join(
-            f'<path class="{kind}" d="{_cells(table)}"/>'
-            for kind, table in (("s2", held), ("p0", hit), ("p1", loaded))
-            if table.any()
-        )
-        text = f'<text class="value" x="30" y="12">token {first + number}</text>'
-        style = f'style="animation-delay:{(number - len(tables)) * _MOMENT_S:.1f}s"'
-        shown.append(f'<g class="moment{last}" {style}>{text}<g transform="{grid}">{cells}</g></g>')
-    ticks = "".join(
-        f'<text class="tick end" x="25" y="{22 + (layer + 0.5) * high + 4:.1f}">{layer}</text>'
-        for layer in range(0, trace.num_layers, max(1, round(14 / high)))
-    )
-    axis = (
-        f'<text class="axis" x="{30 + shape.num_experts * cell / 2:.1f}" '
-        f'y="{foot + 16:.1f}">experts</text>'
-    )
-    axis += (
-        f'<text class="axis" transform="translate(9 {(22 + foot) / 2:.1f}) '
-        'rotate(-90)">layers</text>'
-    )
-    inside = _animation(len(tables)) + "".join(shown) + ticks + axis + _key(foot + 26)
-    return Drawing(title, inside, WIDTH, foot + 42, title)
+    own = {
+        "moments": [
+            [(kind, _cells(table)) for kind, table in zip(KEY, tables, strict=True) if table.any()]
+            for tables in moments
+        ],
+        "first": first,
+        "moment_s": _MOMENT_S,
+        "wide": cell,
+        "high": high,
+        "num_layers": trace.num_layers,
+        "num_experts": shape.num_experts,
+        "key": KEY,
+    }
+    return draw("moments", title, title, WIDTH, trace.num_layers * high + 64, **own)
 
 
 def _hit_rate(trace: Trace, shape: Shape, eviction: str, share: float) -> float:
@@ -277,29 +262,3 @@ def _cells(table: np.ndarray) -> str:
         f"M{expert + 0.06:g} {layer + 0.06:g}h.88v.88h-.88z"
         for layer, expert in np.argwhere(table).tolist()
     )
-
-
-def _animation(num_moments: int) -> str:
-    """Return the style that shows one token after another; without animation only the last one."""
-    share = 100 / num_moments
-    return (
-        f"<style>.moment{{visibility:hidden;animation:token {num_moments * _MOMENT_S:.1f}s "
-        "step-end infinite}.last{visibility:visible}"
-        f"@keyframes token{{0%{{visibility:visible}}{share:.3f}%{{visibility:hidden}}"
-        "100%{visibility:hidden}}"
-        "@media (prefers-reduced-motion:reduce){.moment{animation:none}}</style>"
-    )
-
-
-def _key(upper: float) -> str:
-    drawn = ""
-    at = 30.0
-    for kind, words in (
-        ("s2", "resident"),
-        ("p0", "used, was resident: hit"),
-        ("p1", "used, was loaded: miss"),
-    ):
-        drawn += f'<rect class="{kind}" x="{at:g}" y="{upper:g}" width="11" height="11"/>'
-        drawn += f'<text class="value" x="{at + 16:g}" y="{upper + 10:g}">{words}</text>'
-        at += 36 + 6.6 * len(words)
-    return drawn

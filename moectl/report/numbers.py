@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from moectl.charts.scales import exact
 from moectl.show.render import human_bytes
@@ -44,4 +44,4 @@ def data(value: object, shown: Format = short) -> str:
     """Return a number in short form that carries its exact value; `unknown` for None."""
     if value is None:
         return "unknown"
-    return Markup(f'<data value="{exact(value)}">{escape(shown(value))}</data>')
+    return Markup('<data value="{}">{}</data>').format(exact(value), shown(value))

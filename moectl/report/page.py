@@ -1,6 +1,8 @@
 """The page of a report: sections in chapters, each a template filled with the rows of its
 queries."""
 
+from base64 import b64encode
+from hashlib import sha256
 from importlib.resources import files
 
 from artifacts.store.store import Store
@@ -36,13 +38,25 @@ def render(store: Store, *, job: str | None = None, model_id: str | None = None)
     """The page of `model_id`, by default the model of the newest bench; `job` is the bench that
     leads it."""
     source = ReportSource(store, job=job, model_id=model_id)
-    chapters = _chapters(Sections(source))
-    style = "".join(
-        files(f"moectl.{room}").joinpath(file).read_text(encoding="utf-8")
-        for room, file in (("charts", "charts.css"), ("report", "style.css"))
+    made = _chapters(Sections(source))
+    chapters = {
+        name: known for name, own in made.items() if (known := [one for one in own if one.is_known])
+    }
+    lacking = [one for own in made.values() for one in own if not one.is_known]
+    script = _text("report", "report.js")
+    return template("page").render(
+        source=source,
+        chapters=chapters,
+        lacking=lacking,
+        style=_text("charts", "charts.css") + _text("report", "style.css"),
+        script=script,
+        script_digest=b64encode(sha256(script.encode()).digest()).decode(),
+        date=source.rows(queries.NEWEST_DAY)[0]["day"] or "no date",
     )
-    date = source.rows(queries.NEWEST_DAY)[0]["day"] or "no date"
-    return template("page").render(source=source, chapters=chapters, style=style, date=date)
+
+
+def _text(room: str, file: str) -> str:
+    return files(f"moectl.{room}").joinpath(file).read_text(encoding="utf-8")
 
 
 def _chapters(sections: Sections) -> dict[str, list[Section]]:
@@ -57,7 +71,7 @@ def _chapters(sections: Sections) -> dict[str, list[Section]]:
         "": [sections.fill("environment", "Environment and workload", environment)],
         **{_MODES[mode]: _of_bench(sections, mode, jobs.get(mode)) for mode in modes},
         "Other tools and tuned presets": [
-            *([imported] if imported.is_known else []),
+            imported,
             _of_table(sections, "tuned", "Tuned presets", "presets", {"rows": queries.TUNED}),
         ],
         "The model": [_of_table(sections, kind, *each) for kind, each in _OF_MODEL.items()],
@@ -75,7 +89,7 @@ def _of_bench(sections: Sections, mode: str, job: StoredBench | None) -> list[Se
 
     source = sections.source
     marks = source.rows(queries.filled(queries.MARKS, job=job.digest))
-    by = "against quality" if any(row["loss"] is not None for row in marks) else "by preset"
+    by = "against quality" if any(row["loss"] for row in marks) else "by preset"
     add("summary", "What to run", f"{mode}-summary", rows=queries.SUMMARY)
     add("front", f"Time {by}" if marks else "Time", f"{mode}-front", rows=queries.MARKS)
     add("bench", "Every row", f"{mode}-bench", rows=queries.TABLE, tasks=queries.TASKS)

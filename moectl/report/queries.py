@@ -105,7 +105,8 @@ QUALIFY
 MARKS = (
     _ROWS
     + """
-SELECT budget, link, preset, tpot_ms, times_full, loss, peak_fast_bytes, is_lossless, is_ours
+SELECT budget, link, preset, tpot_ms, tpot_lower, tpot_upper, times_full, times_lower, times_upper,
+  loss, error, peak_fast_bytes, is_lossless, is_ours
 FROM judged WHERE tpot_ms IS NOT NULL AND peak_fast_bytes IS NOT NULL
 ORDER BY size, link, tpot_ms, preset"""
 )

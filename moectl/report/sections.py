@@ -109,6 +109,7 @@ _CALLED = (
     *(figures.time_and_quality, figures.times_by_preset, figures.used_of_prefetched),
     *(compared, grouped, heatmap, is_distinguishable, place),
 )
+_ENVIRONMENT.filters["quote"] = shlex.quote
 _ENVIRONMENT.globals |= {each.__name__: each for each in _CALLED} | {
     "full_bits": FULL_BITS,
     "here": HERE,

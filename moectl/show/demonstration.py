@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from moectl.charts.scales import Drawing, Frame, linear_scale
-from moectl.charts.scatter import Mark, loss_scale, scatter
+from moectl.charts.scales import Drawing, Frame, linear_scale, spanned
+from moectl.charts.scatter import Mark, error_bar, loss_scale, scatter
 from moectl.show.grounds import compared
 from moectl.show.losses import is_distinguishable, loss_words
 from moectl.show.render import Sheet, human_bytes
@@ -134,7 +134,17 @@ def sentence(demonstration: Demonstration) -> str:
 def drawing(demonstration: Demonstration) -> Drawing:
     """Time against quality at the demonstration's budget, every preset named."""
     rows = [row for row in demonstration.rows if row.preset == FULL] + demonstration.at_budget()
-    marks = [Mark(row.times_full, max(0.0, row.loss), row.preset, _kind(row)) for row in rows]
+    marks = [
+        Mark(
+            row.times_full,
+            max(0.0, row.loss),
+            row.preset,
+            _kind(row),
+            across=(row.lower, row.upper),
+            upwards=error_bar(row.loss, row.loss_error),
+        )
+        for row in rows
+    ]
     listed = "; ".join(f"{row.preset} {row.times_full:.1f}, {100 * row.loss:.1f} %" for row in rows)
     held = f"{demonstration.budget} of the experts"
     says = f", by preset: {listed}"
@@ -149,9 +159,10 @@ def time_and_quality(
     """Draw times over those of the full model against quality, with `held` in fast memory; times
     go up to `most` times the longest. `says` is what screen readers are told after the title."""
     frame = Frame(width=WIDTH, height=height, left=62, right=20, top=28)
-    longest = max(mark.x for mark in marks)
+    longest = max(spanned((mark.x, mark.across) for mark in marks))
     x = linear_scale(most * longest, name="time of a token, full model = 1", **frame.across)
-    y = loss_scale([mark.y for mark in marks], name="perplexity lost", **frame.upwards)
+    losses = spanned((mark.y, mark.upwards) for mark in marks)
+    y = loss_scale(losses, name="perplexity lost", **frame.upwards)
     title = f"Time and quality with {held} in fast memory"
     note = f"{grounds}; lower left is better"
     return scatter(title, marks, x, y, frame, says=title + says, note=note, key=KEY)

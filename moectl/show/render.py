@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moectl.charts.pictures import write_picture
-from moectl.charts.plots import heatmap, with_shades
+from moectl.charts.plots import heatmap
 from moectl.show.sizes import human_bytes
 
 _SHADES = " ░▒▓█"
@@ -175,8 +175,9 @@ def draw_heatmap(matrix: Heatmap, path: Path) -> None:
     top = usual if is_cut else largest
     says = f"{matrix.title}: rows are {matrix.row_name}, columns are {matrix.column_name}"
     names = {"row": matrix.row_name, "column": matrix.column_name}
+    names["most"] = cell_text(top) + " or more" * is_cut
     drawing = heatmap(matrix.title, values.tolist(), top=top, says=says, width=_PICTURE, **names)
-    write_picture(with_shades(drawing, cell_text(top) + " or more" * is_cut), path)
+    write_picture(drawing, path)
 
 
 def show_heatmap(heatmap: Heatmap) -> None:

@@ -52,12 +52,13 @@ def read(
     *,
     prefill: int,
     progress: Callable[[int], None] = lambda decoded: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> TextReading:
     """Give the session the first `prefill` tokens of each sequence as a prompt, then the rest one
     by one.
 
-    Only decode steps are scored: they correspond to the text that a user would read. Raises
-    NotFinite for logits that are no numbers.
+    Only decode steps are scored: they correspond to the text that a user would read. Times are
+    by `clock`, in seconds. Raises NotFinite for logits that are no numbers.
     """
     stall_s = []
 
@@ -72,6 +73,7 @@ def read(
         device=session.opened.model.device,
         begin=session.new_requests,
         decoded=decoded,
+        clock=clock,
     )
     session.check_logits(torch.from_numpy(sequences[0])[None], reading.logits)
     return replace(reading, stall_s=tuple(stall_s))
@@ -85,6 +87,7 @@ def read_by(
     device: torch.device,
     begin: Callable[[int], None] = lambda requests: None,
     decoded: Callable[[int], None] = lambda count: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> TextReading:
     """Read the text with any model: `forward(ids, past)` returns `logits` and `past_key_values`.
     `begin` is called for every new request, `decoded` with the number of decoded tokens so far.
@@ -95,12 +98,12 @@ def read_by(
     for sequence in sequences:
         ids = torch.from_numpy(sequence)[None].to(device)
         begin(1)
-        output, seconds = _timed(forward, ids[:, :prefill], None)
+        output, seconds = _timed(forward, ids[:, :prefill], None, clock)
         prefill_s.append(seconds)
         for position in range(prefill, ids.shape[1]):
             logits.append(output.logits[0, -1].float().cpu())
             output, seconds = _timed(
-                forward, ids[:, position : position + 1], output.past_key_values
+                forward, ids[:, position : position + 1], output.past_key_values, clock
             )
             decode_s.append(seconds)
             decoded(len(decode_s))
@@ -160,9 +163,12 @@ def lost_by_token(mine: torch.Tensor, theirs: torch.Tensor, targets: torch.Tenso
 
 
 def _timed(
-    forward: Callable[[torch.Tensor, object], object], ids: torch.Tensor, past: object
+    forward: Callable[[torch.Tensor, object], object],
+    ids: torch.Tensor,
+    past: object,
+    clock: Callable[[], float],
 ) -> tuple[object, float]:
-    begin_s = time.perf_counter()
+    begin_s = clock()
     output = forward(ids, past)
     wait_for_compute(ids.device)
-    return output, time.perf_counter() - begin_s
+    return output, clock() - begin_s

@@ -31,6 +31,23 @@ class WallClock:
             time.sleep(max(0.0, remaining_s - _LATE_S))
 
 
+class ThreadClock:
+    """Processor time of the calling thread, and on top of it the time that its waits would have
+    taken: none of them sleeps.
+
+    A machine that is busy with other programs delays the thread, and does not move this clock.
+    """
+
+    def __init__(self) -> None:
+        self._waited_s = 0.0
+
+    def now_s(self) -> float:
+        return time.thread_time() + self._waited_s
+
+    def wait_until(self, deadline_s: float) -> None:
+        self._waited_s += max(0.0, deadline_s - self.now_s())
+
+
 @dataclass(slots=True)
 class Timeline:
     """Transfers one at a time at `bandwidth` bytes per second, each after `latency_s` seconds of

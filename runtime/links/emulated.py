@@ -42,7 +42,7 @@ class EmulatedLink(Link):
         self._source = source
         self._shape = shape
         self._timeline = Timeline(bandwidth, latency_s)
-        self.clock = clock or WallClock()
+        self.clock: Clock = clock or WallClock()
         self._queue: list[_TimedTransfer] = []  # not started, demands first
         self._num_demands = 0  # in the queue
         self._stall_s = 0.0

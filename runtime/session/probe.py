@@ -38,6 +38,8 @@ _NUM_EXPERTS = 8
 _ROOM = 64  # tokens, for those that are timed
 _MOST_TIMED = 64  # rows: the time of more is in proportion
 
+Seconds = Callable[[], float]  # a clock, from an arbitrary start
+
 
 def _no_experts(
     module: nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
@@ -56,14 +58,18 @@ class Rates:
     near: float
 
 
-def scaled_rates(opened: MoeModel, target: Machine, *, is_fused: bool = False) -> Rates:
+def scaled_rates(
+    opened: MoeModel, target: Machine, *, is_fused: bool = False, clock: Seconds = time.perf_counter
+) -> Rates:
     """Return the rates at which load : compute and near : compute of one expert are those of
     `target`.
 
     On `target` compute reads an expert from the fast tier's memory once per token, and so takes its
-    bytes over that memory's bandwidth; on this machine it is measured, overheads included.
+    bytes over that memory's bandwidth; on this machine it is measured by `clock`, overheads
+    included.
     """
-    compute = opened.shape.expert_nbytes / expert_seconds(opened, is_fused=is_fused)
+    expert_s = expert_seconds(opened, is_fused=is_fused, clock=clock)
+    compute = opened.shape.expert_nbytes / expert_s
     return Rates(
         compute * target.link_gbps / target.fast_gbps, compute * target.near_gbps / target.fast_gbps
     )
@@ -168,7 +174,9 @@ def near_bytes_per_second(opened: MoeModel, near: NearTier, backend: Backend) ->
     return top_k * opened.shape.expert_nbytes / _median_seconds(compute, device, turns=16)
 
 
-def expert_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:
+def expert_seconds(
+    opened: MoeModel, *, is_fused: bool = False, clock: Seconds = time.perf_counter
+) -> float:
     """Measure the seconds in which torch, or fused kernels if `is_fused`, compute one resident
     expert on one token. Kernels compute all experts of a token together, from a graph where decoded
     tokens are graphs; torch computes one after another."""
@@ -179,7 +187,7 @@ def expert_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:
         contents = contents[: opened.shape.top_k]
         compute = choose_backend(opened).timed_experts(opened, contents)
         work = replayed(lambda _: compute(), device)
-        return _median_seconds(work, device, turns=100) / len(contents)
+        return _median_seconds(work, device, turns=100, clock=clock) / len(contents)
     views = [opened.store.layout.views(content) for content in contents]
     project = opened.store.layout.project
     x = torch.zeros(1, opened.layers[0].hidden_size, dtype=opened.dtype, device=device)
@@ -187,6 +195,7 @@ def expert_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:
         lambda turn: expert_forward(module, views[turn % len(views)], x, project=project),
         device,
         turns=200,
+        clock=clock,
     )
 
 
@@ -262,24 +271,34 @@ def without_experts(opened: MoeModel, *, after: str = "eager") -> Iterator[None]
 
 
 def seconds_of(
-    work: Callable[[int], object], device: torch.device, *, warm_up: int, turns: int
+    work: Callable[[int], object],
+    device: torch.device,
+    *,
+    warm_up: int,
+    turns: int,
+    clock: Seconds = time.perf_counter,
 ) -> list[float]:
     """Measure the seconds of each call of `work`, which gets its number, until the device is done;
     those of the warm-up are left out."""
     seconds = []
     with torch.inference_mode(), made_current(device):
         for turn in range(warm_up + turns):
-            begin_s = time.perf_counter()
+            begin_s = clock()
             work(turn)
             wait_for_compute(device)
-            seconds.append(time.perf_counter() - begin_s)
+            seconds.append(clock() - begin_s)
     return seconds[warm_up:]
 
 
 def _median_seconds(
-    work: Callable[[int], object], device: torch.device, *, warm_up: int = 10, turns: int
+    work: Callable[[int], object],
+    device: torch.device,
+    *,
+    warm_up: int = 10,
+    turns: int,
+    clock: Seconds = time.perf_counter,
 ) -> float:
-    return statistics.median(seconds_of(work, device, warm_up=warm_up, turns=turns))
+    return statistics.median(seconds_of(work, device, warm_up=warm_up, turns=turns, clock=clock))
 
 
 def _content(opened: MoeModel, expert: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from torch import nn
 
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import Place
-from runtime.links.clock import Timeline, WallClock
+from runtime.links.clock import Clock, Timeline, WallClock
 from runtime.model.arithmetic import expert_forward
 from runtime.model.layout import aligned
 from runtime.tiers.slow import SlowTier
@@ -25,7 +25,7 @@ class NearTier:
     def __init__(self, slow: SlowTier, *, bandwidth: float | None = None) -> None:
         self._slow = slow
         self._timeline = Timeline(bandwidth) if bandwidth else None
-        self.clock = WallClock()
+        self.clock: Clock = WallClock()
         self._ready_at_s = 0.0
         self._buffer: torch.Tensor | None = None
         self._views: dict[

@@ -10,6 +10,7 @@ from artifacts.shape import FULL_BITS
 from runtime.control.pools import Partitions
 from runtime.control.segments import Segments
 from runtime.links.choose import open_link
+from runtime.links.clock import Clock
 from runtime.links.emulated import EmulatedLink
 from runtime.links.link import Link
 from runtime.links.per_device import LinkPerDevice
@@ -48,6 +49,12 @@ class Tiers:
     near: NearTier
     pinned_nbytes: int
     bandwidth: float | None
+
+    def emulate_by(self, clock: Clock) -> None:
+        """Move the emulated link and the emulated near tier by this clock."""
+        assert isinstance(self.link, EmulatedLink), self.link
+        self.link.clock = clock
+        self.near.clock = clock
 
 
 def open_tiers(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from moectl.show.demonstration import Demonstration, DemoRow
     from profilers.compare.bench import BenchText
     from profilers.compare.quality import TextReading
+    from runtime.links.clock import Clock
     from runtime.model.open import MoeModel
     from runtime.policies.base import Artefacts
     from runtime.session.probe import Rates
@@ -38,7 +39,7 @@ _NUM_SEQUENCES = 6
 _PREFILL = 32
 _DECODE = 32
 # times that the machine's speed is measured; the link is scaled to the fastest, the least disturbed
-# one
+# one: processor time too was seen to vary 2.6 times where all cores were taken
 _PROBES = 20
 _CALIBRATION = {
     "samples": 16,
@@ -136,6 +137,8 @@ def _demonstrated(
         from moectl.shared.opening import open_quietly
         from moectl.shared.stores import check_store
         from moectl.shared.terminal.progress import Phases
+        from moectl.show.flow import show_aside
+        from runtime.links.clock import ThreadClock
         from runtime.session.probe import scaled_rates, scaled_window
 
     torch.set_num_threads(threads)
@@ -143,6 +146,7 @@ def _demonstrated(
     if store:
         check_store(store)
     opened = open_quietly(str(demo_model()))
+    show_aside(_loaded(opened, scaled_to))
     window = scaled_window(opened.shape, target)
     with (
         tempfile.TemporaryDirectory() as scratch,
@@ -150,15 +154,35 @@ def _demonstrated(
         Phases(3, 4, 10) as phases,
     ):
         artefacts = _artefacts(opened, store or Path(scratch) / "demo.duckdb", tokens, phases)
-        probes = [scaled_rates(opened, target) for _ in range(_PROBES)]
+        torch.set_num_threads(1)  # the clock is that of one thread
+        clock = ThreadClock()
+        probes = [scaled_rates(opened, target, clock=clock.now_s) for _ in range(_PROBES)]
         rates = max(probes, key=lambda rates: rates.link)
         phases.begin("measuring presets on held-out text")
         entries = []
         for preset, held in _places(budget):
             session = sessions.enter_context(_session(preset, held, artefacts, rates, window))
+            session.parts.tiers.emulate_by(clock)
             entries.append(_Entry(preset, held, session))
-        _measure(entries, _held_out(opened))
+        _measure(entries, _held_out(opened), clock)
         return _demonstration(entries, budget, scaled_to)
+
+
+def _loaded(opened: "MoeModel", scaled_to: str) -> str:
+    """Return what is loaded, where it runs, and how busy that machine is."""
+    import torch
+
+    from moectl.show.render import human_bytes
+    from profilers.hardware.this_machine import LocalMachine
+
+    shape = opened.shape
+    here = LocalMachine.look(torch.device("cpu"))
+    load = "" if here.load is None else f", load {here.load:.1f}"
+    return (
+        f"the bundled model: {shape.num_layers} layers of {shape.num_experts} experts, "
+        f"{human_bytes(shape.num_keys * shape.expert_nbytes)} of {opened.expert_format}; "
+        f"{here.cores} cores of {here.processor}{load}, in the proportions of {scaled_to}"
+    )
 
 
 def _places(budget: str) -> list[tuple[str, str]]:
@@ -176,7 +200,7 @@ def _artefacts(opened: "MoeModel", store: Path, tokens: int, phases: "Phases") -
     phases.begin("profiling the routers")
     options = ProfileOptions(tokens=tokens, similarity=False)
     with Session(opened, Settings(budget="25%")) as session:
-        profile_opened("the bundled model", session, options, Batching(), seed=0, store=store)
+        profile_opened(str(demo_model()), session, options, Batching(), seed=0, store=store)
     make_buddies(store, run=None, alpha="0.95", k_max=16, metric="coactivation")
     phases.begin("making replicas of few bits")
     make_replicas(None, Method(), QuantizeOptions(**_CALIBRATION, jobs=1), store=store)
@@ -211,8 +235,9 @@ def _held_out(opened: "MoeModel") -> "BenchText":
     return read_text(opened, "builtin:held-out", length=length, num_tokens=num_tokens, seed=0)
 
 
-def _measure(entries: Sequence[_Entry], text: "BenchText") -> None:
-    """Warm every cache with a prompt, then read a sequence a round with all presets."""
+def _measure(entries: Sequence[_Entry], text: "BenchText", clock: "Clock") -> None:
+    """Warm every cache with a prompt, then read a sequence a round with all presets, timed by this
+    clock."""
     import torch
 
     from moectl.shared.terminal.progress import progress_bar
@@ -228,7 +253,10 @@ def _measure(entries: Sequence[_Entry], text: "BenchText") -> None:
     with progress_bar("measuring", unit="texts") as advance:
         for number, (turn, entry) in enumerate(order):
             advance(number, len(order))
-            entry.readings.append(read(entry.session, [sequences[turn]], prefill=text.prefill))
+            sequence = [sequences[turn]]
+            entry.readings.append(
+                read(entry.session, sequence, prefill=text.prefill, clock=clock.now_s)
+            )
 
 
 def _demonstration(entries: Sequence[_Entry], budget: str, scaled_to: str) -> "Demonstration":
@@ -239,9 +267,10 @@ def _demonstration(entries: Sequence[_Entry], budget: str, scaled_to: str) -> "D
     rows = [_row(entry, full) for entry in entries]
     rounds = len(full.readings)
     conditions = (
-        f"Time: of a decoded token over that of full in the same round, median of {rounds} rounds "
-        f"(quartiles); held: experts in fast memory; loss: of perplexity on {rounds * _DECODE} "
-        "tokens (+- standard error); top-1: tokens with the same first choice. A round is a "
+        "Time: a decoded token's processor time and waits for the emulated link, over those of full "
+        f"in the same round, median of {rounds} rounds (quartiles); held: experts in fast memory; "
+        f"loss: of perplexity on {rounds * _DECODE} tokens (+- standard error); top-1: tokens with "
+        "the same first choice. A round is a "
         f"held-out text, {_PREFILL} tokens of prompt and {_DECODE} decoded. shadow holds every "
         "expert in few bits, so that nothing is moved. buddymoe replaces the weaker half of a "
         "token's experts only; its paper holds 37.5% to 75%."

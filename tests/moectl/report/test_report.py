@@ -22,7 +22,7 @@ from moectl.report import queries
 from moectl.report.page import render
 from tests import TRACE
 from tests.conftest import Checkpoint
-from tests.helpers.browser import LOOKS, browsing, needs_browser
+from tests.helpers.browser import LOOKS, Tab, browsing, needs_browser
 from tests.moectl.bench.test_other_tools import VLLM, written
 from tests.moectl.commands.test_build_buddies import write_profile
 
@@ -41,7 +41,6 @@ class Part:
 
     queries: list[str] = field(default_factory=list)
     values: list[str] = field(default_factory=list)
-    missing: str = ""
 
 
 class Reader(HTMLParser):
@@ -54,6 +53,9 @@ class Reader(HTMLParser):
         self.links: list[str] = []
         self.unnamed: list[str] = []
         self.bare: list[str] = []
+        self.lacking: dict[str, str] = {}  # commands by title of what is not there
+        self.num_scripts = 0
+        self.is_lacking = False
         self._inside: str | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -63,7 +65,9 @@ class Reader(HTMLParser):
             for name, value in attrs
             if name in ("src", "href", "xlink:href", "action") and value
         ]
-        assert tag != "script" and not any(name.startswith("on") for name in given)
+        assert not any(name.startswith("on") for name in given)
+        self.num_scripts += tag == "script"
+        self.is_lacking = self.is_lacking or given.get("id") == "lacking"
         if tag == "section":
             self._inside = given["id"]
             self.parts[self._inside] = Part()
@@ -94,13 +98,10 @@ class Reader(HTMLParser):
             self.parts[self._inside].queries[-1] += text
         elif self.open and self.open[-1] == "td" and self.is_empty_number and text != "–":
             self.bare.append(text)
-        elif (
-            self._inside
-            and self.open
-            and self.open[-1] == "code"
-            and not self.parts[self._inside].queries
-        ):
-            self.parts[self._inside].missing += text
+        elif self.is_lacking and self.open[-1:] == ["dt"]:
+            self.lacking[text] = ""
+        elif self.is_lacking and self.open[-1:] == ["code"] and self.lacking:
+            self.lacking[[*self.lacking][-1]] += text
 
 
 def taken_apart(page: Path) -> Reader:
@@ -355,7 +356,7 @@ def test_a_toy_has_ratios_alone_on_a_data_sheet_and_milliseconds_on_this_machine
 
 
 def test_every_preset_is_named_in_the_picture(page: Path) -> None:
-    """Once for a screen, once for a phone."""
+    """On a screen; on a phone those that no other beats."""
     text = page.read_text(encoding="utf-8")
     front = text[text.index('<section id="live-front"') : text.index('<section id="live-bench"')]
     presets = (
@@ -368,7 +369,8 @@ def test_every_preset_is_named_in_the_picture(page: Path) -> None:
         "uniform-bits",
         "full",
     )
-    assert all(front.count(f">{preset}</text>") == 2 for preset in presets if preset != "full")
+    named = [front.count(f">{preset}</text>") for preset in presets if preset != "full"]
+    assert {*named} == {1, 2} and front.count('class="spread"') > len(presets)
     assert "Lower left is better" in front and front.count("perplexity lost</text>") == 2
 
 
@@ -384,10 +386,12 @@ def test_what_is_not_there_names_its_command(tmp_path: Path, checkpoint: Checkpo
     simulate = ["bench", "--simulate", "--trace", trace, "--presets", "near", "--budgets", "25%"]
     assert main([*simulate, "--store", str(store), "--report", str(out)]) == 0
     reader = taken_apart(out)
-    lacking = {name: part.missing for name, part in reader.parts.items() if not part.queries}
-    assert lacking["use"] == "moectl profile" and lacking["loss"] == "moectl quantize"
-    assert lacking["live-summary"] == "moectl bench --presets all"
-    assert lacking.keys() >= {"together", "standins", "splits"} and reader.parts["layers"].values
+    lacking = reader.lacking
+    assert lacking["Use of experts"] == "moectl profile"
+    assert lacking["What few bits cost"] == "moectl quantize"
+    assert lacking["What to run"] == "moectl bench --presets all"
+    assert lacking.keys() >= {"Stand-ins", "Split experts"} and reader.parts["layers"].values
+    assert all(part.queries for part in reader.parts.values())
 
 
 def test_texts_of_strangers_are_shown_and_not_followed(store: Path, tmp_path: Path) -> None:
@@ -413,7 +417,8 @@ def test_texts_of_strangers_are_shown_and_not_followed(store: Path, tmp_path: Pa
         text = render(held)
     out = tmp_path / "out.html"
     out.write_text(text, encoding="utf-8")
-    assert taken_apart(out).parts.keys() == SECTIONS and "<script" not in text
+    reader = taken_apart(out)
+    assert reader.parts.keys() == SECTIONS and reader.num_scripts == text.count("<script") == 1
     for name in ("environment", "live-summary", "live-front", "live-bench", "layers", "prefetch"):
         part = text[text.index(f'<section id="{name}"') :].partition("</section>")[0]
         assert "&lt;script&gt;" in part and "{{ 7 * 7 }}" in part, name
@@ -428,11 +433,8 @@ def test_a_store_without_a_bench(tmp_path: Path) -> None:
     write_profile(store)
     assert main(["report", str(out), "--store", str(store)]) == 0
     reader = taken_apart(out)
-    assert (
-        reader.parts.keys() == OTHERS | {"live-summary", "simulated-summary"}
-        and reader.parts["use"].values
-    )
-    assert reader.parts["live-summary"].missing == "moectl bench toy --presets all"
+    assert reader.parts.keys() < OTHERS and reader.parts["use"].values
+    assert reader.lacking["What to run"].startswith("moectl bench toy --presets all")
 
 
 def test_what_cannot_be_written_is_said_first(
@@ -492,7 +494,27 @@ async def _look(page: Path, scratch: Path) -> None:
             assert width < 1280 or await tab.value(cut) == 0, "a table is cut off"
             assert await tab.value(OVERLAPS) == 0, "names lie on names"
             await tab.picture(scratch / f"{width}-{scheme}.png")
+        await _use(tab)
         assert not tab.said and {url for url in tab.asked if url != "data:,"} == {page.as_uri()}
+
+
+async def _use(tab: Tab) -> None:
+    """Point at the first cell of a heatmap, and copy the first command."""
+    x, y = await tab.value(
+        "(() => { const grid = document.querySelector('#use [data-cells]'); "
+        "grid.scrollIntoView(); const box = grid.getBoundingClientRect(); "
+        "return [box.left + 2, box.top + 2]; })()"
+    )
+    await tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    told = await tab.value("document.querySelector('.tip').textContent")
+    assert re.fullmatch(r"layer 0, expert 0: [\d.]+", told), told
+    await tab.call("Browser.grantPermissions", permissions=["clipboardReadWrite"])
+    await tab.call("Page.bringToFront")
+    await tab.value("document.querySelector('.command button').click()")
+    await tab.until("document.querySelector('.command button').textContent === 'copied'")
+    copied = await tab.value("navigator.clipboard.readText()")
+    assert copied == await tab.value("document.querySelector('.command code').textContent")
+    assert re.match(r"moectl run \S+ --preset \S+ --budget 50% --link 5MB/s$", copied), copied
 
 
 def test_a_bench_of_prompts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:

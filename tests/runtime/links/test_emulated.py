@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from runtime.links.clock import Timeline
+from runtime.links.clock import ThreadClock, Timeline
 from runtime.links.emulated import EmulatedLink
 from runtime.links.link import DEMAND, PREFETCH
 from tests.helpers.clock import VirtualClock
@@ -38,6 +38,21 @@ def test_an_emulated_transfer_takes_at_least_its_time(source: Numbered) -> None:
     assert 0 < link.drain_stalls() <= took_s
     assert link.drain_stalls() == 0
     link.close()
+
+
+def test_processor_time_leaves_out_sleep_and_counts_work_and_waits(source: Numbered) -> None:
+    clock = ThreadClock()
+    link = EmulatedLink(source, SHAPE, bandwidth=64.0, clock=clock)  # one second a transfer
+    begin_s = time.perf_counter()
+    before_s = clock.now_s()
+    time.sleep(0.05)
+    assert clock.now_s() - before_s < 0.04
+    worked_s = clock.now_s() + 0.01
+    while clock.now_s() < worked_s:
+        pass
+    link.collect(link.issue(0, slots(1)[0], urgency=DEMAND))
+    assert clock.now_s() - worked_s >= 1.0 and time.perf_counter() - begin_s < 1.0
+    assert link.drain_stalls() == pytest.approx(1.0, abs=0.01)
 
 
 def test_virtual_time_is_exact(source: Numbered) -> None:
