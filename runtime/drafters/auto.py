@@ -16,6 +16,7 @@ class Auto:
     """The drafters that this model can have, and `lengths`, which chooses among them."""
 
     name: ClassVar[str] = AUTO
+    reads_model: ClassVar[bool] = True  # as `resident` does
 
     def __init__(self, kinds: Mapping[str, DrafterKind]) -> None:
         self._kinds = kinds
