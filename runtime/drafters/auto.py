@@ -9,7 +9,7 @@ from runtime.drafters.length import MeasuredLengths
 from runtime.model.open import MoeModel
 
 # by name the seconds of a draft that are expected, as a share of those of a plain pass
-_NAMES = {"ngram": 0.0, "mtp": 0.1, "resident": 0.35}
+_NAMES = {"ngram": 0.0, "mtp": 0.1, "resident": 0.2}
 
 
 class Auto:

@@ -78,3 +78,12 @@ def test_a_change_of_the_text_is_noticed() -> None:
     assert mean_length(0.0, 100) < 0.1
     mean_length(1.0, 200)
     assert mean_length(1.0, 100) > 4
+
+
+def test_a_dear_second_token_does_not_hide_that_further_ones_are_cheap() -> None:
+    lengths = MeasuredLengths(["resident"])
+    for _ in range(8):
+        lengths.note(0, 0, pass_s=1.0, draft_s=0.0)
+        lengths.note(1, 1, pass_s=1.7, draft_s=0.1)
+    assert lengths.seconds()[3:5] == pytest.approx([2.1, 2.3], abs=0.1)
+    assert lengths.next() > 1
