@@ -9,13 +9,14 @@ from runtime.drafters.length import MeasuredLengths
 from runtime.model.open import MoeModel
 
 # by name the seconds of a draft that are expected, as a share of those of a plain pass
-_NAMES = {"ngram": 0.0, "mtp": 0.1, "resident": 0.35}
+_NAMES = {"ngram": 0.0, "mtp": 0.1, "resident": 0.2}
 
 
 class Auto:
     """The drafters that this model can have, and `lengths`, which chooses among them."""
 
     name: ClassVar[str] = AUTO
+    reads_model: ClassVar[bool] = True  # as `resident` does
 
     def __init__(self, kinds: Mapping[str, DrafterKind]) -> None:
         self._kinds = kinds

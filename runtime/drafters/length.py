@@ -12,6 +12,7 @@ pass with drafts takes above that is divided among its drafts.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from runtime.drafters.base import MOST, DraftPart
 
@@ -162,6 +163,9 @@ class MeasuredLengths:
         accepted, its seconds and those in which they were proposed. `weight` is the part's."""
         plain_s = self._costs.by_width[1].value()
         seconds = self._usual(num_drafted, pass_s)
+        seen = self._seen[self.chosen]
+        usual_s = self._draft_s(self.chosen, plain_s) * num_drafted or plain_s
+        draft_s = min(draft_s, _LATE * usual_s)  # the first may have compiled its code
         for one in self._all_means():
             one.fade(0.5 ** (weight / self.expected.half_life))
         self._costs.by_width[num_drafted + 1].add(seconds, weight)
@@ -169,7 +173,6 @@ class MeasuredLengths:
         self._costs.num_drafted = self._costs.num_drafted + weight if num_drafted else 0.0
         self._costs.gained_s += self.expected.share * seconds - draft_s
         if num_drafted:
-            seen = self._seen[self.chosen]
             for place in range(min(num_accepted + 1, num_drafted)):
                 seen.accepted[place].add(place < num_accepted)
             seen.draft_s.add(draft_s / num_drafted)
@@ -195,13 +198,17 @@ class MeasuredLengths:
         return found
 
     def seconds(self) -> list[float]:
-        """Return the expected seconds of passes of 1, 2, ... tokens."""
-        plain_s = self._costs.by_width[1].value()
-        rise = self._rise() * plain_s
-        return [plain_s] + [
-            self._costs.by_width[width].value(plain_s + rise * over, 1.0)
-            for width, over in self._over.items()
-        ]
+        """Return the expected seconds of passes of 1, 2, ... tokens: of a width that was not seen
+        those of the one before it and its share of the rise. The first step may be the dearest, as
+        one token has code of its own in many places."""
+        found = [self._costs.by_width[1].value()]
+        rise = self._rise() * found[0]
+        before = 0.0
+        for width, over in self._over.items():
+            expected = found[-1] + rise * (over - before)
+            found.append(self._costs.by_width[width].value(expected, 1.0))
+            before = over
+        return found
 
     def receipt(self) -> dict[str, object]:
         """Return the passes of requests by their number of drafts, and the acceptance of each
@@ -221,8 +228,7 @@ class MeasuredLengths:
         """Yield tokens a second of each length that the account allows, by the drafter's name."""
         plain_s, *wide_s = seconds
         allowed_s = self._costs.gained_s + (1 + self.expected.allowance) * plain_s
-        expected_s = self._draft[name] * plain_s * self._num_requests  # each is drafted for alone
-        draft_s = self._seen[name].draft_s.value(expected_s, 1.0)
+        draft_s = self._draft_s(name, plain_s)
         tokens = 1.0
         chance = 1.0
         for length, acceptance in enumerate(self.acceptance(name)[:most], 1):
@@ -232,14 +238,21 @@ class MeasuredLengths:
             if taken_s <= allowed_s:
                 yield tokens / taken_s, name, length
 
+    def _draft_s(self, name: str, plain_s: float) -> float:
+        """Return the expected seconds of one draft: each request is drafted for alone."""
+        expected_s = self._draft[name] * plain_s * self._num_requests
+        return self._seen[name].draft_s.value(expected_s, 1.0)
+
     def _rise(self) -> float:
-        """Return how much steeper than expected the seconds of wide passes rise."""
+        """Return how much steeper than expected the seconds of passes of several tokens rise."""
         plain_s = self._costs.by_width[1].value()
+        widths = [width for width in self._over if self._costs.by_width[width].weight and plain_s]
         rise = Mean()
-        for width, over in self._over.items():
-            seen = self._costs.by_width[width]
-            if seen.weight and plain_s:
-                rise.add((seen.value() / plain_s - 1) / over, seen.weight)
+        for narrow, wide in pairwise(widths):
+            own = [self._costs.by_width[width] for width in (narrow, wide)]
+            rise_s = own[1].value() - own[0].value()
+            share = self._over[wide] - self._over[narrow]
+            rise.add(rise_s / plain_s / share, min(own[0].weight, own[1].weight))
         return max(rise.value(1.0, 1.0), 0.0)
 
     def _all_means(self) -> Iterator[Mean]:

@@ -17,6 +17,7 @@ class Resident:
 
     name: ClassVar[str] = "resident"
     wants_hidden: ClassVar[bool] = False
+    reads_model: ClassVar[bool] = True
 
     @classmethod
     def open(cls, opened: MoeModel, argument: str | None) -> "Resident":

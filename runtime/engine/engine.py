@@ -5,7 +5,7 @@ forward. One engine owns one model while it is installed. `runtime.engine.step` 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from runtime.engine.captured_tokens import CapturedTokens
 from runtime.engine.device_road import DeviceRoad
 from runtime.engine.routers import Watcher
 from runtime.engine.step import StepExecutor
+from runtime.kernels.cpu.decoder.decoder import CompiledDecoder
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.open import MoeLayer, MoeModel
 from runtime.policies.step import Opening
@@ -47,7 +48,7 @@ class Engine:
 
     With `on_device` tokens that are alone in their pass take the `road` on which the device
     decides, unless plans are asked for (`steps.on_plan`); there is then no split that would lay
-    slots out anew.
+    slots out anew. `drafts` computes all layers of passes that draft in one call.
 
     `stall_s` has the exposed stall of each pass in seconds. `captured` replays decoded tokens as
     CUDA graphs, where kernels compute the experts and the device has graphs.
@@ -65,6 +66,7 @@ class Engine:
         threads: KernelThreads,
         is_fused: bool,
         on_device: CacheOnDevice | None = None,
+        drafts: CompiledDecoder | None = None,
     ) -> None:
         self.controller = controller
         self.watcher = watcher
@@ -88,6 +90,7 @@ class Engine:
             if can_capture
             else None
         )
+        self._drafts = drafts
         self.stall_s: list[float] = []
         self._opened = opened
         self._slow = tiers.slow
@@ -214,7 +217,8 @@ class Engine:
         self.steps.is_drafting = True
         self.steps.chosen = chosen = []
         try:
-            yield chosen
+            with self._drafts.all_layers(self.steps) if self._drafts else nullcontext():
+                yield chosen
         finally:
             self.steps.is_drafting = False
 

@@ -2,12 +2,14 @@
 as they arrive."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from runtime.backends.backend import Backend, StepTokens
 from runtime.backends.choose import open_backend
+from runtime.backends.cpu.present import PresentExperts
 from runtime.control.controller import Controller
 from runtime.control.plan import NO_SLOT, Place, Plan
 from runtime.devices import wait_for_all
@@ -87,6 +89,7 @@ class StepExecutor:
             opened, self.resident, self._threads, batched=self._batched, is_fused=self._is_fused
         )
         self._computes_layers = self.backend.computes_layers
+        vars(self).pop("_present", None)  # of other slots
 
     def release_slots(self) -> None:
         """Drop every reference to the slots. Raises OutOfResources where a copy into one does not
@@ -242,8 +245,14 @@ class StepExecutor:
 
     def whole(self) -> WholeExperts | None:
         """Return the addresses of the experts of all layers, if one token can be computed without
-        asking the controller; otherwise None."""
+        asking the controller; otherwise None. For a pass that drafts, those that are there."""
+        if self.is_drafting:
+            return self._present and self._present.whole(self.controller.cache, self.pending)
         return self.backend.all_whole if self.is_settled() else None
+
+    @cached_property
+    def _present(self) -> PresentExperts | None:
+        return PresentExperts.of(self._opened, self.resident)
 
     def is_settled(self) -> bool:
         """Return whether one token can be computed in every layer without asking the controller."""
@@ -259,7 +268,10 @@ class StepExecutor:
 
     def count(self, first: int, chosen: torch.Tensor) -> None:
         """Count the use of n layers from number `first` on by T tokens of one sequence, by the
-        routers' choice in each, [n, T, K]."""
+        routers' choice in each, [n, T, K]. Those of a pass that drafts are not counted."""
+        if self.is_drafting:
+            self.chosen.extend(chosen.numpy().copy())
+            return
         if chosen.shape[1] > 1:
             for layer, own in enumerate(chosen.numpy(), first):
                 self.controller.count_fixed(layer, chosen=np.unique(own)[None])

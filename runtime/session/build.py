@@ -14,12 +14,15 @@ from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.shape import FULL_BITS
 from runtime.backends.backend import Backend
 from runtime.backends.choose import choose_backend, open_backend
+from runtime.backends.cpu.cpu_backend import CpuBackend
 from runtime.control import sizes
 from runtime.control.build import build_controller, fast_tier, lay_out, pools
 from runtime.control.controller import Controller
 from runtime.control.on_device import CacheOnDevice
 from runtime.control.pools import Partitions
 from runtime.devices import is_host, kind_of, spread_over
+from runtime.drafters.base import NONE, Draft
+from runtime.drafters.base import kind_of as drafter_of
 from runtime.engine.engine import Engine
 from runtime.engine.fitted_predictor import Predictor
 from runtime.engine.router_ahead import reason_not_asked
@@ -81,6 +84,7 @@ def build_parts(
         threads=choices.threads,
         is_fused=choices.is_fused,
         on_device=cache_on_device(choices, controller),
+        drafts=_open_drafts(choices),
     )
     parts = Parts(
         **{field.name: getattr(choices, field.name) for field in fields(choices)},
@@ -187,6 +191,16 @@ def _settled(choices: Choices) -> Settings:
         )
         settings = replace(settings, decide=DEVICE if may_decide else HOST)
     return settings
+
+
+def _open_drafts(choices: Choices) -> CompiledDecoder | None:
+    """Return the compiled code of passes that draft, if the drafter has any: those of the experts
+    that are there, whose bits need not be the model's own."""
+    name = Draft.parse(choices.settings.draft).name
+    reads_model = name != NONE and getattr(drafter_of(name), "reads_model", False)
+    if not reads_model or choices.fused is not CpuBackend:
+        return None
+    return choices.dense or open_decoder(choices.opened, choices.fused, choices.threads)
 
 
 def open_decoder(

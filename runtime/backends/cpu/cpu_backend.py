@@ -168,7 +168,7 @@ class CpuBackend(Backend):
         shape = self._shape
         starts = np.zeros((shape.num_layers, shape.num_experts), np.int64)
         matrices = np.array(form.matrices)
-        replicas = self._kernels.whole_replicas(shape.num_layers)
+        replicas = self._kernels.whole_replicas(shape.num_layers, shape.num_experts)
         return WholeExperts(
             starts, np.tile(matrices, (shape.num_layers, 1, 1)), form.num_neurons, replicas
         )

@@ -93,12 +93,14 @@ class TokenKernels:
             )
         return self._forms[FULL_BITS].whole() if FULL_BITS in self._forms else None
 
-    def whole_replicas(self, num_layers: int) -> tuple:
+    def whole_replicas(self, num_layers: int, num_experts: int) -> tuple:
         """Return the resident replicas by layer, as kernels take them, where there are no slots;
         otherwise no replicas."""
         if not self._shadows or self._starts:
             return kernels("cpu.whole_layer").no_replicas(num_layers)
-        return self._forms[self._shadows.widths[0]].of_layers(self._shadows, num_layers)
+        return self._forms[self._shadows.widths[0]].of_layers(
+            self._shadows, num_layers, num_experts
+        )
 
     def computes_layers(self, top_k: int) -> bool:
         """Return whether there is a `whole_layer` kernel for a token's `top_k` experts, and threads

@@ -48,24 +48,26 @@ class CpuTrellis(CpuForm):
             len(self._rotations[0]), len(self._rotations[1]), (nowhere,) * 3, self._nbytes
         )
 
-    def of_layers(self, shadows: Shadows, num_layers: int) -> tuple:
-        """Return the replicas of all experts of L layers, as `runtime.kernels.cpu.whole_layer`
-        takes them."""
-        starts = [shadows.address(key) for key in range(len(shadows.starts))]
+    def of_layers(self, shadows: Shadows | None, num_layers: int, num_experts: int) -> tuple:
+        """Return the resident replicas of all experts [L, E] as `runtime.kernels.cpu.whole_layer`
+        takes them; without `shadows` tables of which no row is of a replica."""
+        keys = range(num_layers * num_experts)
+        widths = shadows.widths if shadows else [*self._rows][:1] * len(keys)
+        starts = [shadows.address(key) if shadows else 0 for key in keys]
         tables = (
-            table.reshape(num_layers, -1, *table.shape[1:])
-            for table in self._tables(shadows.widths, starts)
+            table.reshape(num_layers, num_experts, *table.shape[1:])
+            for table in self.tables(widths, starts)
         )
         return self._functions, *tables, self._rotations
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         widths = [place.bits for place in places] or [*self._rows][:1] * len(starts)
-        tables = self._tables(widths, starts)
+        tables = self.tables(widths, starts)
         kernels("cpu.replicas.gated_trellis").add(
             self._functions, *tables, self._rotations, *operands
         )
 
-    def _tables(
+    def tables(
         self, widths: Sequence[Width], starts: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return addresses [n, 2, 4] and sizes [n, 2, 5] of replicas."""

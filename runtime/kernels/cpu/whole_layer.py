@@ -29,6 +29,8 @@ f32 = np.float32
 REPLICAS = f"Tuple(({FUNCTIONS}, {{}}, {ROTATIONS}))"
 """Type of the replicas of experts that have no address, in the layout of `gated_trellis`; empty if
 there are none."""
+LEFT_OUT = -1
+"""Address of an expert that is left out: the token's other experts share its weight."""
 
 _SIZES = "UniTuple(int64, 3)"  # hidden, neurons, top-k
 # kinds of gate, up and down, and where they begin in an expert
@@ -90,6 +92,22 @@ def _rows(values, which):
     return out
 
 
+@part
+def _share_out(factors, selected, starts, top_k):
+    """Take the weights [T * K] of experts that are left out, and scale the others of each token, so
+    that it keeps its sum."""
+    for first in range(0, len(factors), top_k):
+        total = f32(0)
+        kept = f32(0)
+        for i in range(first, first + top_k):
+            total += factors[i]
+            if starts[selected[i]] != LEFT_OUT:
+                kept += factors[i]
+        for i in range(first, first + top_k):
+            is_kept = starts[selected[i]] != LEFT_OUT
+            factors[i] = factors[i] * total / kept if is_kept and kept > 0 else f32(0)
+
+
 # number of tokens, addresses of x, ids and weights, has_wide_weights, address of out
 _TOKEN = "int64, int64, int64, int64, boolean, int64"
 
@@ -105,21 +123,25 @@ def compute_layer(
     [T, K], float32 if they are wide. There are `count` tokens; none changes the bits of another.
 
     Expert e begins at starts[e]. Its matrices are all plain, with up behind gate, or none is plain.
-    If starts[e] is 0, its replica is used. Return False if an expert has no replica either, or is
-    none of the E."""
+    If starts[e] is 0, its replica is used; if it is `LEFT_OUT`, none. Return False if an expert has
+    no replica either, or is none of the E."""
     hidden, num_neurons, top_k = sizes
     functions, addresses, coded_sizes, rotations = replicas
     selected = carray(pointer(ids, INTEGERS), count * top_k)
     has_replicas = len(addresses) > 0
     are_needed = False
+    are_left_out = False
     for expert in selected:
         if not 0 <= expert < len(starts) or not (starts[expert] or has_replicas):
             return False
         are_needed |= starts[expert] == 0
+        are_left_out |= starts[expert] == LEFT_OUT
     num_weights = count * top_k
     factors = (
         read(weights, num_weights, FLOATS) if has_wide_weights else read(weights, num_weights, like)
     )
+    if are_left_out:
+        _share_out(factors, selected, starts, top_k)
     values = read(x, count * hidden, like)
     tokens = as_factors(values, like).reshape((count, hidden))
     values = values.reshape((count, hidden))
@@ -134,6 +156,8 @@ def compute_layer(
         expert = selected[order[first]]
         while last < len(order) and selected[order[last]] == expert:
             last += 1
+        if starts[expert] == LEFT_OUT:
+            continue
         ranks = order[first:last]
         which = ranks // top_k
         own = np.zeros((len(which), hidden), np.float32)

@@ -95,4 +95,15 @@ def test_requests_that_share_passes_are_told_apart_from_one_alone() -> None:
         num_drafted = sum(part.num_drafted for part in parts)
         lengths.note_pass(parts, pass_s=requests + (1.5 if requests == 4 else 0.1) * num_drafted)
     assert asked[1] > 6 * 200 * 0.9 and asked[4] < 0.1 * 200
-    assert lengths.seconds()[:3] == pytest.approx([1.0, 1.1, 1.2], rel=0.05)
+    lengths.share(1)
+    assert lengths.seconds()[0] == pytest.approx(1.0)
+    assert lengths.seconds()[-1] == pytest.approx(1.8, rel=0.05), "of the widths that it takes"
+
+
+def test_a_dear_second_token_does_not_hide_that_further_ones_are_cheap() -> None:
+    lengths = MeasuredLengths(["resident"])
+    for _ in range(8):
+        lengths.note(0, 0, pass_s=1.0, draft_s=0.0)
+        lengths.note(1, 1, pass_s=1.7, draft_s=0.1)
+    assert lengths.seconds()[3:5] == pytest.approx([2.1, 2.3], abs=0.1)
+    assert lengths.next() > 1

@@ -4,10 +4,13 @@ and on text that repeats itself.
     moectl quantize --store DIR/moe.duckdb
     OMP_NUM_THREADS=1 python -m tools.bench.decoding.drafting --store DIR/moe.duckdb
     python -m tools.bench.decoding.drafting --requests 4       which share passes
+    OMP_NUM_THREADS=1 python -m tools.bench.decoding.drafting --store DIR/moe.duckdb \
+        --presets all --drafters auto
 
 Sessions of one placement take turns on one prompt, on one thread; a ratio is of tokens a second to
 those of `none` in the same round, its spread the quartiles. Without --store no placement has
-replicas beside its slots. Seconds are the processor's, measured, and those of the bytes loaded on
+replicas beside its slots. With --presets the placements are those presets as they are; one that
+cannot run here has the reason in its row. Seconds are the processor's, measured, and those of the bytes loaded on
 demand at the rate of the emulated link, calculated: what else runs beside changes neither much.
 
 First figures, three rounds of 96 tokens beside seven other jobs on 2 cores of a Xeon with AVX-512,
@@ -21,12 +24,15 @@ of each drafter cost.
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
+from artifacts.errors import Problem
 from moectl.bundled import demo_model
+from runtime.policies.presets import presets
 from runtime.session.generation.round_robin import answer_all
 from runtime.session.generation.sampling import Sampling
 from runtime.session.session import Session, Settings
@@ -35,9 +41,9 @@ from tools.bench.measuring import in_turns
 from tools.make.demo_text import source_code
 
 DRAFTERS = ["ngram:4", "resident:2", "resident:4", "auto"]
-PLACEMENTS: Mapping[str, Mapping[str, str]] = {
-    "on-demand": {},
-    "on-demand, shadows": {"residency": "shadow:bits=1"},
+PLACEMENTS: Mapping[str, Settings] = {
+    "on-demand": Settings("on-demand"),
+    "on-demand, shadows": Settings("on-demand", {"residency": "shadow:bits=1"}),
 }
 _REPEATED = "def add_{n}(first, second):\n    return first + second\n\n\n"
 CHARACTERS = 900  # of a prompt
@@ -50,10 +56,10 @@ def prompts(requests: int) -> dict[str, list[str]]:
 
 
 def rows(
+    placements: Mapping[str, Settings],
     drafters: list[str],
     *,
     store: Path | None,
-    options: dict[str, str],
     rounds: int,
     tokens: int,
     requests: int,
@@ -61,22 +67,20 @@ def rows(
     """Yield a row of the table for each placement, text and drafter."""
     sampling = Sampling(tokens, ignore_eos=True)
     ways = ["none", *drafters]
-    for placement, policies in PLACEMENTS.items():
-        if policies and store is None:
-            continue
+    for placement, settings in placements.items():
         for kind, texts in prompts(requests).items():
-            seconds = np.zeros((rounds + 1, len(ways)))
             with ExitStack() as stack:
-                sessions = [
-                    stack.enter_context(
-                        Session.open(
-                            demo_model(),
-                            Settings("on-demand", dict(policies), draft=way, **options),
-                            store=store,
+                try:
+                    sessions = [
+                        stack.enter_context(
+                            Session.open(demo_model(), replace(settings, draft=way), store=store)
                         )
-                    )
-                    for way in ways
-                ]
+                        for way in ways
+                    ]
+                except Problem as problem:
+                    yield f"| {placement} | {kind} | {problem} | | | | |"
+                    continue
+                seconds = np.zeros((rounds + 1, len(ways)))
                 for turn, way in in_turns(range(len(ways)), rounds + 1):
                     seconds[turn, way] = seconds_of(sessions[way], texts, sampling)
                 ratios = seconds[1:, :1] / seconds[1:]  # the first round warms up
@@ -114,21 +118,22 @@ def _row(
 
 def main() -> None:
     options = {"store": str, "link": "64MB/s", "budget": "25%", "experts": "exact"}
-    given = parser_of(
-        __doc__, **options, rounds=5, tokens=96, requests=1, drafters=DRAFTERS
-    ).parse_args()
-    settings = {name: getattr(given, name) for name in ("link", "budget", "experts")}
+    parser = parser_of(__doc__, **options, rounds=5, tokens=96, requests=1, drafters=DRAFTERS)
+    parser.add_argument("--presets", nargs="+", default=[], help="names, or all")
+    given = parser.parse_args()
     store = Path(given.store) if given.store else None
+    placements = dict(PLACEMENTS) if store else {"on-demand": PLACEMENTS["on-demand"]}
+    if given.presets:
+        names = list(presets()) if given.presets == ["all"] else given.presets
+        placements = {name: Settings(name) for name in names}
+    shared = {name: getattr(given, name) for name in ("link", "budget", "experts")}
+    placements = {
+        name: replace(settings, threads=1, **shared) for name, settings in placements.items()
+    }
     print("| placement | text | drafter | accepted | tokens a verification | speed | quartiles |")
     print("|---|---|---|---:|---:|---:|---:|")
-    for row in rows(
-        given.drafters,
-        store=store,
-        options=settings | {"threads": 1},
-        rounds=given.rounds,
-        tokens=given.tokens,
-        requests=given.requests,
-    ):
+    sizes = {name: getattr(given, name) for name in ("rounds", "tokens", "requests")}
+    for row in rows(placements, given.drafters, store=store, **sizes):
         print(row, flush=True)
 
 

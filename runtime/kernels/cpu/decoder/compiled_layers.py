@@ -40,7 +40,10 @@ class WholeExperts(NamedTuple):
 
 
 class ExpertsInPlace(Protocol):
-    """Interface of the object that knows where experts are, and counts their use."""
+    """Interface of the object that knows where experts are, and counts their use. While it
+    `is_drafting`, nobody looks on: hooks are not called."""
+
+    is_drafting: bool
 
     def whole(self) -> WholeExperts | None:
         """Return the experts of all layers, or None if there is something to decide about them."""
@@ -125,6 +128,7 @@ class CompiledLayers:
         if (
             whole is None
             or any(self._hooks)
+            and not self.experts.is_drafting
             or not self._attention.takes(x, past, mask, position_embeddings=angles)
         ):
             return 0

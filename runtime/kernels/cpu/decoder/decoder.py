@@ -2,6 +2,9 @@
 attention, blocks of layers, routers. All but linear layers are replaced only where compiled code
 agrees with them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from runtime.kernels.cpu.decoder.compiled_attention import (
     CompiledAttention,
     compiled_attentions,
@@ -71,6 +74,23 @@ class CompiledDecoder:
         self._torch.install()
         self._linear.install()
         self._forwards.install()
+
+    @contextmanager
+    def all_layers(self, experts: ExpertsInPlace) -> Iterator[None]:
+        """Compute all layers in one call with these experts, installed or not."""
+        held = [layers.experts for layers in self._layers]
+        added = [module for module in self._bodies if "forward" not in vars(module)]
+        for layers in self._layers:
+            layers.experts = experts
+        for module in added:
+            module.forward = self._bodies[module].forward
+        try:
+            yield
+        finally:
+            for layers, own in zip(self._layers, held, strict=True):
+                layers.experts = own
+            for module in added:
+                del module.forward
 
     def uninstall(self) -> None:
         self._torch.uninstall()
