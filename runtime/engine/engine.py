@@ -7,6 +7,7 @@ forward. One engine owns one model while it is installed. `runtime.engine.step` 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -124,6 +125,13 @@ class Engine:
             layer.experts.__dict__.pop("moectl_forward", None)
         self._opened.model.set_experts_implementation("eager")
         self.controller.counters.catch_up()
+
+    def settle(self, accepted: np.ndarray) -> None:
+        """Note which of the tokens [T] of the pass that has ended are drafts that were accepted,
+        where their uses are kept: see `Controller.settle`."""
+        if self.road:
+            self.road.settle(accepted)
+        self.controller.settle(accepted)
 
     def clear(self) -> None:
         """Empty the fast tier, whose slots may hold anything after a failed step, and drop the

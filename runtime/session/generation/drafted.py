@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from runtime.control.counters import Counter
-from runtime.drafters.base import Draft, DrafterKind, FixedLength, Lengths, kind_of
+from runtime.drafters.base import MOST, Draft, DrafterKind, FixedLength, Lengths, kind_of
 from runtime.drafters.length import MeasuredLengths
 from runtime.engine.engine import Engine
 from runtime.engine.fixed_past import twin_of
@@ -121,6 +121,8 @@ class DraftVerifier:
         self._watcher = engine.watcher
         self._run = run
         self._read_one = read_one
+        if engine.captured:
+            engine.captured.most_tokens = 1 + (draft.k or MOST)
 
     def begin(self, generation: Generation) -> None:
         """Give a request its drafter."""
@@ -222,7 +224,7 @@ class DraftVerifier:
     def _settle(self, drafted: np.ndarray, num_stay: int) -> None:
         """Tell what became of the drafts of a pass, of whose tokens the first `num_stay` stay."""
         accepted = drafted & (np.arange(len(drafted)) < num_stay)
-        self._controller.settle(accepted)
+        self._engine.settle(accepted)
         if self._watcher.on_settle is not None:
             self._watcher.on_settle(drafted & ~accepted, len(drafted) - num_stay)
         self.tally.passes += 1
