@@ -213,7 +213,7 @@ class HostDesk:
             [[found.get(expert, _NONE) for expert in experts] for found in (ready, coming)],
             experts,
             [road.copies.number_behind(transfers), road.num_near % road.num_numbers],
-            self._near_rows(plan.near, experts),
+            self._near_rows(plan.near, plan.selected),
         )
         if plan.prefetches:
             steps.issue(plan.prefetches, PREFETCH)
@@ -221,12 +221,17 @@ class HostDesk:
             road.copies.pump_all()
             self._compute(layer, plan.near, plan.selected)
 
-    def _near_rows(self, places: Sequence[Place], experts: list[int]) -> list[int]:
-        """Return the row of each rank's output among those of near experts, expert by expert."""
+    def _near_rows(self, places: Sequence[Place], experts: np.ndarray) -> list[int]:
+        """Return the row of each rank's output, of tokens that go to `experts` [T, K], among those
+        that `NearExperts.of_few` gives."""
+        if not places:
+            return [_NONE] * experts.size
         near = [place.key % self._num_experts for place in places]
-        pairs = [i for own in near for i, expert in enumerate(experts) if expert == own]
-        rows = {pair: row for row, pair in enumerate(pairs)}
-        return [rows.get(pair, _NONE) for pair in range(len(experts))]
+        by_rank = experts.T.ravel().tolist()
+        order = [i for own in near for i, expert in enumerate(by_rank) if expert == own]
+        rows = np.full(experts.T.shape, _NONE)
+        np.put(rows, order, np.arange(len(order)))
+        return rows.T.ravel().tolist()
 
     def _write(
         self, slots: list[list[int]], experts: list[int], numbers: list[int], rows: list[int]

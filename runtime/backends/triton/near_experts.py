@@ -72,8 +72,8 @@ class NearExperts:
         tokens: torch.Tensor,
         experts: np.ndarray,
     ) -> torch.Tensor:
-        """Return the outputs [n, H] of the experts at `places`, expert by expert, on those of a few
-        tokens [T, H] in the host's memory that go there by `experts` [T, K]."""
+        """Return the outputs [n, H] of the experts at `places`, expert by expert and within one by
+        rank and token, on a few tokens [T, H] in the host's memory that go to `experts` [T, K]."""
         if len(tokens) == 1 and (outputs := self._of_one(places, near, tokens)) is not None:
             return outputs
         assigned = assign(experts, _HOST)

@@ -97,7 +97,9 @@ class Verified:
 
 
 def verified(folder: Path, family: str, *, decide: str = "host", dense: bool = False, **settings):
-    fields = {"sliding_window": 6} if family == "gpt_oss" else {}
+    # as many slots as four tokens may want
+    fields = {"num_local_experts": 16} if family == "gpt_oss" else {"num_experts": 16}
+    fields |= {"sliding_window": 6} if family == "gpt_oss" else {}
     saved = families.save(family, "hub", folder, fields=fields)
     (line,) = interpret(VERIFIED, json.dumps([str(saved), decide, dense, settings]))
     error, alike, is_same, *found = json.loads(line)
@@ -109,9 +111,21 @@ WAYS = {
     "resident": ("olmoe", {"preset": "full"}, "resident"),
     "resident, a window and sinks": ("gpt_oss", {"preset": "full"}, "resident"),
     "device, lru": ("olmoe", {"budget": "60%", "decide": "device"}, "device"),
-    "device, lfu": ("olmoe", {"budget": "60%", "decide": "device", "policies": {"eviction": "lfu"}}, "device"),
-    "device, late_horizon": ("olmoe", {"budget": "60%", "decide": "device", "policies": {"eviction": "late_horizon"}}, "device"),
-    "host, prefetches": ("gpt_oss", {"budget": "60%", "policies": {"prefetch": "next_gate"}}, "host"),
+    "device, lfu": (
+        "olmoe",
+        {"budget": "60%", "decide": "device", "policies": {"eviction": "lfu"}},
+        "device",
+    ),
+    "device, late_horizon": (
+        "olmoe",
+        {"budget": "60%", "decide": "device", "policies": {"eviction": "late_horizon"}},
+        "device",
+    ),
+    "host, prefetches": (
+        "gpt_oss",
+        {"budget": "60%", "policies": {"prefetch": "next_gate"}},
+        "host",
+    ),
     "host, near": ("gpt_oss", {"budget": "60%", "preset": "near"}, "host"),
 }
 
