@@ -48,7 +48,7 @@ class HostCopy:
         return separated(joint, [tensor.shape[1] for tensor in tensors])
 
     def send(self, tensors: list[torch.Tensor]) -> "Letter":
-        """Make the CUDA graph that is being captured send these [1, *] tensors each time it is
+        """Make the CUDA graph that is being captured send these [T, *] tensors each time it is
         replayed."""
         return self._mailbox.repeated(tensors)
 
@@ -85,9 +85,8 @@ class Mailbox:
         """Make the CUDA graph that is being captured send these tensors each time it is
         replayed."""
         self._send(tensors)
-        return Letter(
-            self._letter, self._number, [tensor.shape[1] for tensor in tensors], self._device
-        )
+        widths = [tensor.shape[1] for tensor in tensors]
+        return Letter(self._letter, self._number, len(tensors[0]), widths, self._device)
 
     def _send(self, tensors: list[torch.Tensor]) -> None:
         ids, *others = tensors
@@ -112,9 +111,15 @@ class Letter:
     letter has. The host forgets the message before, and then waits for the number again."""
 
     def __init__(
-        self, letter: np.ndarray, number: int, widths: list[int], device: torch.device
+        self,
+        letter: np.ndarray,
+        number: int,
+        num_tokens: int,
+        widths: list[int],
+        device: torch.device,
     ) -> None:
         self._number = number
+        self._num_tokens = num_tokens
         self._widths = widths
         self._device = device
         self._letter = letter  # kept: the graph knows the address only
@@ -132,8 +137,12 @@ class Letter:
         """Return the same arrays as `HostCopy` for the same tensors. Waits for the letter."""
         if self._letter[0] != self._number:
             wait_for(self._letter, self._number, self._device)
-        content = self._letter[1 : 1 + sum(self._widths)].view(np.float32)[None]
-        return separated(content, self._widths)
+        count = self._num_tokens
+        content = self._letter[1 : 1 + count * sum(self._widths)].view(np.float32)
+        if count == 1:
+            return separated(content[None], self._widths)
+        parts = np.split(content, [count * self._widths[0]])  # all ids come first
+        return separated(np.hstack([part.reshape(count, -1) for part in parts]), self._widths)
 
 
 class NumberedLetters:

@@ -43,13 +43,19 @@ class Branch:
             self.is_open = False
 
 
+def new_pool() -> object:
+    """Return a pool of memory for graphs that are never replayed at once."""
+    return torch.cuda.graph_pool_handle()
+
+
 class GraphSequence:
     """Graphs that are captured one after another, and replayed in the same order. They share one
     pool of memory: the tensors that a graph leaves there may be overwritten by a later graph, never
-    by an earlier one."""
+    by an earlier one. Those of another sequence in the pool may overwrite all but outputs that are
+    still held when it is captured."""
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+    def __init__(self, pool: object) -> None:
+        self._pool = pool
         self.graphs: list[torch.cuda.CUDAGraph] = []
 
     @contextmanager

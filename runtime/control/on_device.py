@@ -144,14 +144,16 @@ class CacheOnDevice:
         prefetches: np.ndarray | int = 0,
         wasted: np.ndarray | int = 0,
         collisions: np.ndarray | int = 0,
+        *,
+        wanted: np.ndarray,
     ) -> None:
-        """Count a token by what each layer loaded, evicted and prefetched. `wasted`: how many of
-        the evicted had been prefetched and not used; `collisions`: how many of the loaded were
-        evicted in the same token. All are [L], or 0."""
+        """Count a pass by what each layer loaded, evicted and prefetched. `wasted`: how many of the
+        evicted had been prefetched and not used; `collisions`: how many of the loaded were evicted
+        in the same pass; `wanted`: experts that a layer computed. All are [L], or 0."""
         shape = self._controller.shape
         table = token.table
-        table[Counter.REQUESTS] += shape.top_k
-        table[Counter.HITS] += shape.top_k - loads
+        table[Counter.REQUESTS] += wanted
+        table[Counter.HITS] += wanted - loads
         table[[Counter.MISSES, Counter.FETCHED]] += loads
         table[Counter.EVICTIONS] += evictions
         table[Counter.PREFETCHES] += prefetches
@@ -163,14 +165,23 @@ class CacheOnDevice:
     def learn(self, token: TokenOnDevice, chosen: np.ndarray) -> None:
         """Tell the eviction policy what a token used, experts [L, K]; its weights stay on the
         device."""
-        num_layers = self._controller.shape.num_layers
-        num_experts = self._controller.shape.num_experts
-        first_step = token.now.step - num_layers + 1
-        weights = np.full((1, chosen.shape[1]), np.nan, np.float32)
+        first_step = token.now.step - self._controller.shape.num_layers + 1
         for layer, experts in enumerate(chosen.astype(np.int64)):
-            now = replace(token.now, step=first_step + layer, layer=layer)
-            step = Step(now.pass_index, DECODE, layer, experts[None], weights)
-            self._eviction.used((layer * num_experts + experts).tolist(), step, now)
+            self._use(experts, replace(token.now, step=first_step + layer, layer=layer))
+
+    def learn_accepted(self, chosen: np.ndarray) -> None:
+        """Tell the eviction policy what the accepted drafts of the last pass used, experts [L, T,
+        K], as `Controller.settle` does."""
+        for of_token in chosen.swapaxes(0, 1):
+            for layer, experts in enumerate(of_token):
+                self._use(experts, replace(self._controller.now, layer=layer))
+
+    def _use(self, experts: np.ndarray, now: Now) -> None:
+        """Tell the eviction policy that a token used these experts [K] of a layer."""
+        weights = np.full((1, len(experts)), np.nan, np.float32)
+        step = Step(now.pass_index, DECODE, now.layer, experts[None], weights)
+        keys = now.layer * self._controller.shape.num_experts + experts
+        self._eviction.used(keys.tolist(), step, now)
 
     def take_back(self, owner: np.ndarray, stamp: np.ndarray, unused: np.ndarray) -> None:
         """Set the controller's cache to the device's state, given as in `SlotTables`."""

@@ -11,7 +11,7 @@ from runtime.engine.routers import Watcher
 from runtime.model.open import MoeLayer
 
 Launch = Callable[[MoeLayer, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Queues a layer's experts: hidden [1, H], ids and weights [1, K] -> [1, H]."""
+"""Queues a layer's experts: hidden [T, H], ids and weights [T, K] -> [T, H]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,12 +28,13 @@ class Seam:
 
 class CapturedPass:
     """The graphs of one pass. With `launch` the experts are part of the graph, which is then a
-    single one; otherwise each layer's are a seam. `chosen` has the ids [1, K] of each layer."""
+    single one; otherwise each layer's are a seam. `chosen` has the ids [T, K] of each layer. The
+    memory is of `pool`."""
 
-    def __init__(self, watcher: Watcher, launch: Launch | None) -> None:
+    def __init__(self, watcher: Watcher, launch: Launch | None, pool: object) -> None:
         self._watcher = watcher
         self._launch = launch
-        self._sequence = GraphSequence()
+        self._sequence = GraphSequence(pool)
         self._seams: list[Seam] = []
         self.chosen: list[torch.Tensor] = []
         self.output: object = None
@@ -55,7 +56,7 @@ class CapturedPass:
     def experts(
         self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Capture the experts of a layer, and return the tensor [1, H] from which their output is
+        """Capture the experts of a layer, and return the tensor [T, H] from which their output is
         read. With `launch` they become part of the graph; otherwise the graph ends here, at a
         seam."""
         self.chosen.append(ids)

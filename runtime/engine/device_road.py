@@ -1,5 +1,6 @@
-"""The device road: a GPU finds a decoded token's experts, evicts and prefetches as the policies do,
-loads missing experts and computes. The host waits for none of it, nor for the counters."""
+"""The device road: a GPU finds the experts of a decoded token, and of drafts behind it, evicts and
+prefetches as the policies do, loads missing experts and computes. The host waits for none of it,
+nor for the counters."""
 
 import threading
 from collections import deque
@@ -14,7 +15,7 @@ from artifacts.shape import FULL_BITS
 from runtime.backends import host_copy
 from runtime.backends.streams import Branch
 from runtime.backends.triton.triton_backend import TritonBackend
-from runtime.control.on_device import TURNS, CacheOnDevice, TokenOnDevice
+from runtime.control.on_device import LAST_USE, TURNS, CacheOnDevice, TokenOnDevice
 from runtime.kernels.gpu.addressing import WORD
 from runtime.kernels.gpu.device_cache import AHEAD, ON_DEMAND, DeviceCache
 from runtime.kernels.load import kernels
@@ -59,13 +60,15 @@ class DeviceRoad:
         with torch.inference_mode(False):  # a session forwards within it, and `generate` without
             in_words = [start // WORD for start in slots.starts]
             self._in_words = torch.tensor(in_words, dtype=torch.int64, device=self._device)
-            self._now = self._for_experts(self._shape.top_k, 3)
+            # by the number of a pass's tokens
+            self._now = {1: self._for_experts(self._shape.top_k, 3)}
             self._ahead = self._for_experts(books.num_named, 2)
             ends = zip(books.first_slots, books.num_slots, strict=True)
             self._starts = [output.starts(range(first, first + count)) for first, count in ends]
         self.prefetches = books.num_named > 0
         self._branch = Branch(self._device) if host_copy.has_streams(self._device) else None
         self._learns = books.kind == TURNS
+        self._least_slots = min(books.num_slots)
         self._num_counts = AHEAD if self.prefetches else ON_DEMAND
         self._num_told = self._num_counts + self._learns * self._shape.top_k  # of each layer
         self._letters = host_copy.NumberedLetters(
@@ -81,6 +84,16 @@ class DeviceRoad:
         self._cache: DeviceCache | None = None  # its addresses stay
         self._has_cache = self._is_in_token = self._is_queued = False
         self._counted = self._no_counts()
+        # the choices [T, K] of a pass with drafts, by layer, until it is known which stay
+        self._unsettled: list[torch.Tensor] = []
+
+    def reason_not(self, num_tokens: int) -> str | None:
+        """Return the reason why the device cannot decide a pass of that many tokens, all but the
+        first drafts; None if it can."""
+        if num_tokens > 1 and self.prefetches:
+            return "the device prefetches for single tokens only"
+        wanted = min(num_tokens * self._shape.top_k, self._shape.num_experts)
+        return "its experts do not fit into a layer's slots" if wanted > self._least_slots else None
 
     def forward(
         self,
@@ -111,12 +124,37 @@ class DeviceRoad:
             # the device has read it: the token before has ended
             self._turns.numpy()[:] = self._books.turns()
             self._cache.stamp.copy_(self._turns, non_blocking=True)
-        self._cache.clock.fill_(self._books.clock())
+        self._clock = self._books.clock()
+        self._cache.clock.fill_(self._clock)
 
-    def replayed(self) -> None:
-        """Note that a graph has queued the steps of all layers, and the counters."""
+    def replayed(self, chosen: list[torch.Tensor]) -> None:
+        """Note that a graph has queued the steps of all layers, and the counters; `chosen` are the
+        routers' choices [T, K]."""
         self._books.stepped(0, self._shape.num_layers)
         self._is_queued = True
+        self._unsettled = chosen if len(chosen[0]) > 1 else []
+
+    def settle(self, accepted: np.ndarray) -> None:
+        """Note which of the tokens [T] of the pass that has ended are drafts that were accepted:
+        their experts are used at the pass's last step. Call it before the next pass begins."""
+        rows = np.flatnonzero(accepted).tolist()
+        unsettled = self._unsettled
+        self._unsettled = []
+        if not rows or not unsettled:
+            return
+        chosen = torch.stack(unsettled)[:, rows]
+        if self._learns:
+            self.catch_up()  # the pass's own token comes first
+            self._books.learn_accepted(chosen.cpu().numpy())
+            return
+        stamp = self._cache.stamp
+        keys = chosen.flatten(1)
+        if self._books.kind == LAST_USE:
+            # a layer's stamps are of its own steps
+            last = self._clock + torch.arange(len(keys), device=keys.device).flip(0)
+            stamp.scatter_(1, keys, last.to(stamp)[:, None].expand_as(keys))
+        else:
+            stamp.scatter_add_(1, keys, torch.ones_like(keys, dtype=stamp.dtype))
 
     def queue_counters(self) -> None:
         """Make the device send its counters once nothing is under way; the host reads them when
@@ -132,10 +170,11 @@ class DeviceRoad:
         weights: torch.Tensor,
         foreseen: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Queue the kernels of `forward`, which read and write at the same addresses each time."""
+        """Queue the kernels of `forward`, or of as many for a few tokens of which all but the first
+        are drafts. They read and write at the same addresses each time."""
         decide = kernels("gpu.decide")
         ids = ids.contiguous()
-        hits, arrivals, missing = self._now
+        hits, arrivals, missing = self._room_for(len(ids))
         if is_ahead := foreseen is not None:
             foreseen = foreseen.contiguous()
         decide.resolve(self._cache, layer, ids, hits, arrivals, missing, is_ahead=is_ahead)
@@ -211,7 +250,8 @@ class DeviceRoad:
                 told = self._letters.read(number).astype(np.int64).reshape(self._num_told, -1)
                 counts = told[: self._num_counts]
                 chosen = told[self._num_counts :]
-                self._books.count(token, *(counts - self._counted))
+                *moved, wanted = counts - self._counted
+                self._books.count(token, *moved, wanted=wanted)
                 self._counted = counts
                 if self._learns:
                     self._books.learn(token, chosen.reshape(self._shape.num_layers, -1))
@@ -232,6 +272,7 @@ class DeviceRoad:
         """Forget the device's cache, and a token that did not end."""
         self._join()
         self._has_cache = self._is_in_token = self._is_queued = False
+        self._unsettled = []
 
     def _take_over(self) -> None:
         self.catch_up()  # the next counts begin at 0
@@ -253,10 +294,18 @@ class DeviceRoad:
         self._has_cache = True
         self._counted = self._no_counts()
 
-    def _for_experts(self, count: int, num_fields: int) -> list[torch.Tensor]:
-        """Return room for as many numbers of each of `count` experts, [1, count] each."""
+    def _room_for(self, num_tokens: int) -> list[torch.Tensor]:
+        """Return room for what is decided of a pass, [T, K] each."""
+        if num_tokens not in self._now:
+            with torch.inference_mode(False):
+                self._now[num_tokens] = self._for_experts(self._shape.top_k, 3, num_tokens)
+        return self._now[num_tokens]
+
+    def _for_experts(self, count: int, num_fields: int, rows: int = 1) -> list[torch.Tensor]:
+        """Return room for as many numbers of each of `count` experts, [rows, count] each."""
         return [
-            torch.zeros(1, count, dtype=torch.int32, device=self._device) for _ in range(num_fields)
+            torch.zeros(rows, count, dtype=torch.int32, device=self._device)
+            for _ in range(num_fields)
         ]
 
     def _no_counts(self) -> np.ndarray:

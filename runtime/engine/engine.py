@@ -129,6 +129,13 @@ class Engine:
         self._opened.model.set_experts_implementation("eager")
         self.controller.counters.catch_up()
 
+    def settle(self, accepted: np.ndarray) -> None:
+        """Note which of the tokens [T] of the pass that has ended are drafts that were accepted,
+        where their uses are kept: see `Controller.settle`."""
+        if self.road:
+            self.road.settle(accepted)
+        self.controller.settle(accepted)
+
     def clear(self) -> None:
         """Empty the fast tier, whose slots may hold anything after a failed step, and drop the
         counts of the unfinished pass. An interrupt may end this call early; the next pass then

@@ -30,9 +30,13 @@ Fixed = StaticLayer | LinearAttentionLayer
 
 
 class Lodging(Protocol):
-    """Knows how many tokens the lodged sequence has."""
+    """Knows how many tokens the lodged sequence has. With `keeps_all` it can `forget` the last
+    ones, as each of its layers asks for in turn."""
 
     num_tokens: int
+    keeps_all: bool
+
+    def forget(self, fixed: "Fixed", count: int) -> None: ...
 
 
 class FixedWindow(StaticLayer):
@@ -56,16 +60,18 @@ class FixedWindow(StaticLayer):
         return self.cumulative_length.clamp(max=self.max_cache_len - 1)
 
 
-def fixed_like(layer: object, count: torch.Tensor, length: int) -> Fixed:
-    """Return a fixed layer like `layer`, with room for `length` tokens. The device counts the
-    tokens in `count`."""
+def fixed_like(
+    layer: object, count: torch.Tensor, length: int, *, keeps_all: bool = False
+) -> Fixed:
+    """Return a fixed layer like `layer`, with room for `length` tokens, of a window too if it
+    `keeps_all`. The device counts the tokens in `count`."""
     if isinstance(layer, _EMPTY):
         return layer
     if isinstance(layer, LinearAttentionLayer):
         return _states_like(layer)
     fixed = (
         FixedWindow(min(layer.sliding_window, length + 1))
-        if layer.is_sliding
+        if layer.is_sliding and not keeps_all
         else StaticLayer(length)
     )
     fixed.lazy_initialization(layer.keys, layer.values)
@@ -81,6 +87,7 @@ def lodged(layer: object, fixed: Fixed, lodging: Lodging, num_tokens: int) -> ob
     if isinstance(layer, (LinearAttentionLayer, *_EMPTY)):
         return layer
     places = _places(fixed, num_tokens)
+    places = places[max(0, len(places) - layer.keys.shape[2]) :]  # a window has fewer
     for name in ("keys", "values"):
         getattr(fixed, name).index_copy_(2, places, getattr(layer, name)[:, :, -len(places) :])
     return (LodgedWindow if layer.is_sliding else Lodged)(lodging, fixed, layer)
@@ -134,10 +141,14 @@ def twin(layer: object) -> object:
     return other
 
 
-def reason_not_fixed(layer: object) -> str | None:
-    """Return the reason why this layer cannot be kept at fixed addresses, None if it can."""
+def reason_not_fixed(layer: object, num_tokens: int = 1) -> str | None:
+    """Return the reason why this layer cannot be kept at fixed addresses while that many tokens are
+    added, of which some may be forgotten; None if it can."""
     if type(layer) not in _KINDS:
         return f"a layer keeps a {type(layer).__name__}"
+    if num_tokens > 1:
+        is_state = isinstance(layer, LinearAttentionLayer)
+        return "a layer's states are read token by token" if is_state else None
     return "a layer records its past" if getattr(layer, "record_past", False) else None
 
 
@@ -203,6 +214,7 @@ class _Shown:
         )
         self.fixed: StaticLayer | None = fixed
         self._lodging = lodging
+        self._most = min(_most(fixed), layer.sliding_window - 1) if layer.is_sliding else None
 
     def read(self, name: str) -> torch.Tensor | int:
         """Return a part as it lies in the fixed layer."""
@@ -210,9 +222,18 @@ class _Shown:
         if name == "cumulative_length":
             return num_tokens
         whole = getattr(self.fixed, name)
-        if num_tokens <= _most(self.fixed):
-            return whole[:, :, :num_tokens]
-        return whole.index_select(2, _places(self.fixed, num_tokens))
+        if self.fixed.is_sliding and num_tokens > self._most:
+            return whole.index_select(2, _places(self.fixed, num_tokens))
+        first = 0 if self._most is None else max(0, num_tokens - self._most)
+        return whole[:, :, first:num_tokens]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last tokens, a number not above 0: where they lie if all are kept there."""
+        lies_there = self.fixed is not None and not any(name in vars(self) for name in _PARTS)
+        if lies_there and self._lodging.keeps_all:
+            self._lodging.forget(self.fixed, -tokens_to_remove)
+        else:
+            super().crop(tokens_to_remove)
 
     def settle(self) -> None:
         """Copy out everything that still lies in the fixed layer."""

@@ -226,7 +226,7 @@ class Watcher:
 
     @contextmanager
     def captured(self, ids: torch.Tensor) -> Iterator[None]:
-        """Take the pass, while it is captured, for one of these `ids` [1, 1], whose address is
+        """Take the pass, while it is captured, for one of these `ids` [1, T], whose address is
         fixed."""
         before = self._pass.ids
         self._pass.ids = ids

@@ -188,9 +188,10 @@ class StepExecutor:
         return backend.finish()
 
     def plan(self, layer: int) -> tuple[Step, Plan]:
-        """Return the step of one token whose letter the watcher expects, and its plan."""
+        """Return the step of a few tokens whose letter the watcher expects, and its plan."""
         step, plan = self._planned(layer)
-        self.last_token[layer] = plan
+        if len(step.selected) == 1:
+            self.last_token[layer] = plan
         return step, plan
 
     def begin_flagged(self, copies: FlaggedCopies) -> None:
@@ -262,7 +263,10 @@ class StepExecutor:
         return can_skip and self._computes_layers and all(map(self._is_noted, layers))
 
     def count_settled(self, chosen: Sequence[torch.Tensor]) -> None:
-        """Count one token's use of all layers, whose ids [1, K] are on a device."""
+        """Count the use of all layers by a few tokens, whose ids [T, K] are on a device."""
+        if len(chosen[0]) > 1:
+            self.count(0, torch.stack(tuple(chosen)).cpu())
+            return
         self.last_token.update(enumerate(chosen))
         self._count_fixed(0, chosen)
 

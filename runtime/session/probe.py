@@ -19,7 +19,7 @@ from artifacts.shape import Shape
 from runtime import devices
 from runtime.backends.backend import Backend, StepTokens
 from runtime.backends.choose import choose_backend
-from runtime.backends.streams import GraphSequence, new_stream
+from runtime.backends.streams import GraphSequence, new_pool, new_stream
 from runtime.control.plan import NO_SLOT, Place
 from runtime.devices import made_current, wait_for_compute
 from runtime.engine.engine import NAME as ENGINE
@@ -248,7 +248,7 @@ def replayed(work: Callable[[int], object], device: torch.device) -> Callable[[i
     graphs or cannot capture it: then sessions launch it too, and say so in the receipt."""
     if not devices.has_graphs(device):
         return work
-    sequence = GraphSequence()
+    sequence = GraphSequence(new_pool())
     try:
         with torch.no_grad(), made_current(device):
             work(0)  # compiles kernels, and makes the buffers of libraries

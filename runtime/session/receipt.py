@@ -152,10 +152,14 @@ def _captured(parts: Parts) -> dict[str, object]:
 
 
 def _launched_singly(parts: Parts) -> list[str]:
-    reason = _captured(parts).get("why_not")
-    return (
-        [f"decoded tokens are launched one by one, not as CUDA graphs: {reason}"] if reason else []
-    )
+    captured = _captured(parts)
+    lines = []
+    if reason := captured.get("why_not"):
+        lines.append(f"decoded tokens are launched one by one, not as CUDA graphs: {reason}")
+    return lines + [
+        f"passes of {count} tokens are launched kernel by kernel, not as CUDA graphs: {reason}"
+        for count, reason in sorted(captured.get("wide_why_not", {}).items())
+    ]
 
 
 def _untold(parts: Parts) -> list[str]:

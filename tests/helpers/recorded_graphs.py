@@ -20,6 +20,7 @@ import torch
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import masking_utils
 from triton.runtime.interpreter import GridExecutor
 
 from runtime import devices
@@ -160,6 +161,8 @@ def install(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(devices, "has_graphs", lambda device: True)
     patch.setattr(torch.cuda, "CUDAGraph", Graph)
     patch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    # which transformers asks before it reads on the host how many tokens came before
+    patch.setattr(masking_utils, "is_tracing", lambda tensor=None: Graph.under_way is not None)
     launch = GridExecutor.__call__
 
     def launched(kernel: GridExecutor, *args: object, **kwargs: object) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from runtime.backends.cpu.forms_cpu import TokenKernels, has_form
 from runtime.backends.host_copy import HostTokens
 from runtime.control.plan import Place
+from runtime.kernels.cpu.dense import MOST_TOKENS
 from runtime.kernels.cpu.threads import KernelThreads, divided
 from runtime.kernels.load import AS_NUMPY, has_numba
 from runtime.model.arithmetic import Assigned, assign, gather
@@ -63,15 +64,20 @@ class NearExperts:
         outputs = [y.expand(len(own), -1) for own, y in zip(pairs, found.values(), strict=True)]
         return self._tokens.bring(np.concatenate(pairs), torch.cat(outputs))
 
-    def of_token(
-        self, module: nn.Module, places: Sequence[Place], near: NearTier, token: torch.Tensor
+    def of_few(
+        self,
+        module: nn.Module,
+        places: Sequence[Place],
+        near: NearTier,
+        tokens: torch.Tensor,
+        experts: np.ndarray,
     ) -> torch.Tensor:
-        """Return the outputs [n, H] of the experts at `places`, on a token [1, H] in the host's
-        memory."""
-        if (outputs := self._of_one(places, near, token)) is not None:
+        """Return the outputs [n, H] of the experts at `places`, expert by expert and within one by
+        rank and token, on a few tokens [T, H] in the host's memory that go to `experts` [T, K]."""
+        if len(tokens) == 1 and (outputs := self._of_one(places, near, tokens)) is not None:
             return outputs
-        assigned = {place.key % self._num_experts: Assigned(None, 0) for place in places}
-        return torch.cat(self._computed(module, places, near, token, assigned))
+        assigned = assign(experts, _HOST)
+        return torch.cat(self._computed(module, places, near, tokens, assigned))
 
     @cached_property
     def _kernels(self) -> TokenKernels | None:
@@ -97,6 +103,10 @@ class NearExperts:
         """Return the output [t, H] of each of `places` on its tokens of `tokens` [T, H]."""
         if len(tokens) == 1 and (outputs := self._of_one(places, near, tokens)) is not None:
             return list(outputs[:, None].unbind())
+        if 1 < len(tokens) <= MOST_TOKENS:
+            numbers = [assigned[place.key % self._num_experts].tokens.tolist() for place in places]
+            if (outputs := self._of_several(places, near, tokens, numbers)) is not None:
+                return outputs
         xs = [gather(tokens, assigned[place.key % self._num_experts]) for place in places]
         outputs = self._by_kernels(places, near, xs)
         for i, (place, x) in enumerate(zip(places, xs, strict=True)):
@@ -114,6 +124,27 @@ class NearExperts:
             return None
         starts = [content.data_ptr() for content in contents]
         return self._kernels.outputs(token, places, starts).view(len(places), -1)
+
+    def _of_several(
+        self,
+        places: Sequence[Place],
+        near: NearTier,
+        tokens: torch.Tensor,
+        numbers: Sequence[list[int]],
+    ) -> list[torch.Tensor] | None:
+        """Return the output [t, H] of each of `places` on its tokens `numbers` of a few [T, H], if
+        kernels compute all where they lie in RAM: threads share the rows of an expert, and its
+        weights are read once for all tokens."""
+        contents = near.contents_in_ram(places) if self._kernels else None
+        if not contents:
+            return None
+        counts = [*map(len, numbers)]
+        whose = np.repeat(np.arange(len(places)), counts).tolist()
+        y = np.zeros((len(whose), tokens.shape[1]), np.float32)
+        self._kernels.take(tokens, [token for own in numbers for token in own])
+        starts = [contents[i].data_ptr() for i in whose]
+        self._kernels.add([places[i] for i in whose], starts, range(len(whose)), y)
+        return list(torch.from_numpy(y).to(tokens.dtype).split(counts))
 
     def _by_kernels(
         self, places: Sequence[Place], near: NearTier, xs: Sequence[torch.Tensor]

@@ -26,7 +26,7 @@ from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.gates import gate_of
 from runtime.kernels.gpu.addressing import RankNumbers
 from runtime.kernels.gpu.tiles import SortedPairs
-from runtime.kernels.gpu.total import Total
+from runtime.kernels.gpu.total import MOST_TOKENS, Total
 from runtime.kernels.load import compiler, kernels
 from runtime.model.arithmetic import Assigned, assign, expert_forward, gather
 from runtime.model.open import MoeModel
@@ -40,9 +40,9 @@ _FEW = 8
 
 
 class TokenSlots(NamedTuple):
-    """Where a token's experts are, by rank, [1, K] on the device: slots of those that are `ready`
-    and of those that are `coming`, int32, -1 for none; their `keys`, int32, -1 for no expert, and
-    `weights`."""
+    """Where the experts of a few tokens are, by rank, [T, K] on the device: slots of those that are
+    `ready` and of those that are `coming`, int32, -1 for none; their `keys`, int32, -1 for no
+    expert, and `weights`."""
 
     ready: torch.Tensor
     coming: torch.Tensor
@@ -76,8 +76,9 @@ class TritonBackend(Backend):
         self._device = resident.slots.device
         self._is_wide = opened.sum_dtype is torch.float32  # how the model adds experts up
         self.near = NearExperts(opened, resident, threads)
+        self._hidden_size = opened.layers[0].hidden_size
         self._done = torch.zeros(
-            opened.layers[0].hidden_size, dtype=torch.int32, device=self._device
+            MOST_TOKENS * self._hidden_size, dtype=torch.int32, device=self._device
         )
         self._output: torch.Tensor | None = None  # of a token, once its last kernel adds it up
         self._kept: dict[int, torch.Tensor] = {}
@@ -204,8 +205,8 @@ class TritonBackend(Backend):
     def forward_whole(
         self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Compute a whole step of one token [1, H] in a layer that is noted as whole, ids and
-        weights [1, K] as the router left them on the device. The host neither reads them nor
+        """Compute a whole step of a few tokens [T, H] in a layer that is noted as whole, ids and
+        weights [T, K] as the router left them on the device. The host neither reads them nor
         waits."""
         ids = ids.contiguous()
         return self.forward_at(self.whole[layer], ids, hidden, ids, weights)
@@ -215,7 +216,7 @@ class TritonBackend(Backend):
         return self._forms.full.starts(slots)
 
     def compute_at(self, starts: torch.Tensor, numbers: torch.Tensor, hidden: torch.Tensor) -> None:
-        """Compute those of one token's experts that begin at the `numbers` [1, K] of `starts`, -1
+        """Compute those of a few tokens' experts that begin at the `numbers` [T, K] of `starts`, -1
         for the others, which `forward_at` computes."""
         y = self._outputs(numbers.numel())
         self._forms.full.multiply(hidden.contiguous(), numbers, y, starts=starts)
@@ -228,8 +229,8 @@ class TritonBackend(Backend):
         ids: torch.Tensor,
         weights: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute a whole step of one token [1, H] whose experts `ids` [1, K] begin at the
-        `numbers` [1, K] of `starts`, with `weights` [1, K]; all on the device. A number is -1 where
+        """Compute a whole step of a few tokens [T, H] whose experts `ids` [T, K] begin at the
+        `numbers` [T, K] of `starts`, with `weights` [T, K]; all on the device. A number is -1 where
         `compute_at` has computed the expert."""
         total = self._total(ids, weights, hidden)
         self._forms.full.multiply(
@@ -246,8 +247,8 @@ class TritonBackend(Backend):
     def forward_in_turn(
         self, hidden: torch.Tensor, given: TokenSlots, arrive: Callable[[torch.Tensor], None]
     ) -> torch.Tensor:
-        """Queue a whole step of one token [1, H]: the experts that are there, then the work of
-        `arrive`, which is given the outputs [K, H] and brings the others, then these."""
+        """Queue a whole step of a few tokens [T, H]: the experts that are there, then the work of
+        `arrive`, which is given the outputs [T * K, H] and brings the others, then these."""
         hidden = hidden.contiguous()
         outputs = self._outputs(given.ready.numel())
         total = self._total(given.keys, given.weights, hidden)
@@ -293,12 +294,12 @@ class TritonBackend(Backend):
         self._y = new(experts.size, hidden.shape[1], dtype=dtype, device=self._device)
 
     def _outputs(self, count: int) -> torch.Tensor:
-        """Return room for the outputs of a token's experts, float32 [count, H]. It is kept: one
-        stream computes all steps."""
+        """Return room for the outputs of `count` pairs of tokens and experts, float32 [count, H].
+        It is kept: one stream computes all steps."""
         if count not in self._kept:
             # a session forwards within it, and `generate` without
             with torch.inference_mode(False):
-                self._kept[count] = torch.empty(count, len(self._done), device=self._device)
+                self._kept[count] = torch.empty(count, self._hidden_size, device=self._device)
         return self._kept[count]
 
     def _assigned_to(self, expert: int) -> Assigned:
@@ -338,7 +339,7 @@ class TritonBackend(Backend):
             self.add_output(expert, y)
 
     def _total(self, keys: torch.Tensor, weights: torch.Tensor, hidden: torch.Tensor) -> Total:
-        """Return the operands with which the last kernel of a token [1, H] adds up its experts."""
+        """Return the operands with which the last kernel of tokens [T, H] adds up their experts."""
         return Total(
             keys, weights.contiguous(), torch.empty_like(hidden), self._done, self._is_wide
         )

@@ -1,12 +1,13 @@
 """Triton kernels that decide on the device which expert of a layer is evicted, and copy the missing
 ones: no host waits.
 
-`resolve` decides one token's layer as the eviction policies `lru` and `lfu` do, or by the turns
-that a host writes, ties included. `resolve_ahead` prefetches the experts that the next layer's
-router names, as the policy `next_gate` does with a window of whole experts. So a replay with those
-policies counts the same. `fill` copies the experts that either of them requests from page-locked
-memory, which the GPU reads itself. All depend on device memory alone, so that a CUDA graph can
-contain them. Sessions use them with `--decide device`. Importing this module imports triton.
+`resolve` decides a layer of one token, or of a token and drafts behind it, as the eviction
+policies `lru` and `lfu` do, or by the turns that a host writes, ties included. `resolve_ahead`
+prefetches the experts that the next layer's router names, as the policy `next_gate` does with a
+window of whole experts. So a replay with those policies counts the same. `fill` copies the experts
+that either of them requests from page-locked memory, which the GPU reads itself. All depend on
+device memory alone, so that a CUDA graph can contain them. Sessions use them with `--decide
+device`. Importing this module imports triton.
 """
 
 from functools import cache
@@ -40,16 +41,19 @@ def resolve(
     *,
     is_ahead: bool,
 ) -> None:
-    """Find or make a slot for each of a token's experts `ids` [K], which differ.
+    """Find or make a slot for each of the experts `ids` [T, K], or [K], of which those of a token
+    differ. The layer has as many slots as experts are wanted. Tokens behind the first are drafts:
+    their experts are loaded and not yet used.
 
-    Write the slot of the layer to `hits` [K] int32 where the expert is certainly there, otherwise
-    to `arrivals` [K] int32, and -1 to the other one; and to `missing` [K] int32 the expert that
-    must be copied there, or -1. `is_ahead`: experts are also prefetched, and the first use of a
-    prefetched one is an arrival, since its copy may be under way."""
+    Write the slot of the layer to `hits` int32, as many as `ids`, where the expert is certainly
+    there, otherwise to `arrivals` int32, and -1 to the other one; and to `missing` int32 the expert
+    that must be copied there, or -1, also where a token before has it copied. `is_ahead`: experts
+    are also prefetched, and the first use of a prefetched one is an arrival, since its copy may be
+    under way."""
     num_layers, num_experts = cache.table.shape
     _, most_slots = cache.owner.shape
     sizes = layer, num_layers, num_experts, cache.num_slots[layer], most_slots
-    launch = _resolving(*sizes, ids.numel(), cache.kind, is_ahead)
+    launch = _resolving(*sizes, ids.numel(), ids.shape[-1], cache.kind, is_ahead)
     own = cache.table, cache.owner, cache.stamp, cache.unused, cache.left, cache.clock, cache.told
     launch((ids, *own, hits, arrivals, missing))
 
@@ -105,12 +109,14 @@ def _resolving(
     num_experts: int,
     num_slots: int,
     most_slots: int,
+    num_pairs: int,
     top_k: int,
     kind: str,
     is_ahead: bool,
 ) -> Repeated:
     sizes = layer, num_layers, num_experts, num_slots, most_slots
-    own = {"top_k": top_k, "width": width(most_slots), "kind": kind, "is_ahead": is_ahead}
+    own = {"num_pairs": num_pairs, "top_k": top_k, "width": width(most_slots)}
+    own |= {"kind": kind, "is_ahead": is_ahead}
     return Repeated(_resolve, (1,), sizes, **own, num_warps=1)
 
 
@@ -152,9 +158,10 @@ def _resolve(
     ids_ptr, table_ptr, owner_ptr, stamp_ptr, unused_ptr, left_ptr, clock_ptr, told_ptr, hits_ptr,
     arrivals_ptr, missing_ptr,
     layer, num_layers, num_experts, num_slots, most_slots,
-    top_k: tl.constexpr, width: tl.constexpr, kind: tl.constexpr, is_ahead: tl.constexpr,
+    num_pairs: tl.constexpr, top_k: tl.constexpr, width: tl.constexpr, kind: tl.constexpr,
+    is_ahead: tl.constexpr,
 ):  # fmt: skip
-    """Resolve one token's layer in one warp.
+    """Resolve a layer of a few tokens in one warp.
 
     The experts needed have the latest stamp before the first victim is chosen. A free slot is taken
     first, then the oldest expert, or the one used least often; of equals the one with the least
@@ -168,43 +175,55 @@ def _resolve(
     chosen_ptr = told_ptr + (_TOLD_AHEAD if is_ahead else _TOLD) * num_layers + layer * top_k
     _note_uses(ids_ptr, stamp_ptr + first, chosen_ptr, clock, top_k, kind)
     stamps = tl.load(stamp_ptr + first + owners, mask=is_slot & (owners >= 0), other=_LEAST)
-    for rank in tl.static_range(top_k):
-        slot = tl.load(table_ptr + first + tl.load(ids_ptr + rank))
-        stamps = tl.where(places == slot, _MOST, stamps)
+    for token in range(0, num_pairs, top_k):
+        for rank in tl.static_range(top_k):
+            slot = tl.load(table_ptr + first + tl.load(ids_ptr + token + rank))
+            stamps = tl.where(places == slot, _MOST, stamps)
+    # slots that are wanted, and those whose copies may be under way
+    wanted = tl.zeros([width], tl.int32)
+    fresh = tl.zeros([width], tl.int32)
+    num_wanted = 0
     num_loaded = 0
     num_evicted = 0
     num_wasted = 0
     num_collided = 0
-    for rank in tl.static_range(top_k):
-        expert = tl.load(ids_ptr + rank).to(tl.int32)
-        slot = tl.load(table_ptr + first + expert)
-        is_missing = slot < 0
-        victim = tl.argmin(
-            tl.where(is_slot, stamps.to(tl.int64) * num_experts + owners, _LAST), axis=0
-        )
-        leaving, is_leaving, owners = _replaced(
-            table_ptr + first, owners, places, victim, expert, is_missing
-        )
-        stamps = tl.where((places == victim) & is_missing, _MOST, stamps)
-        slot = tl.where(is_missing, victim, slot)
-        is_coming = is_missing
-        if is_ahead:
-            is_coming = is_missing | (tl.load(unused_ptr + first + expert) != 0)
-            tl.store(unused_ptr + first + expert, 0)
-        tl.store(hits_ptr + rank, tl.where(is_coming, -1, slot))
-        tl.store(arrivals_ptr + rank, tl.where(is_coming, slot, -1))
-        tl.store(missing_ptr + rank, tl.where(is_missing, expert, -1))
-        num_loaded += is_missing.to(tl.int32)
-        num_evicted += is_leaving.to(tl.int32)
-        if is_ahead:
-            num_wasted += _wasted(unused_ptr + first + leaving, is_leaving)
-            num_collided += (is_missing & (tl.load(left_ptr + first + expert) == clock)).to(
-                tl.int32
+    for token in range(0, num_pairs, top_k):
+        for rank in tl.static_range(top_k):
+            pair = token + rank
+            expert = tl.load(ids_ptr + pair).to(tl.int32)
+            slot = tl.load(table_ptr + first + expert)
+            is_missing = slot < 0
+            victim = tl.argmin(
+                tl.where(is_slot, stamps.to(tl.int64) * num_experts + owners, _LAST), axis=0
             )
-        tl.debug_barrier()  # the next rank reads the table
+            leaving, is_leaving, owners = _replaced(
+                table_ptr + first, owners, places, victim, expert, is_missing
+            )
+            stamps = tl.where((places == victim) & is_missing, _MOST, stamps)
+            slot = tl.where(is_missing, victim, slot)
+            is_own = places == slot
+            is_coming = is_missing | (tl.sum(tl.where(is_own, fresh, 0), axis=0) != 0)
+            if is_ahead:
+                is_coming |= tl.load(unused_ptr + first + expert) != 0
+                tl.store(unused_ptr + first + expert, 0)
+            tl.store(hits_ptr + pair, tl.where(is_coming, -1, slot))
+            tl.store(arrivals_ptr + pair, tl.where(is_coming, slot, -1))
+            tl.store(missing_ptr + pair, tl.where(is_missing, expert, -1))
+            num_wanted += 1 - tl.sum(tl.where(is_own, wanted, 0), axis=0)
+            wanted = tl.where(is_own, 1, wanted)
+            fresh = tl.where(is_own & is_coming, 1, fresh)
+            num_loaded += is_missing.to(tl.int32)
+            num_evicted += is_leaving.to(tl.int32)
+            if is_ahead:
+                num_wasted += _wasted(unused_ptr + first + leaving, is_leaving)
+                num_collided += (is_missing & (tl.load(left_ptr + first + expert) == clock)).to(
+                    tl.int32
+                )
+            tl.debug_barrier()  # the next rank reads the table
     tl.store(owner_ptr + own, owners, mask=is_slot)
     _add(told_ptr + layer, num_loaded)
     _add(told_ptr + num_layers + layer, num_evicted)
+    _add(told_ptr + ((_TOLD_AHEAD if is_ahead else _TOLD) - 1) * num_layers + layer, num_wanted)
     if is_ahead:
         _add(told_ptr + 3 * num_layers + layer, num_wasted)
         _add(told_ptr + 4 * num_layers + layer, num_collided)

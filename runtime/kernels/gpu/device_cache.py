@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 import torch
 
 # numbers that are told of a layer: without prefetching, and with it
-ON_DEMAND = 2
-AHEAD = 5
+ON_DEMAND = 3
+AHEAD = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,10 @@ class DeviceCache:
 
     `unused` [L, E] is 1 for experts that were prefetched and not used since; `left` [L, E] is the
     clock when a prefetch last evicted an expert. `told` [N, L] counts the loads and evictions of
-    each layer. With prefetching it also counts the experts prefetched, the evicted experts that
-    were unused, and the loaded experts that had been evicted in the same token. With "turns" the
-    experts of the last token [L, K] follow. All are int32.
+    each layer. With prefetching it then counts the experts prefetched, the evicted experts that
+    were unused, and the loaded experts that had been evicted in the same token; and last, always,
+    the experts wanted. With "turns" the experts of the last token [L, K] follow, the first of a
+    pass. All are int32.
 
     A layer uses the first of its S places, as many as `num_slots` says: at least as many as a token
     has experts."""

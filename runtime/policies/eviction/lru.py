@@ -1,6 +1,7 @@
 """Least recently used: the key whose last use is oldest goes first."""
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -25,6 +26,7 @@ class Lru(SimpleEviction):
         self._cells, self._last_use = cells_and_view(never_used(shape))
         self._queues: list[dict[int, None]] = []
         self._may_have_changed = False
+        self._number = -1  # of the step that used keys last
 
     @property
     def last_use(self) -> np.ndarray:
@@ -64,6 +66,9 @@ class Lru(SimpleEviction):
         if self._may_have_changed:
             self._sort()
         queue = self._queues[step.layer]
+        if number == self._number:  # drafts were accepted: several tokens use keys at one step
+            keys = {*keys, *takewhile(lambda key: cells[key] == number, reversed(queue))}
+        self._number = number
         for key in sorted(keys):  # equally old ones go by the lower key
             cells[key] = number
             queue[key] = queue.pop(key)

@@ -220,6 +220,8 @@ class DraftVerifier:
         self._watcher = engine.watcher
         self._run = run
         self._read_one = read_one
+        if engine.captured:
+            engine.captured.most_tokens = 1 + (draft.k or MOST)
 
     def begin(self, sampler: Sampler, passes: DraftPasses, most: int = MOST) -> RequestDrafts:
         """Return the drafter of a request, of at most so many drafts a pass."""
@@ -348,7 +350,7 @@ class DraftVerifier:
         """Tell what became of the drafts of a pass, and which of its tokens [T] stay: others are
         rejected, or read again."""
         accepted = drafted & stays
-        self._controller.settle(accepted)
+        self._engine.settle(accepted)
         if self._watcher.on_settle is not None:
             self._watcher.on_settle(drafted & ~accepted, ~stays)
         self.tally.passes += 1

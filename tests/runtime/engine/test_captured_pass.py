@@ -39,7 +39,7 @@ def test_the_allocator_is_told_that_it_ended(
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *given: ended.append(given))
-    captured = CapturedPass(None, None)
+    captured = CapturedPass(None, None, POOL)
     with pytest.raises((ValueError, RuntimeError), match=told):
         captured.capture(forward, stream, lambda: None)
     assert ended == [(3, POOL)]

@@ -216,7 +216,9 @@ class Books:
         self.num_ended += 1
         return self.num_ended
 
-    def count(self, token: int, loads: np.ndarray, evictions: np.ndarray) -> None:
+    def count(
+        self, token: int, loads: np.ndarray, evictions: np.ndarray, *, wanted: np.ndarray
+    ) -> None:
         self.counted.append((token, int(loads[0]), int(evictions[0])))
 
 
@@ -238,7 +240,7 @@ def test_counters_are_read_before_the_next_letter_overwrites_them(
     for token in range(num_tokens):
         road.begin_token()
         # as its kernels add up loads and evictions
-        road._cache.told.add_(torch.tensor([token, 1], dtype=torch.int32))
+        road._cache.told.add_(torch.tensor([token, 1, 2], dtype=torch.int32))
         road.end_pass()
     assert len(books.counted) > num_tokens // 2  # before they are asked for
     road.catch_up()

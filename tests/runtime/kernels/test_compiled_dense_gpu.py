@@ -20,7 +20,8 @@ TENSORS = (
 NONE = {"query_weights_ptr": None, "key_weights_ptr": None, "cos_ptr": None, "sin_ptr": None}
 ODD = (
     "eps", "query_eps", "key_eps", "scaling", "count", "is_rounded", "half", "is_paired", "is_each",
-    "is_wide", "is_shared_out", "room", "top_k", "groups", "num_heads", "num_keys", "count_ptr",
+    "is_wide", "is_shared_out", "room", "angles", "top_k", "groups", "num_heads", "num_keys",
+    "count_ptr",
 )  # fmt: skip
 Compile = Callable[..., str]
 

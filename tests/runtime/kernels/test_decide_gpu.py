@@ -111,7 +111,8 @@ for turn in range(30):
             differing += [place.key % E for place in plan.prefetches] != sent(missing_ahead)
     if not is_host:
         token = books.ended()
-        books.count(token, *(counts() - before).numpy())
+        *moved, wanted = (counts() - before).numpy()
+        books.count(token, *moved, wanted=wanted)
         if learns:
             books.learn(token, cache.told[num_counts * L :].view(L, K).numpy())
 books.take_back(*(one.numpy() for one in cache.kept()))
@@ -182,8 +183,15 @@ def test_they_compile_and_read_16_bytes_a_thread(tmp_path: Path, capability: int
     tensors = dict.fromkeys((f"{name}_ptr" for name in names), "*i32")
     tensors |= {"ids_ptr": "*i64", "starts_ptr": "*i64", "p_ptr": "*fp32"}
     with compiler(tmp_path):
-        for kind, is_ahead in (("last use", True), ("uses", False), ("turns", False)):
-            own = {"top_k": 8, "width": 32, "kind": kind, "is_ahead": is_ahead}
+        kinds = (
+            ("last use", True, 1),
+            ("uses", False, 1),
+            ("turns", False, 1),
+            ("last use", False, 4),
+        )
+        for kind, is_ahead, num_tokens in kinds:
+            own = {"num_pairs": 8 * num_tokens, "top_k": 8, "width": 32}
+            own |= {"kind": kind, "is_ahead": is_ahead}
             assert compiled(_resolve, capability, tensors, odd=("layer",), **own)["cubin"]
         own = {"num_named": 8, "least": 0.05, "width": 32, "num_p": 128, "block": 8}
         assert compiled(_resolve_ahead, capability, tensors, odd=("layer", "target"), **own)[

@@ -2,6 +2,7 @@
 modules of transformers."""
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
@@ -104,7 +105,7 @@ def test_routers_choose_what_the_module_chooses() -> None:
 
 
 DECODED = """
-family, dtype, fields = json.loads(sys.argv[1])
+family, dtype, fields, widths = json.loads(sys.argv[1])
 model = (FAMILIES[family](fields)[1] if fields else tiny(family)).to(getattr(torch, dtype))
 opened = SimpleNamespace(model=model, layers=moe_layers(model), dtype=model.dtype)
 ids = torch.randint(3, 90, (1, 18), generator=torch.Generator().manual_seed(1))
@@ -112,14 +113,15 @@ ids = torch.randint(3, 90, (1, 18), generator=torch.Generator().manual_seed(1))
 @torch.no_grad()
 def decoded():
     past = model(input_ids=ids[:, :12], use_cache=True).past_key_values
-    fixed = FixedPast(past, 40, model.device)
+    fixed = FixedPast(past, 40, model.device, keeps_all=max(widths) > 1)
     fixed.lodge(past, 12)
     logits = []
-    for place in range(12, ids.shape[1]):
+    for width in widths:
+        place = fixed.num_tokens
         fixed.count(place)
-        given = {"input_ids": ids[:, place : place + 1], "position_ids": torch.tensor([[place]])}
-        logits.append(model(**given, past_key_values=fixed.cache, use_cache=True).logits[:, -1])
-        fixed.num_tokens += 1
+        given = {"input_ids": ids[:, place : place + width], "position_ids": torch.arange(place, place + width)[None]}
+        logits.append(model(**given, past_key_values=fixed.cache, use_cache=True).logits[0])
+        fixed.num_tokens += width
     return torch.cat(logits).float()
 
 theirs = decoded()
@@ -137,11 +139,14 @@ print(json.dumps([decoder.receipt(), len(attended), errors.max().item(), errors.
 OF_ALL_DTYPES = ("olmoe", "qwen3_moe", "gpt_oss", "hunyuan_v1_moe", "ernie4_5_moe")
 
 
-def decoded(family: str, dtype: str, **fields: object) -> dict[str, object]:
-    """The receipt of a decoder whose tokens are right, from a cache at fixed addresses."""
-    (line,) = interpret(BEGUN + DECODED, json.dumps([family, dtype, fields]))
+def decoded(
+    family: str, dtype: str, widths: Sequence[int] = (1,) * 6, **fields: object
+) -> dict[str, object]:
+    """The receipt of a decoder whose passes of these widths are right, from a cache at fixed
+    addresses."""
+    (line,) = interpret(BEGUN + DECODED, json.dumps([family, dtype, fields, widths]))
     receipt, attended, largest, mean = json.loads(line)
-    assert attended == 6 * receipt["attentions"], "all tokens, and no prompt"
+    assert attended == len(widths) * receipt["attentions"], "all tokens, and no prompt"
     assert 0 < (largest if dtype == "float32" else mean) <= BOUNDS[dtype]
     return receipt
 
@@ -170,3 +175,12 @@ def test_attention_that_is_computed_otherwise_stays_the_modules(family: str) -> 
 @pytest.mark.parametrize("family", ["gpt_oss", "mixtral"], ids=["eager, sinks", "sdpa"])
 def test_a_window_is_a_ring(family: str) -> None:
     assert decoded(family, "float32", sliding_window=5)["attentions"] == 2
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [("gpt_oss", {"sliding_window": 5}), ("qwen3_moe", {}), ("ernie4_5_moe", {})],
+)
+def test_several_tokens_at_once_agree_with_the_modules(family: str, fields: dict) -> None:
+    """Norms of query and key, rotations of either kind, a window whose layer keeps all tokens."""
+    assert decoded(family, "float32", widths=(2, 4), **fields)["attentions"] == 2

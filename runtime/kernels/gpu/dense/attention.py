@@ -1,4 +1,4 @@
-"""Attention of one token over a cache at fixed addresses, in two Triton kernels. Importing this
+"""Attention of a few tokens over a cache at fixed addresses, in two Triton kernels. Importing this
 module imports triton.
 
 The first one normalises and rotates the heads of query and key, rounded where the module rounds
@@ -68,21 +68,31 @@ def _heads(
     tl.store(out_ptr + head[:, None] * step + places, x.to(dtype), mask=is_there)
 
 
-@triton.jit(do_not_specialize=["room", "half", "is_paired", "is_each", "is_wide", "is_rounded"])
+@triton.jit(
+    do_not_specialize=["room", "half", "angles", "is_paired", "is_each", "is_wide", "is_rounded"]
+)
 def prepare(
     query_ptr, key_ptr, value_ptr, out_ptr, keys_ptr, values_ptr, count_ptr, query_weights_ptr,
     key_weights_ptr, cos_ptr, sin_ptr, num_heads, num_keys, dim, value_dim, room, query_span,
-    key_span, query_eps, key_eps, half, is_paired, is_each, is_wide, is_rounded,
+    key_span, query_eps, key_eps, half, angles, is_paired, is_each, is_wide, is_rounded,
     is_late: tl.constexpr, rows: tl.constexpr, block: tl.constexpr, value_block: tl.constexpr,
     query_block: tl.constexpr, key_block: tl.constexpr,
 ):  # fmt: skip
-    """Prepare R heads: of the query [N, D], of the key, or of the value. The cache's keys [Nk, C,
-    D] and values have room for C tokens and are a ring; `count` is the number of tokens before this
-    one."""
+    """Prepare R heads of one of T tokens: of the query [T, N, D], of the key, or of the value. The
+    cache's keys [Nk, C, D] and values have room for C tokens and are a ring; `count` is the number
+    of tokens before the first. A token has `angles` cosines."""
     number = tl.program_id(0)
+    token = tl.program_id(1)
+    query_ptr += token * num_heads * dim
+    out_ptr += token * num_heads * dim
+    key_ptr += token * num_keys * dim
+    value_ptr += token * num_keys * value_dim
+    if cos_ptr is not None:
+        cos_ptr += token * angles
+        sin_ptr += token * angles
     of_query = tl.cdiv(num_heads, rows)
     of_key = tl.cdiv(num_keys, rows)
-    place = tl.load(count_ptr) % room
+    place = (tl.load(count_ptr) + token) % room
     head = tl.arange(0, rows)
     if number < of_query:
         _heads(
@@ -111,19 +121,22 @@ def attend(
     groups, dim, value_dim, room, scaling,
     positions: tl.constexpr, block: tl.constexpr, value_block: tl.constexpr, shares: tl.constexpr,
 ):  # fmt: skip
-    """Compute one share of a head's attention, out [N, V], in a grid [N, shares]. `shares_ptr` has
-    room for the float32 of every share [N, shares, V + 2]: sums, the largest score, and the sum of
-    weights. `done` [N] counts programs: it is zero before and after. The last program of a head
-    adds its shares up, and the sink takes its share of the weights."""
+    """Compute one share of a head's attention, out [T, N, V], in a grid [N, shares, T].
+    `shares_ptr` has room for the float32 of every share [T, N, shares, V + 2]: sums, the largest
+    score, and the sum of weights. `done` [T, N] counts programs: it is zero before and after. The
+    last program of a head adds its shares up, and the sink takes its share of the weights. The mask
+    [T, C] hides earlier tokens; those that follow a token are never read."""
     head = tl.program_id(0)
     share = tl.program_id(1)
-    length = tl.minimum(tl.load(count_ptr) + 1, room).to(tl.int32)
+    token = tl.program_id(2)
+    length = tl.minimum(tl.load(count_ptr) + token + 1, room).to(tl.int32)
     key_head = (head // groups).to(tl.int64)
     places = tl.arange(0, block)
     value_places = tl.arange(0, value_block)
     is_place = places < dim
     is_value = value_places < value_dim
-    query = tl.load(query_ptr + head * dim + places, mask=is_place, other=0.0).to(tl.float32)
+    row = token * tl.num_programs(0) + head
+    query = tl.load(query_ptr + row * dim + places, mask=is_place, other=0.0).to(tl.float32)
     most = float("-inf")
     total = 0.0
     sums = tl.zeros((value_block,), tl.float32)
@@ -138,7 +151,7 @@ def attend(
         )
         scores = tl.sum(keys.to(tl.float32) * query[None, :], axis=1) * scaling
         if mask_ptr is not None:
-            mask = tl.load(mask_ptr + own, mask=is_there, other=0)
+            mask = tl.load(mask_ptr + token * room + own, mask=is_there, other=0)
             if mask_ptr.dtype.element_ty == tl.uint8:
                 scores = tl.where(mask != 0, scores, float("-inf"))
             else:
@@ -156,17 +169,17 @@ def attend(
         sums = sums * before + tl.sum(weights[:, None] * values.to(tl.float32), axis=0)
         total = total * before + tl.sum(weights, axis=0)
         most = largest
-    own_ptr = shares_ptr + (head * shares + share) * (value_dim + 2)
+    own_ptr = shares_ptr + (row * shares + share) * (value_dim + 2)
     tl.store(own_ptr + value_places, sums, mask=is_value)
     tl.store(own_ptr + value_dim, most)
     tl.store(own_ptr + value_dim + 1, total)
     # all threads of this program have stored their share before its count is released
     tl.debug_barrier()
-    num_before = tl.atomic_add(done_ptr + head, 1, sem="acq_rel", scope="gpu")
+    num_before = tl.atomic_add(done_ptr + row, 1, sem="acq_rel", scope="gpu")
     if num_before == shares - 1:
         tl.debug_barrier()
-        tl.store(done_ptr + head, 0)
-        rows_ptr = shares_ptr + head * shares * (value_dim + 2)
+        tl.store(done_ptr + row, 0)
+        rows_ptr = shares_ptr + row * shares * (value_dim + 2)
         rows_ptr += tl.arange(0, shares) * (value_dim + 2)
         mosts = tl.load(rows_ptr + value_dim)
         most = tl.max(mosts, axis=0)
@@ -180,5 +193,5 @@ def attend(
         cells = rows_ptr[:, None] + value_places[None, :]
         all_sums = tl.load(cells, mask=is_value[None, :], other=0.0)
         out = tl.sum(all_sums * factors[:, None], axis=0) / total
-        head_ptr = out_ptr + head * value_dim + value_places
+        head_ptr = out_ptr + row * value_dim + value_places
         tl.store(head_ptr, out.to(out_ptr.dtype.element_ty), mask=is_value)

@@ -1,6 +1,6 @@
 """Triton kernels for the parts of a decoder beside experts: norms and routers of any tokens, and
-attention and blocks of one token whose keys and values lie at fixed addresses, as CUDA graphs need
-it. Modules are replaced only where the kernels agree with them."""
+attention and blocks of a few tokens whose keys and values lie at fixed addresses, as CUDA graphs
+need it. Modules are replaced only where the kernels agree with them."""
 
 from functools import partial
 
@@ -28,6 +28,7 @@ from runtime.kernels.decoder.forwards import Forwards
 from runtime.kernels.decoder.norms import BOUNDS, Compiled, Norm, recognise_norm
 from runtime.kernels.decoder.routers import RouterOutput, RouterTrial, try_router
 from runtime.kernels.gpu.repeated import Repeated, blocks, width
+from runtime.kernels.gpu.total import MOST_TOKENS
 from runtime.kernels.load import kernels
 from runtime.model.open import MoeModel
 
@@ -179,7 +180,8 @@ class _Shares:
         self._kept: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def of(self, heads: int, shares: int, numbers: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return room for float32 [heads, shares, numbers], and counts int32 [heads], zero."""
+        """Return room for float32 [heads, shares, numbers], and counts int32 [heads], zero; heads of
+        all tokens."""
         key = (heads, shares, numbers)
         if key not in self._kept:
             with torch.inference_mode(False):  # a session forwards within it, `generate` without
@@ -191,7 +193,9 @@ class _Shares:
 
 class TritonAttention(TokenAttention):
     """Attention module in kernels, for a cache at fixed addresses whose layers count tokens on the
-    device. The kernels leave the count as it was: `FixedPast` sets it before each token."""
+    device. The kernels leave the count as it was: `FixedPast` sets it before each pass."""
+
+    most_tokens = MOST_TOKENS
 
     def __init__(
         self,
@@ -206,12 +210,14 @@ class TritonAttention(TokenAttention):
         self._shared = shared
         query, key = heads.norms or (None, None)
         self._weights = (query and query.weight, key and key.weight)
-        self._launches: dict[tuple[int, int], tuple[Repeated, Repeated]] = {}
+        self._launches: dict[tuple[int, int, int], tuple[Repeated, Repeated]] = {}
 
     def num_positions(self, past: object, num_tokens: int = 1) -> int | None:
         layer = _fixed_layer(past, self.layer_index)
         heads = self.heads
         if layer is None or layer.keys.dtype is not self._dtype:
+            return None
+        if num_tokens > 1 and layer.is_sliding:  # a ring would lose what the first of them sees
             return None
         num_positions = layer.keys.shape[2]
         shapes = [(1, self._num_keys, num_positions, size) for size in (heads.dim, heads.value_dim)]
@@ -230,7 +236,9 @@ class TritonAttention(TokenAttention):
         is_still = self.rotation.is_still or position_embeddings is None
         cos, sin = (None, None) if is_still else position_embeddings
         room = layer.keys.shape[2]
-        prepare, attend = self._prepared(room, 0 if is_still else self.num_pairs(cos))
+        num_tokens = x.shape[:-1].numel()
+        half, angles = (0, 0) if is_still else (self.num_pairs(cos), cos.shape[-1])
+        prepare, attend = self._prepared(room, num_tokens, half, angles)
         query, key, value = (project(x) for project in heads.linear[:3])
         turned = torch.empty_like(query)
         cache = (layer.keys, layer.values, layer.cumulative_length)
@@ -238,19 +246,33 @@ class TritonAttention(TokenAttention):
         mask = attention_mask
         if mask is not None and mask.dtype is torch.bool:
             mask = mask.view(torch.uint8)
-        shares = self._shared.of(heads.count, _num_shares(room), heads.value_dim + 2)
+        num_heads = num_tokens * heads.count
+        shares = self._shared.of(num_heads, _num_shares(room), heads.value_dim + 2)
         out = x.new_empty(*x.shape[:-1], heads.count * heads.value_dim)
         attend((turned, *cache, mask, heads.sinks, *shares, out))
         return heads.output(out)
 
-    def _prepared(self, room: int, half: int) -> tuple[Repeated, Repeated]:
-        """Return the launches for a cache with this room, and `half` rotated pairs."""
-        key = (room, half)
+    def _is_mask(self, mask: torch.Tensor | None, num_tokens: int, num_positions: int) -> bool:
+        """Do the same as `TokenAttention._is_mask`; the kernel itself hides what follows a token, so
+        that the host need not read the mask."""
+        if mask is None or num_tokens == 1:
+            return super()._is_mask(mask, num_tokens, num_positions)
+        is_known = mask.dtype is torch.bool or mask.dtype is self._dtype
+        is_sized = mask.shape == (1, 1, num_tokens, num_positions)
+        return is_known and is_sized and mask.is_contiguous()
+
+    def _prepared(
+        self, room: int, num_tokens: int, half: int, angles: int
+    ) -> tuple[Repeated, Repeated]:
+        """Return the launches for a cache with this room, and `half` rotated pairs of a token, which
+        has that many `angles`."""
+        key = (room, num_tokens, half)
         if key not in self._launches:
-            self._launches[key] = self._prepare(room, half), self._attend(room)
+            prepare = self._prepare(room, num_tokens, half, angles)
+            self._launches[key] = prepare, self._attend(room, num_tokens)
         return self._launches[key]
 
-    def _prepare(self, room: int, half: int) -> Repeated:
+    def _prepare(self, room: int, num_tokens: int, half: int, angles: int) -> Repeated:
         heads = self.heads
         rotation = self.rotation
         norms = heads.norms or (None, None)
@@ -258,11 +280,11 @@ class TritonAttention(TokenAttention):
         sizes = (
             (heads.count, self._num_keys, heads.dim, heads.value_dim, room, *spans)
             + tuple(norm.eps if norm else 0.0 for norm in norms)
-            + (half, int(rotation.is_paired), int(rotation.is_each), int(rotation.is_wide))
+            + (half, angles, int(rotation.is_paired), int(rotation.is_each), int(rotation.is_wide))
             + (int(norms[0] is not None and norms[0].is_rounded),)
         )
         rows = max(1, _NUMBERS // width(heads.dim))
-        grid = (blocks(heads.count, rows) + 2 * blocks(self._num_keys, rows),)
+        grid = (blocks(heads.count, rows) + 2 * blocks(self._num_keys, rows), num_tokens)
         return Repeated(
             kernels("gpu.dense.attention").prepare, grid, sizes,
             is_late=rotation.is_late, rows=rows, block=width(heads.dim),
@@ -270,12 +292,12 @@ class TritonAttention(TokenAttention):
             key_block=width(spans[1]),
         )  # fmt: skip
 
-    def _attend(self, room: int) -> Repeated:
+    def _attend(self, room: int, num_tokens: int) -> Repeated:
         heads = self.heads
         shares = _num_shares(room)
         own = kernels("gpu.dense.attention")
         return Repeated(
-            own.attend, (heads.count, shares),
+            own.attend, (heads.count, shares, num_tokens),
             (heads.groups, heads.dim, heads.value_dim, room, heads.scaling),
             positions=own.POSITIONS, block=width(heads.dim),
             value_block=width(heads.value_dim), shares=shares,

@@ -57,15 +57,17 @@ def sum_last(
     y_ptr, keys_ptr, weights_ptr, out_ptr, done_ptr, hidden, top_k,
     is_wide: tl.constexpr, width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """End a program of a grid [columns, K] that writes `block` outputs of one token's pair to y:
-    the last of the K programs adds them up."""
+    """End a program of a grid [columns, T * K] that writes `block` outputs of a pair to y: the last
+    of a token's K programs adds them up."""
+    token = tl.program_id(1) // top_k
+    own_ptr = done_ptr + token * tl.num_programs(0) + tl.program_id(0)
     # all threads of this program have stored their outputs before its count is released
     tl.debug_barrier()
-    num_before = tl.atomic_add(done_ptr + tl.program_id(0), 1, sem="acq_rel", scope="gpu")
-    if num_before == tl.num_programs(1) - 1:
+    num_before = tl.atomic_add(own_ptr, 1, sem="acq_rel", scope="gpu")
+    if num_before == top_k - 1:
         tl.debug_barrier()
-        tl.store(done_ptr + tl.program_id(0), 0)
-        tokens = tl.zeros((1,), tl.int32)
+        tl.store(own_ptr, 0)
+        tokens = tl.zeros((1,), tl.int32) + token
         columns = tl.program_id(0) * block + tl.arange(0, block)
         _add_up(
             y_ptr,
@@ -73,7 +75,7 @@ def sum_last(
             weights_ptr,
             out_ptr,
             tokens,
-            1,
+            token + 1,
             columns,
             hidden,
             top_k,
