@@ -36,7 +36,7 @@ def test_the_command_of_the_page_is_found_by_its_file(
 ) -> None:
     folder = tmp_path / "commands" / "measure"
     folder.mkdir(parents=True)
-    [code] = re.findall(r"```python\n(.*?)```", ARCHITECTURE, re.DOTALL)
+    *_, code = re.findall(r"```python\n(.*?)```", ARCHITECTURE, re.DOTALL)
     (folder / "hello_world.py").write_text(code)
     monkeypatch.setattr(cli, "__file__", str(tmp_path / "cli" / "__init__.py"))
     monkeypatch.setattr(measure, "__path__", [*measure.__path__, str(folder)])
