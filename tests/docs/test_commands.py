@@ -277,4 +277,4 @@ def test_reproductions_of_pages_are_known() -> None:
 
 
 def test_the_documents_are_found() -> None:
-    assert {"README", "running", "profile"} <= {page.stem for page in PAGES}
+    assert {"README", "measure", "build"} <= {page.stem for page in PAGES}

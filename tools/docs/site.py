@@ -23,20 +23,28 @@ from tools import ROOT
 
 # The page that describes a command at length, where it has another name.
 TOLD = {
-    "merge": "profile",
-    "build-buddies": "profile",
+    "profile": "build",
+    "merge": "build",
+    "build-buddies": "build",
+    "export": "build",
     "build-maps": "lab/maps",
     "build-predictor": "lab/prefetch",
     "quantize": "lab/quantisation",
     "split": "lab/splits",
-    "fit-trace": "simulate",
+    "bench": "measure",
+    "simulate": "measure",
+    "fit-trace": "measure",
+    "price": "measure",
+    "tune": "measure",
+    "report": "measure",
+    "advise": "plan",
     "import-trace": "lab/traces",
     "pack": "disk",
     "run": "running",
     "chat": "running",
     "models": "getting-models",
     "demo": "first-steps",
-    "doctor": "hardware",
+    "doctor": "plan",
     "inspect": "lab/reliability",
 }
 
