@@ -1,4 +1,4 @@
-"""docs/architecture.md and docs/glossary.md say what the code has: rooms, paths, addresses."""
+"""docs/architecture.md and docs/concepts.md say what the code has: rooms, paths, addresses."""
 
 import re
 from importlib import import_module
@@ -13,7 +13,9 @@ from tools.docs import house
 from tools.docs.rooms import PACKAGES
 
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+GLOSSARY = (
+    (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8").partition("\n## Glossary\n")[2]
+)
 ADDRESSES = re.findall(r"\| `([\w.]+)` \|$", GLOSSARY, re.MULTILINE)
 
 
