@@ -1,6 +1,6 @@
 """The tables of the store: their columns with types and meanings.
 
-The meanings are comments in each store, and the tables of docs/profile.md and of the site.
+The meanings are comments in each store, and the page schema.md of the site.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The example of docs/adding-a-policy.md works as it is written: the file, the line of the table,
+"""The example of docs/architecture.md works as it is written: the file, the line of the table,
 the golden row."""
 
 import json
@@ -19,8 +19,8 @@ from tests import ROOT
 from tests.runtime.policies.contract import Case, keep_the_contract, routed, run
 from tools.make import golden
 
-PAGE = ROOT / "docs" / "adding-a-policy.md"
-FILE, LINE = re.findall(
+PAGE = ROOT / "docs" / "architecture.md"
+FILE, LINE, _ = re.findall(
     r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
 )
 

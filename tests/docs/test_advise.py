@@ -1,4 +1,4 @@
-"""`docs/advise.md` has what `moectl advise` prints, under each command."""
+"""docs/plan.md and docs/lab/advise.md have what `moectl advise` prints, under each command."""
 
 import re
 import shlex
@@ -14,9 +14,9 @@ from moectl.commands.start.advise.predicting import predict
 from moectl.commands.start.plan.needs import needs_of
 from tests import ROOT
 
-PAGE = (ROOT / "docs" / "advise.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
 LAB = (ROOT / "docs" / "lab" / "advise.md").read_text(encoding="utf-8")
-SHOWN = re.findall(r"```sh\nmoectl (advise .*)\n```\n\n```text\n((?:.+\n)*)```", PAGE)
+SHOWN = re.findall(r"```sh\nmoectl (advise .*)\n```\n\n```text\n((?:.+\n)*)```", PAGE + LAB)
 
 
 @pytest.mark.parametrize(("line", "text"), SHOWN)

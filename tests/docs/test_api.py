@@ -1,5 +1,5 @@
 """docs/api.md is true: its blocks run one after another as the cells of a notebook, its signatures
-are the code's, and programs and type checkers find the names that it promises."""
+and those of docs/lab/api.md are the code's, and programs and type checkers find the names that it promises."""
 
 import ast
 import inspect
@@ -19,6 +19,7 @@ from tests import ROOT
 from tests.docs.test_commands import shorter
 
 PAGE = ROOT / "docs" / "api.md"
+FUNCTIONS = ROOT / "docs" / "lab" / "api.md"
 CELL = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SIGNATURE = re.compile(
     r"^((?:moectl|runtime|artifacts)\.[\w.]+)(\(.*?\)) -> (\S.*?)$", re.MULTILINE | re.DOTALL
@@ -52,11 +53,9 @@ def test_the_cells_of_the_page_run_one_after_another(capsys: pytest.CaptureFixtu
 
 
 def signatures() -> dict[str, str]:
-    """The page's signatures by name, each on one line."""
-    signatures = {
-        name: f"{taken} -> {given}"
-        for name, taken, given in SIGNATURE.findall(PAGE.read_text(encoding="utf-8"))
-    }
+    """The signatures of both pages by name, each on one line."""
+    text = PAGE.read_text(encoding="utf-8") + FUNCTIONS.read_text(encoding="utf-8")
+    signatures = {name: f"{taken} -> {given}" for name, taken, given in SIGNATURE.findall(text)}
     return {name: " ".join(text.split()) for name, text in signatures.items()}
 
 

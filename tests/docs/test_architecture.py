@@ -1,4 +1,4 @@
-"""docs/architecture.md and docs/glossary.md say what the code has: rooms, paths, addresses."""
+"""docs/architecture.md and docs/concepts.md say what the code has: rooms, paths, addresses."""
 
 import re
 from importlib import import_module
@@ -13,7 +13,9 @@ from tools.docs import house
 from tools.docs.rooms import PACKAGES
 
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+GLOSSARY = (
+    (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8").partition("\n## Glossary\n")[2]
+)
 ADDRESSES = re.findall(r"\| `([\w.]+)` \|$", GLOSSARY, re.MULTILINE)
 
 
@@ -36,7 +38,7 @@ def test_the_command_of_the_page_is_found_by_its_file(
 ) -> None:
     folder = tmp_path / "commands" / "measure"
     folder.mkdir(parents=True)
-    [code] = re.findall(r"```python\n(.*?)```", ARCHITECTURE, re.DOTALL)
+    *_, code = re.findall(r"```python\n(.*?)```", ARCHITECTURE, re.DOTALL)
     (folder / "hello_world.py").write_text(code)
     monkeypatch.setattr(cli, "__file__", str(tmp_path / "cli" / "__init__.py"))
     monkeypatch.setattr(measure, "__path__", [*measure.__path__, str(folder)])

@@ -149,8 +149,8 @@ def stranger(tmp_path_factory: pytest.TempPathFactory, hub: StandInHub) -> Itera
 
 @pytest.fixture
 def gguf_repository(hub: StandInHub, page: Path, tmp_path: Path) -> None:
-    """A small model where the page on downloads names one in GGUF."""
-    if page.stem == "getting-models":
+    """A small model where the page with the downloads names one in GGUF."""
+    if page.stem == "quickstart":
         folder = tmp_path / "of-the-hub"
         folder.mkdir()
         file = folder / "Qwen3-30B-A3B-Q4_K_M.gguf"
@@ -278,4 +278,4 @@ def test_reproductions_of_pages_are_known() -> None:
 
 
 def test_the_documents_are_found() -> None:
-    assert {"README", "running", "profile"} <= {page.stem for page in PAGES}
+    assert {"README", "measure", "build"} <= {page.stem for page in PAGES}

@@ -71,10 +71,10 @@ def test_hit_rates_of_the_demo(hit_rates: dict[tuple[str, str], float]) -> None:
 
 
 def test_evictions_on_a_clock() -> None:
-    """README and docs/simulate.md tell of the same replays of the bundled trace of gpt-oss-20b."""
+    """README and docs/measure.md tell of the same replays of the bundled trace of gpt-oss-20b."""
     source = open_source(TraceSource(trace=Path("gpt-oss-20b")))
     workload = Workload(source.trace, source.model, machine(MACHINE))
-    told = {row["policies"]: row for row in rows("docs/simulate.md", "policies", "demand")}
+    told = {row["policies"]: row for row in rows("docs/measure.md", "policies", "demand")}
     said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     for name in ("lru", "horizon"):
         outcome = workload.run(

@@ -47,7 +47,7 @@ def test_what_the_table_says(
 
 def test_the_answer_that_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
     command, shown = re.search(
-        r"```sh\nmoectl (plan Q.*)\n```\n\n```text\n(.*?)```", PAGE, re.S
+        r"```sh\nmoectl (plan Q[^\n]*)\n```\n\n```text\n(.*?)```", PAGE, re.S
     ).groups()
     assert main(command.split()) == 0
     assert capfd.readouterr().out == shown and shown.count("\n") <= 12

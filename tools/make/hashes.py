@@ -24,7 +24,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 HASHES = ROOT / "hashes.txt"
 _HEAD = """\
 # The versions of constraints.txt with the sha256 of their files, for CPython {python} on Linux x86-64, and what torch
-# needs for CUDA. Written by tools/make/hashes.py; how to use it: docs/installing.md.
+# needs for CUDA. Written by tools/make/hashes.py; how to use it: docs/quickstart.md.
 """
 Hashes = dict[tuple[str, str], set[str]]  # by name and version
 

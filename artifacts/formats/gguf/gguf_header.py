@@ -299,7 +299,7 @@ def _tensor(
     if shown not in TYPES:
         raise BadInput(
             f"{path}: {name} is {shown}, which moectl does not read: take a file in another "
-            "quantisation, docs/formats.md has the types"
+            "quantisation, docs/models.md has the types"
         )
     tensor = GgufTensor(name, shape, TYPES[shown], position)
     if prod(shape[-1:]) % tensor.type.num_weights:

@@ -4,7 +4,7 @@
  *
  * It tells which cached expert of a Mixture-of-Experts model is expected to be needed again last,
  * learnt from the ids that the routers select. Integers only: the same decisions on every machine,
- * and those of moectl's Python policy. Steps allocate nothing. Why: docs/policies.md, "Horizon".
+ * and those of moectl's Python policy. Steps allocate nothing. Why: docs/lab/policies.md.
  *
  *     horizon h; size_t size = horizon_init(&h, NULL, layers, experts, top_k);
  *     horizon_init(&h, malloc(size), layers, experts, top_k);

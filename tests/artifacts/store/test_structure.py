@@ -233,3 +233,10 @@ def test_every_column_is_known_and_has_a_comment(store: Path) -> None:
             TABLES[table].columns[name].meaning,
         )
         assert comment and comment.isascii()
+
+
+def test_every_column_has_a_meaning() -> None:
+    for name, each in TABLES.items():
+        assert each.row and all(
+            column.meaning and column.type for column in each.columns.values()
+        ), name

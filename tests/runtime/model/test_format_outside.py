@@ -1,4 +1,4 @@
-"""A checkpoint format of another package, as docs/formats.md shows it: opened packed, computed to
+"""A checkpoint format of another package, as docs/models.md shows it: opened packed, computed to
 the bit, told in one line where it cannot be used."""
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ from tests.helpers import families, outside
 from tests.helpers.published import Tensors, publish
 from tools.make.published import is_expert
 
-FILE, NAMED = outside.shown("formats.md")
+FILE, NAMED = outside.shown("models.md")
 CONFIG = {"quant_method": "bytes"}
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 96}
 IDS = torch.arange(3, 20)[None]

@@ -1,4 +1,4 @@
-"""A policy of another package, as docs/adding-a-policy.md shows it: listed, run live, simulated and
+"""A policy of another package, as docs/architecture.md shows it: listed, run live, simulated and
 benched without a change of this tree."""
 
 import json
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 def package(tmp_path: Path) -> Iterator[Path]:
     """The page's file and entry point, installed in a folder of its own."""
     known = dict(POLICIES["eviction"])
-    with outside.package(tmp_path, "lru_k", *outside.shown("adding-a-policy.md")):
+    with outside.package(tmp_path, "lru_k", *outside.shown("architecture.md")):
         yield tmp_path
     POLICIES["eviction"].clear()
     POLICIES["eviction"].update(known)

@@ -39,7 +39,7 @@ def test_torch_has_a_build_for_cuda_and_one_for_the_cpu() -> None:
 
 
 def test_the_page_names_what_moectl_needs() -> None:
-    page = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
     [line] = re.findall(r"^pip install --require-hashes -c hashes\.txt (.*)$", page, re.MULTILINE)
     needs = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "dependencies"
