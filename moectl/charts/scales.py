@@ -1,5 +1,5 @@
-"""Parts of SVG charts: scales and shades, and templates that are filled to drawings. Colours come from
-the classes in `charts.css`."""
+"""Parts of SVG charts: scales and shades, and templates that are filled to drawings. Colours come
+from the classes in `charts.css`."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -243,7 +243,7 @@ class CapturedTokens:
         return True
 
     def _captured(self, key: tuple, tokens: NextTokens) -> tuple[_Graph, FixedPast]:
-        """Return the graph of a pass, and the memory that it reads. Raises what capturing raises."""
+        """Return the graph of a pass, and the memory that it reads. Raises what capturing does."""
         launch, rehearsed, end = self._on_device, _nothing, _end
         desk = None
         if key[0] is _RESIDENT:

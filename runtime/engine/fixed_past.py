@@ -25,8 +25,8 @@ from runtime.engine.fixed_layers import (
 
 class FixedPast:
     """Room for `length` tokens of a sequence like `past`. `cache` is given to the model; its layers
-    count tokens on the device. `num_tokens` is the number of tokens of the lodged sequence. Where it
-    `keeps_all`, layers with a window keep all tokens, so that several can be added at once, and the
+    count tokens on the device. `num_tokens` is the number of tokens of the lodged sequence. Where
+    it `keeps_all`, layers with a window keep all tokens, so that several can be added at once, and the
     last ones be forgotten."""
 
     def __init__(
@@ -47,7 +47,7 @@ class FixedPast:
         self.cache = Cache(layers=[*self._layers])
 
     def has_room(self, past: DynamicCache, num_tokens: int, num_new: int = 1) -> bool:
-        """Return whether a sequence of `num_tokens` tokens can be lodged, and `num_new` be added."""
+        """Return whether `num_tokens` tokens of a sequence can be lodged, and `num_new` added."""
         can_add = num_new == 1 or self.keeps_all
         fits = num_tokens + num_new <= self.length
         return can_add and fits and len(past.layers) == len(self._layers)

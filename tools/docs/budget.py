@@ -14,7 +14,7 @@ from pathlib import Path
 from tools import ROOT
 from tools.docs.rooms import PACKAGES
 
-MOST_TOKENS = 637_700
+MOST_TOKENS = 649_900
 MOST_NODES = 200  # of the syntax tree, in nine functions of ten
 MOST_PACKED = 0.015  # of all assignments: a tuple to a tuple, unless values change places
 MOST_COLUMNS = 100

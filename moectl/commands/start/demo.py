@@ -267,8 +267,8 @@ def _demonstration(entries: Sequence[_Entry], budget: str, scaled_to: str) -> "D
     rows = [_row(entry, full) for entry in entries]
     rounds = len(full.readings)
     conditions = (
-        "Time: a decoded token's processor time and waits for the emulated link, over those of full "
-        f"in the same round, median of {rounds} rounds (quartiles); held: experts in fast memory; "
+        "Time: a decoded token's processor time and waits for the emulated link, over those of "
+        f"full in the same round, median of {rounds} rounds (quartiles); held: experts in fast memory; "
         f"loss: of perplexity on {rounds * _DECODE} tokens (+- standard error); top-1: tokens with "
         "the same first choice. A round is a "
         f"held-out text, {_PREFILL} tokens of prompt and {_DECODE} decoded. shadow holds every "

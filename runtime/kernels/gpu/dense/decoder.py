@@ -180,8 +180,8 @@ class _Shares:
         self._kept: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def of(self, heads: int, shares: int, numbers: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return room for float32 [heads, shares, numbers], and counts int32 [heads], zero; heads of
-        all tokens."""
+        """Return room for float32 [heads, shares, numbers], and counts int32 [heads], zero; heads
+        of all tokens."""
         key = (heads, shares, numbers)
         if key not in self._kept:
             with torch.inference_mode(False):  # a session forwards within it, `generate` without
@@ -253,8 +253,8 @@ class TritonAttention(TokenAttention):
         return heads.output(out)
 
     def _is_mask(self, mask: torch.Tensor | None, num_tokens: int, num_positions: int) -> bool:
-        """Do the same as `TokenAttention._is_mask`; the kernel itself hides what follows a token, so
-        that the host need not read the mask."""
+        """Do the same as `TokenAttention._is_mask`; the kernel itself hides what follows a token,
+        so that the host need not read the mask."""
         if mask is None or num_tokens == 1:
             return super()._is_mask(mask, num_tokens, num_positions)
         is_known = mask.dtype is torch.bool or mask.dtype is self._dtype
@@ -264,8 +264,8 @@ class TritonAttention(TokenAttention):
     def _prepared(
         self, room: int, num_tokens: int, half: int, angles: int
     ) -> tuple[Repeated, Repeated]:
-        """Return the launches for a cache with this room, and `half` rotated pairs of a token, which
-        has that many `angles`."""
+        """Return the launches for a cache with this room, and `half` rotated pairs of a token,
+        which has that many `angles`."""
         key = (room, num_tokens, half)
         if key not in self._launches:
             prepare = self._prepare(room, num_tokens, half, angles)
