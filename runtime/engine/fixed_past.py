@@ -26,8 +26,8 @@ from runtime.engine.fixed_layers import (
 class FixedPast:
     """Room for `length` tokens of a sequence like `past`. `cache` is given to the model; its layers
     count tokens on the device. `num_tokens` is the number of tokens of the lodged sequence. Where
-    it `keeps_all`, layers with a window keep all tokens, so that several can be added at once, and the
-    last ones be forgotten."""
+    it `keeps_all`, layers with a window keep all tokens, so that several can be added at once,
+    and the last ones be forgotten."""
 
     def __init__(
         self, past: DynamicCache, length: int, device: torch.device, *, keeps_all: bool = False

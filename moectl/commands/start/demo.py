@@ -268,7 +268,8 @@ def _demonstration(entries: Sequence[_Entry], budget: str, scaled_to: str) -> "D
     rounds = len(full.readings)
     conditions = (
         "Time: a decoded token's processor time and waits for the emulated link, over those of "
-        f"full in the same round, median of {rounds} rounds (quartiles); held: experts in fast memory; "
+        f"full in the same round, median of {rounds} rounds (quartiles); "
+        "held: experts in fast memory; "
         f"loss: of perplexity on {rounds * _DECODE} tokens (+- standard error); top-1: tokens with "
         "the same first choice. A round is a "
         f"held-out text, {_PREFILL} tokens of prompt and {_DECODE} decoded. shadow holds every "

@@ -12,8 +12,8 @@ class Total(NamedTuple):
     sums, `out` [T, H].
 
     `done` [T * H] int32 counts programs by token and block of columns; it is zero before a kernel
-    and again when the kernel has ended. Every share and sum is rounded to out's type, or, if `is_wide`,
-    only the whole sum."""
+    and again when the kernel has ended. Every share and sum is rounded to out's type, or,
+    if `is_wide`, only the whole sum."""
 
     keys: torch.Tensor
     weights: torch.Tensor
