@@ -71,7 +71,7 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Costs:
+class SharingCosts:
     """Seconds of passes that about as many requests share, as parts of a request: by its number of
     tokens, with the parts by their number of drafts, the passes since the last undrafted one, and
     what drafting gained."""
@@ -104,13 +104,13 @@ class MeasuredLengths:
         self.chosen = drafters[0]
         """The drafter whose drafts the next pass has."""
         self._seen = {name: Seen() for name in drafters}
-        self._by_sharing: dict[int, Costs] = {}
+        self._by_sharing: dict[int, SharingCosts] = {}
         self.share(1)
 
     def share(self, num_requests: int) -> None:
         """Choose for passes that so many requests share, from here on."""
         self._num_requests = num_requests
-        self._costs = self._by_sharing.setdefault(num_requests.bit_length(), Costs())
+        self._costs = self._by_sharing.setdefault(num_requests.bit_length(), SharingCosts())
 
     def next(self) -> int:
         """Return the most drafts of the next pass, 0 for an undrafted one."""
