@@ -85,6 +85,11 @@ class StrictBody(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
 
+def names_of(kind: type[BaseModel]) -> list[str]:
+    """Return the names that the fields of a body have in JSON."""
+    return [field.alias or name for name, field in kind.model_fields.items()]
+
+
 def unknown_names(body: BaseModel, within: str = "") -> Iterator[str]:
     """Yield the names that a body has and its reference does not, as `messages.mood`."""
     yield from (within + name for name in body.model_extra or ())

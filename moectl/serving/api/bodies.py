@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from artifacts.common.suggestions import nearest
-from moectl.serving.openai_api import ChatBody, unknown_names
+from moectl.serving.openai_api import ChatBody, names_of, unknown_names
 from moectl.serving.wire import Refusal, ignore, object_of, shown
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -68,7 +68,7 @@ def _take_unknown(request: Request, asked: BaseModel, *, is_strict: bool) -> Non
     if the server is strict."""
     names = list(dict.fromkeys(unknown_names(asked)))
     if names and is_strict:
-        near = nearest(names[0], type(asked).model_fields)
+        near = nearest(names[0], names_of(type(asked)))
         hint = f"did you mean {near}?" if near else "leave it out"
         raise Refusal(400, f"{shown(names[0])}: there is no such option: {hint}", names[0])
     ignore(request.scope, names)
