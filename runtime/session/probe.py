@@ -41,6 +41,11 @@ _MOST_TIMED = 64  # rows: the time of more is in proportion
 Seconds = Callable[[], float]  # a clock, from an arbitrary start
 
 
+def wall_s() -> float:
+    """Return the seconds of the wall's clock."""
+    return time.perf_counter()
+
+
 def _no_experts(
     module: nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
@@ -59,7 +64,7 @@ class Rates:
 
 
 def scaled_rates(
-    opened: MoeModel, target: Machine, *, is_fused: bool = False, clock: Seconds = time.perf_counter
+    opened: MoeModel, target: Machine, *, is_fused: bool = False, clock: Seconds = wall_s
 ) -> Rates:
     """Return the rates at which load : compute and near : compute of one expert are those of
     `target`.
@@ -174,9 +179,7 @@ def near_bytes_per_second(opened: MoeModel, near: NearTier, backend: Backend) ->
     return top_k * opened.shape.expert_nbytes / _median_seconds(compute, device, turns=16)
 
 
-def expert_seconds(
-    opened: MoeModel, *, is_fused: bool = False, clock: Seconds = time.perf_counter
-) -> float:
+def expert_seconds(opened: MoeModel, *, is_fused: bool = False, clock: Seconds = wall_s) -> float:
     """Measure the seconds in which torch, or fused kernels if `is_fused`, compute one resident
     expert on one token. Kernels compute all experts of a token together, from a graph where decoded
     tokens are graphs; torch computes one after another."""
@@ -276,7 +279,7 @@ def seconds_of(
     *,
     warm_up: int,
     turns: int,
-    clock: Seconds = time.perf_counter,
+    clock: Seconds = wall_s,
 ) -> list[float]:
     """Measure the seconds of each call of `work`, which gets its number, until the device is done;
     those of the warm-up are left out."""
@@ -296,7 +299,7 @@ def _median_seconds(
     *,
     warm_up: int = 10,
     turns: int,
-    clock: Seconds = time.perf_counter,
+    clock: Seconds = wall_s,
 ) -> float:
     return statistics.median(seconds_of(work, device, warm_up=warm_up, turns=turns, clock=clock))
 

@@ -32,7 +32,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     `is_fused` that was asked."""
     asked: list[bool] = []
 
-    def expert_seconds(opened: object, *, is_fused: bool) -> float:
+    def expert_seconds(opened: object, *, is_fused: bool, clock: object = None) -> float:
         asked.append(is_fused)
         return 0.5e-3 if is_fused else 1e-3
 
