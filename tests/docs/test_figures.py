@@ -52,7 +52,7 @@ def hit_rates() -> dict[tuple[str, str], float]:
         for preset, budget in held
     ]
     try:
-        demo._measure(entries, demo._held_out(opened))
+        demo._measure(entries, demo._held_out(opened), time.perf_counter)
         return {(one.preset, one.budget): demo._row(one, entries[0]).hit_rate for one in entries}
     finally:
         for entry in entries:
