@@ -11,6 +11,7 @@ from moectl.commands.start import demo
 from moectl.shared.opening import open_quietly
 from moectl.shared.trace_source import TraceSource, open_source
 from runtime.control.counters import hit_rate
+from runtime.links.clock import ThreadClock
 from runtime.policies.base import Artefacts
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
@@ -52,7 +53,7 @@ def hit_rates() -> dict[tuple[str, str], float]:
         for preset, budget in held
     ]
     try:
-        demo._measure(entries, demo._held_out(opened), time.perf_counter)
+        demo._measure(entries, demo._held_out(opened), ThreadClock())
         return {(one.preset, one.budget): demo._row(one, entries[0]).hit_rate for one in entries}
     finally:
         for entry in entries:
