@@ -63,7 +63,7 @@ def configured(name: str, command: TyperCommand) -> dict[str, object]:
 def _read(path: Path) -> dict[str, object]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read as TOML: {error}") from error

@@ -206,7 +206,7 @@ def taken_up(line: str, folder: Path, shared: Path) -> Iterator[None]:
     replicas = (folder if is_here else folder / ".data" / "moectl") / "moe.duckdb.replicas"
     with shared.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the other page may be another worker's
-        if shared.exists():
+        if shared.exists() and not replicas.exists():
             shutil.copytree(shared, replicas)
         yield
         shutil.copytree(replicas, shared, dirs_exist_ok=True)
